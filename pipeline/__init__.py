@@ -1,0 +1,1 @@
+"""The ingestion pipeline: what shall be (the ledger) and how both stores are made to match it."""

@@ -1,0 +1,28 @@
+"""The three kinds of error, and nothing else decides what happens to a failing piece of work."""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of the errors that are shown to people: one line, what and where and what to do."""
+
+
+class Retryable(PenstockError):
+    """The world may heal (a refused connection, a 429, a 5xx): wait and try again; never dead-letter."""
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        """Seconds that the other side asked us to wait, if it said so."""
+
+
+class Poison(PenstockError):
+    """This record never works. ``code`` is a bounded label; the text never quotes content."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Misconfigured(PenstockError):
+    """Nothing works until somebody changes the settings: refuse to start."""

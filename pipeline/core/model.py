@@ -1,0 +1,78 @@
+"""The nouns that every part shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+Store = Literal["vectors", "keywords"]
+STORES: tuple[Store, Store] = ("vectors", "keywords")
+Lane = Literal["live", "backfill"]
+
+Span = tuple[int, int]
+"""Half-open range of characters (code points) in a document's normalised text."""
+
+CountTokens = Callable[[Sequence[str]], list[int]]
+"""Texts → their token counts as the generation's model counts them (without special tokens)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkParams:
+    """How a generation cuts text. All sizes in tokens of the generation's model.
+
+    target: what a chunk aims at; min_tokens: no boundary is sought below it; max_tokens: never more (the input window);
+    overlap: share of the target that running text repeats from the chunk before (0.15–0.20).
+    """
+
+    target: int = 400
+    min_tokens: int = 160
+    max_tokens: int = 512
+    overlap: float = 0.175
+    version: int = 1
+    """Raised whenever the chunker would cut the same text differently: another version is another generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One passage. Law: ``text == "".join(normalised[a:b] for a, b in spans)``.
+
+    More than one span where context is repeated in front: a table's header, a long function's signature.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+    token_count: int
+    headings: tuple[str, ...] = ()
+    """The heading path it stands under, outermost first. Searched by keyword, never embedded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What one generation wants of one document: its chunks, in reading order."""
+
+    content_hash: bytes
+    chunk_ids: tuple[UUID, ...] = ()
+    spans: tuple[tuple[Span, ...], ...] = ()
+    token_counts: tuple[int, ...] = ()
+    headings: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One embedding model with one way of cutting, and the tables and indexes that hold the result."""
+
+    name: str
+    state: Literal["building", "active", "previous", "retired"]
+    model: str
+    revision: str
+    dimensions: int
+    input_window: int
+    """Most tokens the model reads, special tokens not counted."""
+    params: ChunkParams
+    document_prefix: str
+    query_prefix: str
+    chunk_table: str
+    keyword_index: str
+    vector_type: Literal["halfvec", "vector"] = "halfvec"

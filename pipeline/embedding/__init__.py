@@ -1,0 +1,1 @@
+"""Text → vectors: any OpenAI-compatible server, or the local MiniLM. One setting chooses."""

@@ -1,0 +1,51 @@
+"""What the pipeline asks of an embedding model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Rows of ``vectors`` (float32, unit length) in input order; a refused input has a row of zeros and a reason."""
+
+    vectors: Vectors
+    refused: dict[int, str] = field(default_factory=dict)
+    """Index of an input that the model will never take → why (bounded text, no content)."""
+    tokens: int = 0
+    """Tokens billed, where the server says so."""
+
+
+class Embedder(Protocol):
+    """Law: the same text gives the same vector (within float noise), whatever it is batched with."""
+
+    model: str
+    revision: str
+    """Names the weights: a digest for the local model, what the server reports (or "") for a remote one."""
+    dimensions: int
+    input_window: int
+    """Most tokens of one input, special tokens not counted."""
+    document_prefix: str
+    query_prefix: str
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Token counts as this model counts them, special tokens not counted."""
+        ...
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        """Embed passages (the document prefix is added here). Raises Retryable on 429/5xx/refused, Misconfigured on a
+        wrong key, model or dimension. An input that can never be embedded does not raise: it is in ``refused``."""
+        ...
+
+    async def embed_query(self, text: str) -> Vectors:
+        """One query → float32 (dimensions,), unit length. Raises like embed_documents."""
+        ...
+
+    async def aclose(self) -> None: ...

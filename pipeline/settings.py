@@ -1,0 +1,188 @@
+"""Every setting, typed, in one place. Sources, first one wins: environment (``PENSTOCK_<PART>_<FIELD>``), then the
+endpoints that a running local stack wrote to ``$PENSTOCK_HOME/endpoints.json``, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from pipeline.core.errors import Misconfigured
+
+ENDPOINTS_FILE = "endpoints.json"
+
+
+def home() -> Path:
+    """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder."""
+    return Path(os.environ.get("PENSTOCK_HOME", ".penstock")).absolute()
+
+
+def dist() -> Path:
+    """Where unpacked servers and converted models are kept, shared by all state folders: ``$PENSTOCK_DIST``, default
+    a folder in the virtual environment when that can be written, else in the state folder."""
+    if chosen := os.environ.get("PENSTOCK_DIST"):
+        return Path(chosen).absolute()
+    prefix = Path(sys.prefix)
+    if sys.prefix != sys.base_prefix and os.access(prefix, os.W_OK):
+        return prefix / "penstock"
+    return home() / "dist"
+
+
+class _EndpointsSource(PydanticBaseSettingsSource):
+    """Reads the part of ``endpoints.json`` that belongs to one settings class, e.g. ``{"kafka": {"bootstrap": …}}``."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        part = str(self.config.get("env_prefix", "")).removeprefix("PENSTOCK_").removesuffix("_").lower()
+        try:
+            written: Mapping[str, Any] = json.loads((home() / ENDPOINTS_FILE).read_text())
+        except FileNotFoundError:
+            return {}
+        return dict(written.get(part, {}))
+
+
+class _Settings(BaseSettings):
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, _EndpointsSource(settings_cls)
+
+
+class KafkaSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_KAFKA_", frozen=True, extra="forbid")
+
+    bootstrap: str = "127.0.0.1:9092"
+    """``host:port``, several separated by commas."""
+    topic_prefix: str = ""
+    """Put before every topic and consumer group, for a cluster shared with others."""
+    replication: int = 1
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_cafile: str | None = None
+
+
+class PostgresSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_POSTGRES_", frozen=True, extra="forbid")
+
+    dsn: SecretStr = SecretStr("postgresql://postgres@127.0.0.1:5432/penstock")
+    pool_max_size: int = 10
+    statement_timeout_seconds: float = 60.0
+
+
+class ElasticsearchSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_ELASTICSEARCH_", frozen=True, extra="forbid")
+
+    url: str = "http://127.0.0.1:9200"
+    index_prefix: str = ""
+    """Put before every index name, for a cluster shared with others."""
+    username: str | None = None
+    password: SecretStr | None = None
+    api_key: SecretStr | None = None
+    ca_certs: str | None = None
+    request_timeout_seconds: float = 30.0
+    shards: int = 1
+    replicas: int = 0
+
+
+class EmbeddingSettings(_Settings):
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_EMBEDDING_", frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    provider: Literal["local", "openai"] = "local"
+    """local: MiniLM in the worker itself, offline. openai: any OpenAI-compatible server."""
+    model: str = ""
+    """Default: all-MiniLM-L6-v2 (local), text-embedding-3-large (openai)."""
+    dimensions: int | None = None
+    """Default: 384 (local), 1536 (openai)."""
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    input_window: int | None = None
+    """Most tokens of one input. Default: 254 (local: 256 with its two special tokens), 8191 (openai)."""
+    document_prefix: str = ""
+    query_prefix: str = ""
+    send_dimensions: bool = True
+    """Whether requests carry ``dimensions`` (only some models take it)."""
+    encoding_format: Literal["float", "base64"] = "base64"
+    timeout_seconds: float = 30.0
+    parallel_requests: int = 4
+    batch_inputs: int = 512
+    batch_tokens: int = 250_000
+    chunk_tokens: int | None = None
+    """Target size of a chunk. Default: 400, or what the model's window allows."""
+
+
+class StreamSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
+
+    lanes: int = 8
+    """Key lanes a worker process: documents of one key are handled one after another, lanes side by side."""
+    batch_size: int = 32
+    """Most records that a lane works on at once."""
+    batch_wait_seconds: float = 0.02
+    lane_queue: int = 128
+    """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
+    backfill_share: float = 0.1
+    """Share of a busy lane's work kept for backfill, so that neither starves."""
+    sweep_interval_seconds: float = 1.0
+    sweep_after_seconds: float = 15.0
+    """How long work may stay pending before the sweeper hints again."""
+    health_port: int = 0
+    """Port of /livez, /readyz and /metrics on health_host; 0 finds a free one."""
+    health_host: str = "127.0.0.1"
+
+
+class Settings(_Settings):
+    """All parts. Build one with ``load()``."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="ignore")
+
+    kafka: KafkaSettings
+    postgres: PostgresSettings
+    elasticsearch: ElasticsearchSettings
+    embedding: EmbeddingSettings
+    stream: StreamSettings
+
+
+def load() -> Settings:
+    """Settings as they are now. Raises Misconfigured with one line that names the variable."""
+    try:
+        return Settings(
+            kafka=KafkaSettings(),
+            postgres=PostgresSettings(),
+            elasticsearch=ElasticsearchSettings(),
+            embedding=EmbeddingSettings(),
+            stream=StreamSettings(),
+        )
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        field = "_".join(str(part) for part in problem["loc"]).upper()
+        part = error.title.removesuffix("Settings").upper()
+        raise Misconfigured(f"setting PENSTOCK_{part}_{field}: {problem['msg']}") from error
+
+
+@cache
+def loaded() -> Settings:
+    """``load()``, once a process."""
+    return load()
