@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,7 +43,9 @@ def require() -> None:
     java()
     postgres_bin()
     if not is_fetched():
-        raise Misconfigured(f"the local servers are not in {servers()}: run `make setup` (or python -m deploy.local.fetch)")
+        raise Misconfigured(
+            f"the local servers are not in {servers()}: run `make setup` (or python -m deploy.local.fetch)"
+        )
 
 
 def java() -> Path:
@@ -68,14 +71,21 @@ def elasticsearch_home() -> Path:
     return servers() / "elasticsearch"
 
 
+@cache
 def _package(name: str) -> Path:
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise Misconfigured(f"the local stack needs the package {name}: pip install 'penstock[local]' (make setup does)")
+        raise Misconfigured(
+            f"the local stack needs the package {name}: pip install 'penstock[local]' (make setup does)"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
 def _java_version() -> str:
     release = java().parent.parent / "release"
     fields = dict(line.split("=", 1) for line in release.read_text().splitlines() if "=" in line)
-    return fields["JAVA_RUNTIME_VERSION"].strip('"') if "JAVA_RUNTIME_VERSION" in fields else fields["JAVA_VERSION"].strip('"')
+    return (
+        fields["JAVA_RUNTIME_VERSION"].strip('"')
+        if "JAVA_RUNTIME_VERSION" in fields
+        else fields["JAVA_VERSION"].strip('"')
+    )

@@ -137,7 +137,10 @@ def _build(folder: Path) -> None:
     with _step("compile the english analyzer"):
         _build_english(folder)
     with _step("archive Java's classes"):
-        _run([str(dist.java()), f"-XX:SharedArchiveFile={folder / 'java.jsa'}", "-Xshare:dump"], "dumping the class archive")
+        _run(
+            [str(dist.java()), f"-XX:SharedArchiveFile={folder / 'java.jsa'}", "-Xshare:dump"],
+            "dumping the class archive",
+        )
     shutil.rmtree(folder / "archives")
     (folder / "pom.xml").unlink()
     (folder / dist.STAMP).write_text(json.dumps(dist.wanted(), indent=1) + "\n")
@@ -170,7 +173,7 @@ def _maven_reason(output: str) -> str:
     reason = next((line for line in errors if line), "") or next(iter(output.strip().splitlines()[-1:]), "no output")
     for sign in ("Unknown host", "Connection refused", "timed out", "Network is unreachable", "Could not transfer"):
         if sign in reason:
-            return f"no way to its repository ({sign}): check the network or the mirror in Maven's settings.xml: {reason[:600]}"
+            return f"no way to its repository: check the network, or the mirror in Maven's settings.xml: {reason[:600]}"
     return reason[:600]
 
 

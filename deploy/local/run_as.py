@@ -3,11 +3,12 @@
 Postgres and Elasticsearch refuse to run as root, and Postgres' initdb refuses a user id without a name. Modes:
 
 - ``drop``: as root, go on as ``nobody``. Where nobody cannot reach a PATH (everything lies under a closed home such as
-  /root, say), the two capabilities that let it pass file permissions are kept, and no other; nobody's own permissions on
-  the way are never widened instead.
-- ``alias``: in a user namespace in which the calling user is ``nobody``, so that it has a name. Files stay the caller's.
+  /root, say), the two capabilities that let it pass file permissions are kept, and no other. No permission of any
+  folder on the way is widened.
+- ``alias``: go on in a user namespace in which the calling user is ``nobody`` and so has a name. Files stay the
+  caller's.
 
-Runs before any of our packages can be imported (hence its own folder of standard library only), and never returns.
+Standard library only: the script runs on its own, as root, with none of our packages on its path. It never returns.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def alias() -> None:
 
 def _call(name: str, *arguments: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
+    words = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]  # prctl is variadic
+    if getattr(libc, name)(*words) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
@@ -105,11 +107,11 @@ def main() -> None:
             alias()
     except OSError as error:
         why = {
-            "drop": "FATAL: this root may not start a server as nobody; run as an ordinary user",
-            "alias": f"FATAL: user id {os.geteuid()} has no name (no entry in /etc/passwd), which initdb needs; add one",
+            "drop": "FATAL: this root may not start a server as nobody: run as an ordinary user",
+            "alias": f"FATAL: user id {os.geteuid()} has no name, which initdb needs: add it to /etc/passwd",
         }[mode]
         sys.exit(f"{why} ({error})")
-    os.execv(argv[0], argv)
+    os.execv(argv[0], argv)  # noqa: S606
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""Apache Kafka, one node that is broker and controller at once (KRaft), from the jars on Maven Central."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+from deploy.local import dist
+from deploy.local.process import write_atomically
+from deploy.local.service import (
+    HOST,
+    Command,
+    LocalSettings,
+    Place,
+    as_server_user,
+    clean_env,
+    java_command,
+    own_folder,
+    reason,
+)
+from pipeline.core.errors import Misconfigured
+from topics.registry import MAX_MESSAGE_BYTES
+
+LARGEST_RECORD_BYTES = MAX_MESSAGE_BYTES + 1024 * 1024
+"""The largest message of any topic, its headers and a batch's overhead."""
+LOGGING = {
+    "showDateTime": "true",
+    "dateTimeFormat": "yyyy-MM-dd'T'HH:mm:ss.SSS",
+    "defaultLogLevel": "warn",
+    "log.kafka.server": "info",
+}
+METADATA_REQUEST = struct.pack(">hhih8si", 3, 1, 1, 8, b"penstock", 0)
+"""Metadata v1 (api key 3), correlation id 1, our client id, no topics: asks for the brokers only."""
+
+
+class Kafka:
+    name = "kafka"
+    stop_signal = signal.SIGTERM
+    start_timeout_seconds = 120.0
+
+    def ports(self) -> tuple[str, ...]:
+        return ("kafka", "kafka-controller")
+
+    def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
+        own_folder(place.data)
+        place.config.mkdir(parents=True, exist_ok=True)
+        lines = [f"{name}={value}\n" for name, value in _properties(place, ports).items()]
+        write_atomically(_properties_file(place), "".join(lines))
+        if not (place.data / "meta.properties").exists():
+            _format(place)
+
+    def launch(self, place: Place, settings: LocalSettings) -> Command:
+        logging = (f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in LOGGING.items())
+        java = [*java_command(place, settings.heap_kafka_mb), "-XX:+UseG1GC", "-Djava.awt.headless=true", *logging]
+        argv = [*java, "-cp", dist.kafka_classpath(), "kafka.Kafka", str(_properties_file(place))]
+        return Command(as_server_user(argv, place.home, dist.servers(), dist.java()), clean_env())
+
+    def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
+        return list(argv[-2:]) == ["kafka.Kafka", str(_properties_file(place))]
+
+    def ready(self, address: str, place: Place) -> bool:
+        """It lists at least one broker: itself, registered and no longer fenced."""
+        host, _, port = address.rpartition(":")
+        try:
+            with socket.create_connection((host, int(port)), timeout=2) as connection:
+                connection.sendall(struct.pack(">i", len(METADATA_REQUEST)) + METADATA_REQUEST)
+                answer = connection.makefile("rb").read(12)
+        except OSError:
+            return False
+        if len(answer) < 12:
+            return False
+        _size, _correlation, brokers = struct.unpack(">iii", answer)
+        return bool(brokers >= 1)
+
+    def complete(self, place: Place, port: int) -> None:
+        """Nothing more: topics are made by ``penstock up`` after all services."""
+
+    def url(self, place: Place, port: int) -> str:
+        return f"{HOST}:{port}"
+
+    def endpoint(self, place: Place, port: int) -> dict[str, str]:
+        return {"bootstrap": self.url(place, port)}
+
+
+def _properties_file(place: Place) -> Path:
+    return place.config / "server.properties"
+
+
+def _properties(place: Place, ports: Mapping[str, int]) -> dict[str, object]:
+    client, controller = f"{HOST}:{ports['kafka']}", f"{HOST}:{ports['kafka-controller']}"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": 1,
+        "controller.quorum.voters": f"1@{controller}",
+        "listeners": f"PLAINTEXT://{client},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{client}",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": place.data,
+        "auto.create.topics.enable": "false",
+        "num.partitions": 8,
+        "default.replication.factor": 1,
+        "min.insync.replicas": 1,
+        "offsets.topic.replication.factor": 1,
+        "offsets.topic.num.partitions": 8,
+        "transaction.state.log.replication.factor": 1,
+        "transaction.state.log.min.isr": 1,
+        "transaction.state.log.num.partitions": 4,
+        "share.coordinator.state.topic.replication.factor": 1,
+        "share.coordinator.state.topic.min.isr": 1,
+        "share.coordinator.state.topic.num.partitions": 4,
+        "group.initial.rebalance.delay.ms": 0,
+        "message.max.bytes": LARGEST_RECORD_BYTES,
+        "replica.fetch.max.bytes": LARGEST_RECORD_BYTES,
+        "log.segment.bytes": 256 * 1024 * 1024,
+        "log.retention.check.interval.ms": 5 * 60 * 1000,
+        "log.cleaner.dedupe.buffer.size": 32 * 1024 * 1024,  # of the heap; the default takes 128 MB
+        # After a SIGKILL the controller lets the broker register again only when its old session is over (default 9 s).
+        "broker.session.timeout.ms": 6000,
+        "broker.heartbeat.interval.ms": 1000,
+    }
+
+
+def _format(place: Place) -> None:
+    """Give the data folder its cluster id, once. It is whole when meta.properties is there."""
+    offset = place.log.stat().st_size if place.log.exists() else 0
+    argv = [
+        *java_command(place, 128), "-cp", dist.kafka_classpath(), "kafka.tools.StorageTool", "format",
+        "--ignore-formatted", "--cluster-id", _cluster_id(), "--config", str(_properties_file(place)),
+    ]  # fmt: skip
+    with place.log.open("ab") as log:
+        done = subprocess.run(
+            as_server_user(argv, place.home, dist.servers(), dist.java()),
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_env(), check=False,
+        )  # fmt: skip
+    if done.returncode != 0:
+        raise Misconfigured(f"kafka cannot format {place.data}: {reason(place.log, offset)} (log: {place.log})")
+
+
+def _cluster_id() -> str:
+    """A random UUID in Kafka's spelling (base64, 22 characters, not beginning with a dash)."""
+    from base64 import urlsafe_b64encode
+
+    while (spelled := urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return spelled

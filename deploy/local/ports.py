@@ -1,0 +1,42 @@
+"""Which port each service gets: the one that is set, else the one it had, else a free one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from deploy.local.process import write_atomically
+from deploy.local.service import LocalSettings, free_port, is_free
+from pipeline.core.errors import Misconfigured
+
+
+class Ports:
+    """Remembered in the state folder, so that a restarted stack keeps its addresses."""
+
+    def __init__(self, home: Path, settings: LocalSettings) -> None:
+        self._file = home / "run" / "ports.json"
+        self._settings = settings
+
+    def remembered(self) -> dict[str, int]:
+        try:
+            return {str(name): int(port) for name, port in json.loads(self._file.read_text()).items()}
+        except (FileNotFoundError, ValueError, AttributeError):
+            return {}
+
+    def assign(self, names: Iterable[str]) -> dict[str, int]:
+        """Ports for these names, none of them in use. Raises Misconfigured for a set port that is taken."""
+        known = self.remembered()
+        for name in names:
+            wanted = getattr(self._settings, f"port_{name}", None)
+            if wanted is not None:
+                if not is_free(wanted):
+                    raise Misconfigured(
+                        f"port {wanted} (PENSTOCK_PORT_{name.upper()}) is taken by another program: stop it,"
+                        " set another port, or unset the variable to find a free one"
+                    )
+                known[name] = wanted
+            elif name not in known or not is_free(known[name]):
+                known[name] = free_port(taken=frozenset(known.values()))
+        write_atomically(self._file, json.dumps(known) + "\n")
+        return known

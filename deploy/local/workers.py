@@ -1,0 +1,141 @@
+"""The stream workers as child processes of the local stack."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from deploy.local import process
+from deploy.local.service import HOST, free_port, reason
+from pipeline.core.errors import Misconfigured
+
+START_TIMEOUT_SECONDS = 90.0
+STOP_GRACE_SECONDS = 20.0
+"""A worker finishes the batches in its lanes and leaves its group; more than three times what it took when tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    name: str
+    """``detect``; a second process of it is ``detect-1``."""
+    pid: int | None
+    ready: bool
+    health: str
+    """Where /livez, /readyz and /metrics are: ``http://127.0.0.1:PORT``."""
+
+
+def command(name: str) -> list[str]:
+    """The worker's program. ``-P``: nothing is imported from the folder that it happens to be started in."""
+    return [sys.executable, "-P", "-m", "pipeline.cli.main", "worker", name]
+
+
+def start(
+    home: Path,
+    name: str,
+    *,
+    instance: int = 0,
+    env: Mapping[str, str],
+    wait: bool,
+    argv: Callable[[str], Sequence[str]] = command,
+) -> Worker:
+    """Start one, unless it runs. Raises Misconfigured with one line if it ends before it is ready."""
+    key = name if instance == 0 else f"{name}-{instance}"
+    if (entry := process.load(_pid_file(home, key))) is None or process.running(entry) is None:
+        port = free_port()
+        log = _log(home, key)
+        offset = log.stat().st_size if log.exists() else 0
+        given = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
+        entry = replace(process.spawn(argv(name), log=log, env=given), address=f"http://{HOST}:{port}")
+        process.save(_pid_file(home, key), entry)
+    else:
+        offset = 0
+    if wait:
+        _wait_ready(home, key, entry, offset)
+    return _look(home, key)
+
+
+def stop(home: Path, key: str) -> None:
+    process.stop(processes(home, key), ask=signal.SIGTERM, grace_seconds=STOP_GRACE_SECONDS)
+    _pid_file(home, key).unlink(missing_ok=True)
+
+
+def stop_all(home: Path, progress: Callable[[str, str], None]) -> list[str]:
+    """Stop every worker, all at once. Returns the names of those that ran."""
+    keys = _keys(home)
+    ran = [key for key in keys if processes(home, key)]
+
+    def one(key: str) -> None:
+        if key in ran:
+            progress(key, "stopping")
+        stop(home, key)
+        if key in ran:
+            progress(key, "stopped")
+
+    with ThreadPoolExecutor(len(keys) or 1) as pool:
+        list(pool.map(one, keys))
+    return ran
+
+
+def processes(home: Path, key: str) -> list[psutil.Process]:
+    found = process.running(process.load(_pid_file(home, key)))
+    return [] if found is None else [found]
+
+
+def listed(home: Path) -> list[Worker]:
+    """Every worker that was started and not stopped; one that died has no pid."""
+    keys = _keys(home)
+    with ThreadPoolExecutor(len(keys) or 1) as pool:
+        return list(pool.map(lambda key: _look(home, key), keys))
+
+
+def _look(home: Path, key: str) -> Worker:
+    entry = process.load(_pid_file(home, key))
+    running = process.running(entry)
+    address = entry.address if entry else ""
+    return Worker(key, running.pid if running else None, running is not None and _answers(address), address)
+
+
+def _wait_ready(home: Path, key: str, entry: process.Record, offset: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
+    log = _log(home, key)
+    while not _answers(entry.address):
+        if process.running(entry) is None:
+            raise Misconfigured(f"worker {key} stopped while starting: {reason(log, offset)} (log: {log})")
+        if time.monotonic() > deadline:
+            raise Misconfigured(
+                f"worker {key} is not ready after {START_TIMEOUT_SECONDS:.0f} s: {reason(log, offset)} (log: {log})"
+            )
+        time.sleep(0.1)
+
+
+def _answers(address: str) -> bool:
+    """Whether GET /readyz says 200 within two seconds."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=2)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def _keys(home: Path) -> list[str]:
+    return sorted(file.stem.removeprefix("worker-") for file in (home / "run").glob("worker-*.json"))
+
+
+def _pid_file(home: Path, key: str) -> Path:
+    return home / "run" / f"worker-{key}.json"
+
+
+def _log(home: Path, key: str) -> Path:
+    return home / "logs" / f"worker-{key}.log"

@@ -1,0 +1,160 @@
+"""``penstock up``, ``down`` and ``status``: the local stack and its workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.local.stack import Stack
+from pipeline import settings
+from pipeline.core.errors import PenstockError
+
+WORKERS = ("detect", "vectors", "keywords")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def up(
+    json_output: Json = False,
+    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start the services only.")] = False,
+) -> None:
+    """Start the local stack and its workers; what runs already is left alone."""
+    stack = Stack(settings.home())
+    with _errors(), _progress() as progress:
+        started = _up(stack, progress, () if no_workers else WORKERS)
+    if json_output:
+        _print_json(_status(stack))
+        return
+    _print_table(stack)
+    if not started:
+        typer.echo("Everything was running already.")
+
+
+def down(json_output: Json = False) -> None:
+    """Stop the workers and the services; their data stays."""
+    with _errors(), _progress() as progress:
+        stopped = Stack(settings.home()).down(progress)
+    if json_output:
+        _print_json({"stopped": stopped})
+    elif not stopped:
+        typer.echo("Nothing is running.")
+
+
+def status(json_output: Json = False) -> None:
+    """What runs, where, and whether it is ready. Exit code 0 when all of it is, else 1."""
+    stack = Stack(settings.home())
+    with _errors():
+        found = _status(stack)
+    if json_output:
+        _print_json(found)
+    else:
+        _print_table(stack)
+    everything = [*found["services"].values(), *found["workers"]]
+    if not all(one["ready"] for one in everything):
+        raise typer.Exit(1)
+
+
+def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
+    """Services, then what they must hold, then workers. Returns what was started; stops it again on any failure."""
+    started = stack.up(progress)
+    try:
+        if not stack.is_prepared():
+            from pipeline.cli import setup
+
+            settings.loaded.cache_clear()  # the endpoints may just have changed
+            progress("tables, topics and indexes", "starting")
+            asyncio.run(setup.prepare())
+            stack.mark_prepared()
+            progress("tables, topics and indexes", "ready")
+        running = {worker.name for worker in stack.workers() if worker.ready}
+        missing = [name for name in workers if name not in running]
+        started += missing
+
+        def start(name: str) -> None:
+            progress(name, "starting")
+            stack.start_worker(name)
+            progress(name, "ready")
+
+        with ThreadPoolExecutor(len(workers) or 1) as pool:
+            list(pool.map(start, missing))
+    except BaseException:
+        for name in reversed(started):
+            stack.stop(name)
+        raise
+    return started
+
+
+def _status(stack: Stack) -> dict[str, Any]:
+    return {
+        "services": {
+            one.name: {"url": one.url or None, "pid": one.pid, "ready": one.ready} for one in stack.services()
+        },
+        "workers": [{"name": one.name, "pid": one.pid, "ready": one.ready} for one in stack.workers()],
+    }
+
+
+def _print_json(document: object) -> None:
+    typer.echo(json.dumps(document))
+
+
+def _print_table(stack: Stack) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "address", "pid", "state"):
+        table.add_column(title, no_wrap=True)
+    rows = [(one.name, re.sub(r":[^:@/]+@", ":***@", one.url), one.pid, one.ready) for one in stack.services()]
+    rows += [(one.name, one.health, one.pid, one.ready) for one in stack.workers()]
+    for name, address, pid, ready in rows:
+        state = "[green]ready[/]" if ready else "[yellow]not ready[/]" if pid else "[red]not running[/]"
+        table.add_row(name, address if pid else "", str(pid or ""), state)
+    console.print(table)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    """One line on stderr and exit code 1; 130 for Ctrl-C."""
+    try:
+        yield
+    except PenstockError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted: what was being started is stopped again", err=True)
+        raise typer.Exit(130) from error
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, str], None]]:
+    """A line for everything that is done; on a terminal, below them, what is still under way."""
+    console = Console(stderr=True, highlight=False)
+    under_way: dict[str, str] = {}
+    lock = threading.Lock()
+    with console.status("") as spinner:
+        spinner.stop()
+
+        def progress(name: str, what: str) -> None:
+            with lock:
+                if what in ("starting", "stopping"):
+                    under_way[name] = what
+                else:
+                    under_way.pop(name, None)
+                    console.print(f"{name}: {what}", markup=False, soft_wrap=True)
+                if under_way:
+                    spinner.update(", ".join(f"{what} {name}" for name, what in under_way.items()))
+                    spinner.start()
+                else:
+                    spinner.stop()
+
+        yield progress
