@@ -1,0 +1,68 @@
+"""What an OpenAI-compatible embeddings server answers: JSON → rows. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
+
+from pipeline.core.errors import Misconfigured, Retryable
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """rows: float32 (inputs, dimensions) in the order of the inputs, as the server scaled them."""
+
+    rows: NDArray[np.float32]
+    tokens: int
+
+
+class _Row(BaseModel):
+    index: int
+    embedding: str | list[float | None]
+    """base64 of little-endian float32, or numbers; some servers write null for NaN."""
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = 0
+    total_tokens: int = 0
+
+
+class _Response(BaseModel):
+    data: list[_Row]
+    usage: _Usage | None = None
+
+
+def read(body: bytes, *, inputs: int, dimensions: int) -> Answer:
+    """Rows sorted by their index. Raises Retryable where the answer is broken or incomplete, Misconfigured where the
+    vectors have another dimension."""
+    try:
+        response = _Response.model_validate_json(body)
+        rows = [_numbers(row.embedding) for row in response.data]
+    except (ValidationError, binascii.Error, ValueError) as error:
+        # The cause would quote the body: name it by its kind only.
+        raise Retryable(f"the embedding server's answer cannot be read ({type(error).__name__})") from None
+    order = [row.index for row in response.data]
+    if sorted(order) != list(range(inputs)):
+        raise Retryable(
+            f"the embedding server answered {len(order)} rows for {inputs} inputs, or numbered them wrongly"
+        )
+    if wrong := {len(row) for row in rows} - {dimensions}:
+        raise Misconfigured(
+            f"the embedding server answers vectors of {min(wrong)} dimensions, the settings say {dimensions}: "
+            "set PENSTOCK_EMBEDDING_DIMENSIONS, or PENSTOCK_EMBEDDING_SEND_DIMENSIONS where the model can shorten"
+        )
+    sorted_rows = np.empty((inputs, dimensions), dtype=np.float32)
+    sorted_rows[order] = rows
+    usage = response.usage or _Usage()
+    return Answer(sorted_rows, usage.total_tokens or usage.prompt_tokens)
+
+
+def _numbers(embedding: str | list[float | None]) -> NDArray[np.float32]:
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4").astype(np.float32)
+    return np.array([np.nan if number is None else number for number in embedding], dtype=np.float32)

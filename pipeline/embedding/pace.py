@@ -1,0 +1,55 @@
+"""One client's manners towards its server: so many requests at once, and when one is sent away, all of them wait."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from pipeline.core.errors import Retryable
+from pipeline.core.retry import backoff
+
+CAP_SECONDS = 8.0
+
+T = TypeVar("T")
+
+
+class Pace:
+    """Law: after the server asked one request to wait, no request of this client starts before that time."""
+
+    def __init__(self, *, parallel: int, base_seconds: float) -> None:
+        self._places = asyncio.Semaphore(parallel)
+        self._base = base_seconds
+        self._not_before = 0.0
+
+    async def run(self, request: Callable[[], Awaitable[T]], *, deadline: float) -> T:
+        """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
+        while waiting; then raises the last Retryable, with the time that is left to wait."""
+        attempt = 0
+        while True:
+            try:
+                return await self._once(request, deadline)
+            except Retryable as error:
+                wait = backoff(
+                    attempt,
+                    base=self._base,
+                    cap=CAP_SECONDS,
+                    retry_after=error.retry_after,
+                    random=random.random(),  # noqa: S311 — jitter, no secret
+                )
+                if error.retry_after is not None:
+                    self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
+                if time.monotonic() + wait >= deadline:
+                    raise Retryable(str(error), retry_after=wait) from error
+            await asyncio.sleep(wait)
+            attempt += 1
+
+    async def _once(self, request: Callable[[], Awaitable[T]], deadline: float) -> T:
+        async with self._places:
+            while (wait := self._not_before - time.monotonic()) > 0:
+                if self._not_before >= deadline:
+                    raise Retryable("the embedding server asked this client to wait", retry_after=wait)
+                await asyncio.sleep(wait)
+            return await request()
