@@ -1,0 +1,213 @@
+"""Elasticsearch: its client, its errors, and the one index mapping that readers may rely on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from elasticsearch import (
+    ApiError,
+    AsyncElasticsearch,
+    ConnectionTimeout,
+    SerializationError,
+    TransportError,
+    UnsupportedProductError,
+)
+from elasticsearch import ConnectionError as UnreachableError
+
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.settings import ElasticsearchSettings
+
+METADATA_IGNORE_ABOVE = 8_000
+"""Characters of one metadata value; a longer one is kept but not searched. Lucene takes 32,766 bytes a term."""
+
+ANALYSIS: Mapping[str, Any] = {
+    "analyzer": {
+        "body": {"type": "english"},
+        # Unstemmed. PROJ-4821 becomes two neighbouring terms (search it as a phrase), foo_bar and 10.0.0.1 stay one.
+        "exact": {"type": "standard"},
+    }
+}
+SIMILARITY: Mapping[str, Any] = {"default": {"type": "BM25", "k1": 1.5, "b": 0.75}}
+
+MAPPING: Mapping[str, Any] = {
+    "dynamic": "strict",
+    "properties": {
+        "document_id": {"type": "keyword"},
+        "tenant": {"type": "keyword"},
+        "source": {"type": "keyword"},
+        "external_id": {"type": "keyword"},
+        "title": {
+            "type": "text",
+            "analyzer": "body",
+            "fields": {"raw": {"type": "keyword", "ignore_above": 1_024}},
+        },
+        "headings": {"type": "text", "analyzer": "body"},
+        "text": {"type": "text", "analyzer": "body", "fields": {"exact": {"type": "text", "analyzer": "exact"}}},
+        "acl_tags": {"type": "keyword"},
+        "required_tags": {"type": "keyword"},
+        "required_count": {"type": "integer"},
+        "source_url": {"type": "keyword", "index": False, "doc_values": False},
+        "author": {"type": "keyword"},
+        "media_type": {"type": "keyword"},
+        "source_modified_at": {"type": "date"},
+        "metadata": {"type": "flattened", "ignore_above": METADATA_IGNORE_ABOVE},
+    },
+}
+"""One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
+
+
+def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
+    """A client. Opens no connection yet. It never retries by itself: our callers know what a retry means."""
+    auth: dict[str, Any] = {}
+    if settings.api_key:
+        auth["api_key"] = settings.api_key.get_secret_value()
+    elif settings.username:
+        auth["basic_auth"] = (settings.username, settings.password.get_secret_value() if settings.password else "")
+    if settings.ca_certs:
+        auth["ca_certs"] = settings.ca_certs
+    try:
+        return AsyncElasticsearch(
+            [url.strip() for url in settings.url.split(",")],
+            request_timeout=settings.request_timeout_seconds,
+            max_retries=0,
+            retry_on_timeout=False,
+            **auth,
+        )
+    except (ValueError, OSError) as error:
+        raise Misconfigured(
+            f"PENSTOCK_ELASTICSEARCH_URL or _CA_CERTS: {error}; give e.g. https://search.example.org:9200"
+        ) from error
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Elasticsearch's exceptions as ours: Retryable or Misconfigured. ``doing`` opens the message ("search chunks-g1").
+
+    Server texts are not repeated (they quote documents): only the error's type and status are.
+    """
+    try:
+        yield
+    except ApiError as error:
+        raise from_api_error(error, doing) from error
+    except UnsupportedProductError as error:
+        raise Misconfigured(f"{doing}: the server is not Elasticsearch; check PENSTOCK_ELASTICSEARCH_URL") from error
+    except SerializationError as error:
+        raise Retryable(f"{doing}: the answer is not Elasticsearch's (a proxy's error page?)") from error
+    except ConnectionTimeout as error:
+        raise Retryable(f"{doing}: Elasticsearch did not answer in time; it may or may not have done it") from error
+    except UnreachableError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise Misconfigured(
+                f"{doing}: Elasticsearch's certificate is not trusted; set PENSTOCK_ELASTICSEARCH_CA_CERTS"
+            ) from error
+        raise Retryable(f"{doing}: Elasticsearch cannot be reached") from error
+    except TransportError as error:
+        raise Retryable(f"{doing}: the connection to Elasticsearch failed ({type(error).__name__})") from error
+
+
+def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
+    """What an answer other than 2xx to a whole request means."""
+    status, kind = error.status_code, error_type(error.body)
+    if status == 429 or status == 408 or status >= 500:
+        after = error.meta.headers.get("retry-after") or ""
+        return Retryable(
+            f"{doing}: Elasticsearch is overloaded or restarting ({status} {kind})",
+            retry_after=float(after) if after.isdecimal() else None,
+        )
+    if status in (401, 403):
+        return Misconfigured(
+            f"{doing}: Elasticsearch refuses ({status} {kind}); check PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME and"
+            " their privileges"
+        )
+    if kind == "index_not_found_exception":
+        return Misconfigured(f"{doing}: the index does not exist; `penstock rebuild keywords` makes it anew")
+    return Misconfigured(f"{doing}: Elasticsearch refuses the request ({status} {kind})")
+
+
+def error_type(body: object) -> str:
+    """The type in an error body: a bounded word such as ``mapper_parsing_exception``, never its text; "" if none."""
+    error = body.get("error") if isinstance(body, Mapping) else None
+    return str(error.get("type", ""))[:100] if isinstance(error, Mapping) else ""
+
+
+async def create_index(
+    es: AsyncElasticsearch, generation_index: str, *, shards: int = 1, replicas: int = 0, refresh_interval: str = "1s"
+) -> None:
+    """Make the index, unless it is there. For a bulk load: refresh_interval "-1", replicas 0, then ``tune_index``.
+
+    An index of another mapping raises Misconfigured. A template of the index's own name keeps it from ever being made
+    by anything else: a late write to a dropped index fails, whatever the cluster's ``action.auto_create_index`` says,
+    and no template of the cluster changes what is made here.
+    """
+    with translated(f"create index {generation_index}"):
+        await es.indices.put_index_template(
+            name=generation_index, index_patterns=[generation_index], priority=1_000, allow_auto_create=False
+        )
+        try:
+            made = await es.indices.create(
+                index=generation_index,
+                settings={
+                    "number_of_shards": shards,
+                    "number_of_replicas": replicas,
+                    "refresh_interval": refresh_interval,
+                    "translog.durability": "request",
+                    "similarity": SIMILARITY,
+                    "analysis": ANALYSIS,
+                },
+                mappings=MAPPING,
+            )
+        except ApiError as error:
+            if error_type(error.body) == "resource_already_exists_exception":
+                return await _check_index(es, generation_index)
+            if "analyzer" in str(error.body) and error.status_code == 400:
+                raise Misconfigured(
+                    f"create index {generation_index}: Elasticsearch has no `english` analyzer; the local one gets it"
+                    " from `python -m deploy.local.fetch`, any other needs its analysis-common module"
+                ) from error
+            raise
+    if not made["shards_acknowledged"]:
+        raise Retryable(f"create index {generation_index}: its shards have not started yet; is the disk full?")
+    return None
+
+
+async def _check_index(es: AsyncElasticsearch, index: str) -> None:
+    """Raise Misconfigured unless the existing index is as ``create_index`` would make it (shards and tuning apart)."""
+    found = await es.indices.get(index=index)
+    body = next(iter(found.body.values()))
+    settings = body["settings"]["index"]
+    pairs = {
+        **{f"field {name}": (body["mappings"].get("properties", {}).get(name), field)
+           for name, field in MAPPING["properties"].items()},
+        "dynamic": (body["mappings"].get("dynamic"), MAPPING["dynamic"]),
+        "similarity": (settings.get("similarity"), _as_strings(SIMILARITY)),
+        "analysis": (settings.get("analysis"), _as_strings(ANALYSIS)),
+    }  # fmt: skip
+    for extra in sorted(body["mappings"].get("properties", {}).keys() - MAPPING["properties"].keys()):
+        pairs[f"field {extra}"] = (True, None)
+    different = [name for name, (theirs, ours) in pairs.items() if theirs != ours]
+    if different:
+        raise Misconfigured(
+            f"Elasticsearch index {index} was made otherwise ({', '.join(different[:5])}): run"
+            " `penstock rebuild keywords`, or choose another PENSTOCK_ELASTICSEARCH_INDEX_PREFIX"
+        )
+
+
+def _as_strings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the server gives them back: every leaf a string."""
+    return {k: _as_strings(v) if isinstance(v, Mapping) else str(v) for k, v in settings.items()}
+
+
+async def tune_index(es: AsyncElasticsearch, index: str, *, replicas: int, refresh_interval: str) -> None:
+    """Change what may change on a live index: after a bulk load, or before one."""
+    with translated(f"tune index {index}"):
+        await es.indices.put_settings(
+            index=index, settings={"number_of_replicas": replicas, "refresh_interval": refresh_interval}
+        )
+
+
+async def drop_index(es: AsyncElasticsearch, index: str) -> None:
+    """Remove the index; a missing one is fine. Its template stays: a late write must not bring the index back."""
+    with translated(f"drop index {index}"):
+        await es.indices.delete(index=index, ignore_unavailable=True)

@@ -1,0 +1,70 @@
+"""Refreshes of one Elasticsearch index, shared by everyone in the process who waits for one."""
+
+from __future__ import annotations
+
+import asyncio
+
+from elasticsearch import AsyncElasticsearch
+
+from pipeline.core.errors import Retryable
+from pipeline.stores.elasticsearch import translated
+
+INTERVAL_SECONDS = 1.0
+"""Between the starts of two refreshes: each one costs the index a new segment."""
+
+
+class Refresher:
+    """Law: ``refreshed`` returns only after a refresh that *started* after the call. One refresh runs at a time."""
+
+    def __init__(self, es: AsyncElasticsearch, index: str, *, interval_seconds: float = INTERVAL_SECONDS) -> None:
+        self._es = es
+        self._index = index
+        self._interval = interval_seconds
+        self._running = asyncio.Lock()
+        self._coming: asyncio.Task[None] | None = None
+        """The refresh that has not started yet: whoever comes now waits for it."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._not_before = 0.0
+
+    async def refreshed(self) -> None:
+        if self._coming is None:
+            self._coming = asyncio.create_task(self._tick(), name=f"refresh {self._index}")
+            self._tasks.add(self._coming)
+            self._coming.add_done_callback(self._done)
+        mine = self._coming
+        await asyncio.wait([mine])  # my cancellation is not the other callers'
+        if mine.cancelled():
+            raise Retryable(f"refresh {self._index}: stopped before it was done")
+        mine.result()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        async with self._running:
+            await asyncio.sleep(self._not_before - loop.time())
+            self._coming = None
+            self._not_before = loop.time() + self._interval
+            await self._refresh()
+
+    async def _refresh(self) -> None:
+        doing = f"refresh {self._index}"
+        with translated(doing):
+            shards = (await self._es.indices.refresh(index=self._index))["_shards"]
+            if shards["failed"]:
+                raise Retryable(f"{doing}: {shards['failed']} of {shards['total']} shards failed")
+            if shards["successful"] < shards["total"]:
+                # A missing replica is fine. A missing primary is not, yet counts as no failure (200, after a minute).
+                health = await self._es.cluster.health(index=self._index, level="indices")
+                if health["status"] == "red":
+                    raise Retryable(f"{doing}: not all of its shards are there")
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen by the callers, if any is left
+
+    async def aclose(self) -> None:
+        """Stop what has not finished; its callers get Retryable."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
