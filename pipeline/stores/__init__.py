@@ -1,0 +1,1 @@
+"""The two stores and the ledger's database, behind narrow adapters."""

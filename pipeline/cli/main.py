@@ -1,0 +1,70 @@
+"""The ``penstock`` command: registers every command and turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was used wrongly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Annotated
+
+import typer
+
+from pipeline.cli.ingest import ingest, watch
+from pipeline.cli.search import search
+from pipeline.cli.stack import down, status, up
+from pipeline.cli.why import why
+from pipeline.core.errors import PenstockError
+
+app = typer.Typer(
+    name="penstock",
+    help="Keeps a company's knowledge searchable: documents → Kafka → pgvector and Elasticsearch → hybrid search.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.command()
+def migrate() -> None:
+    """Create or update what the workers need: schema, topics, the first generation, its index. Repeats are harmless."""
+    from pipeline.cli.setup import prepare
+
+    for line in asyncio.run(prepare()) or ["Everything is up to date."]:
+        typer.echo(line)
+
+
+@app.command()
+def worker(name: Annotated[str, typer.Argument(help="detect, vectors or keywords")]) -> None:
+    """Run one worker until it is told to stop (SIGTERM drains it). Scale by starting more of them.
+
+    Example: penstock worker detect
+    """
+    from pipeline.settings import load
+    from pipeline.stream.worker import run
+    from pipeline.telemetry import configure_logging
+
+    configure_logging()
+    asyncio.run(run(name, load()))
+
+
+for command in (up, down, status, ingest, watch, search, why):
+    app.command()(command)
+
+
+def main() -> None:
+    try:
+        app()
+    except PenstockError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

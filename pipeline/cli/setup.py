@@ -1,0 +1,51 @@
+"""What has to exist before a worker starts: schema, topics, the first generation and its index."""
+
+from __future__ import annotations
+
+from psycopg import AsyncConnection
+
+from pipeline.core.errors import Misconfigured
+from pipeline.embedding.choose import chunk_params, embedder
+from pipeline.kafka import security
+from pipeline.ledger import generations
+from pipeline.settings import Settings, dist, load
+from pipeline.stores.elasticsearch import connect, create_index
+from pipeline.stores.postgres import migrate, translated
+from topics.admin import ensure_topics
+
+
+async def prepare(settings: Settings | None = None) -> list[str]:
+    """Migrations, topics, generation, index. Repeats are harmless. Returns one line for each thing that was done or
+    that differs from what this version wants."""
+    settings = settings or load()
+    lines = [f"migration {name}" for name in await migrate(settings.postgres)]
+    kafka = settings.kafka
+    lines += await ensure_topics(
+        kafka.bootstrap, prefix=kafka.topic_prefix, replication=kafka.replication, security=security(kafka)
+    )
+    model = embedder(settings.embedding, dist() / "models")
+    try:
+        params = chunk_params(settings.embedding, model)
+        with translated("setup"):
+            async with await AsyncConnection.connect(
+                settings.postgres.dsn.get_secret_value(), autocommit=True
+            ) as connection:
+                generation = await generations.ensure_first(
+                    connection, model, params, index_prefix=settings.elasticsearch.index_prefix
+                )
+    finally:
+        await model.aclose()
+    if (model.model, model.dimensions) != (generation.model, generation.dimensions):
+        raise Misconfigured(
+            f"settings name {model.model} ({model.dimensions} dimensions), but the active generation {generation.name}"
+            f" was built with {generation.model} ({generation.dimensions}): put the setting back"
+        )
+    es = connect(settings.elasticsearch)
+    try:
+        await create_index(
+            es, generation.keyword_index, shards=settings.elasticsearch.shards,
+            replicas=settings.elasticsearch.replicas, refresh_interval="1s",
+        )  # fmt: skip
+    finally:
+        await es.close()
+    return lines

@@ -1,0 +1,52 @@
+"""Settings → connections to Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from typing import Any
+
+from aiokafka.errors import KafkaError
+from aiokafka.helpers import create_ssl_context
+
+from pipeline.core.errors import Retryable
+from pipeline.settings import KafkaSettings
+from topics.producer import Producer
+
+
+def security(kafka: KafkaSettings) -> dict[str, Any]:
+    """aiokafka's connection options for TLS and SASL; empty for a plaintext listener."""
+    options: dict[str, Any] = {}
+    if kafka.security_protocol != "PLAINTEXT":
+        options["security_protocol"] = kafka.security_protocol
+    if kafka.security_protocol.endswith("SSL"):
+        options["ssl_context"] = create_ssl_context(cafile=kafka.ssl_cafile)
+    if kafka.security_protocol.startswith("SASL"):
+        options |= {
+            "sasl_mechanism": kafka.sasl_mechanism,
+            "sasl_plain_username": kafka.sasl_username,
+            "sasl_plain_password": kafka.sasl_password.get_secret_value() if kafka.sasl_password else None,
+        }
+    return options
+
+
+def producer(kafka: KafkaSettings) -> Producer:
+    """A producer, not started: use it as an async context manager."""
+    return Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka))
+
+
+async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:
+    """Send all of it and wait until Kafka has it all; returns how many. Raises Retryable when that is not certain.
+
+    ``sends`` are calls of Producer.send or send_raw, awaited here one after another (that keeps their order).
+    """
+    try:
+        async with asyncio.timeout(within_seconds):
+            futures = [await send for send in sends]
+            for future in futures:
+                await asyncio.shield(future)
+    except TimeoutError as error:
+        raise Retryable(f"Kafka did not confirm within {within_seconds:.0f} s") from error
+    except KafkaError as error:
+        raise Retryable(f"Kafka: {type(error).__name__}") from error
+    return len(futures)

@@ -1,0 +1,66 @@
+"""Which documents may be announced: both stores of the active generation reached what is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+from pipeline.core.model import Lane
+from pipeline.ledger.documents import Identity
+from pipeline.stores.postgres import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    identity: Identity
+    seq: int
+    version: int | None
+    state: Literal["searchable", "partial", "retired"]
+    generation: str
+    chunks: int
+    lane: Lane
+    changed_at: datetime | None
+    """When the source changed; freshness is announced_at − changed_at."""
+    accepted_at: datetime
+
+
+_READY = """
+    SELECT d.id, d.tenant, d.source, d.external_id, d.seq, d.version,
+        CASE WHEN d.deleted_at IS NOT NULL OR cardinality(a.acl_tags) = 0 THEN 'retired'
+             WHEN cardinality(v.refused) > 0 THEN 'partial' ELSE 'searchable' END,
+        g.name, coalesce(cardinality(m.chunk_ids), 0), d.lane, d.changed_at, d.received_at
+    FROM documents d
+    JOIN generations g ON g.state = 'active'
+    JOIN index_state v ON (v.document_id, v.generation, v.store) = (d.id, g.name, 'vectors')
+    JOIN index_state k ON (k.document_id, k.generation, k.store) = (d.id, g.name, 'keywords')
+    LEFT JOIN manifests m ON (m.document_id, m.generation) = (d.id, g.name)
+    LEFT JOIN access_sets a ON a.id = d.access_id
+    WHERE d.announced_seq < d.seq AND v.seq >= v.want_seq AND k.seq >= k.want_seq
+"""
+
+
+async def ready(
+    connection: Connection, ids: Collection[UUID] | None = None, *, limit: int = 1000
+) -> list[Announcement]:
+    """What can be announced, among these documents or (None) all of them."""
+    query = _READY + (" AND d.id = ANY(%s)" if ids is not None else " AND d.id IS NOT NULL")
+    cursor = await connection.execute(
+        query + " ORDER BY d.seq LIMIT %s", [*([list(ids)] if ids is not None else []), limit]
+    )
+    return [
+        Announcement(Identity(id_, tenant, source, external_id), *rest)
+        for id_, tenant, source, external_id, *rest in await cursor.fetchall()
+    ]
+
+
+async def announced(connection: Connection, done: Sequence[Announcement]) -> None:
+    """They were delivered. A document that moved meanwhile stays to be announced again."""
+    ordered = sorted(done, key=lambda a: a.identity.id)
+    await connection.execute(
+        "UPDATE documents d SET announced_seq = greatest(d.announced_seq, w.seq)"
+        " FROM (SELECT * FROM unnest(%s::uuid[], %s::bigint[]) AS w (id, seq) ORDER BY id) w WHERE d.id = w.id",
+        [[a.identity.id for a in ordered], [a.seq for a in ordered]],
+    )

@@ -1,0 +1,292 @@
+"""Detect's side of the ledger: lock documents, read what is known, write what shall be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from pipeline.core.fingerprint import access_digest
+from pipeline.core.fold import State
+from pipeline.core.model import STORES, Generation, Lane, Manifest
+from pipeline.stores.postgres import Connection
+
+EVENTS_KEPT = 16
+"""Ring size of document_events."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a document is, as its source names it."""
+
+    id: UUID
+    tenant: str
+    source: str
+    external_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A document's row under its lock."""
+
+    state: State
+    seq: int = 0
+    event_count: int = 0
+    media_type: str | None = None
+    access_id: int | None = None
+    pending: bool = False
+    """Some store has not reached what was wanted last: an unchanged event hints again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A document's metadata, as its newest accepted upsert has it."""
+
+    title: str
+    source_url: str | None
+    author: str | None
+    media_type: str
+    source_modified_at: datetime | None
+    metadata: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """One line of a document's history."""
+
+    kind: str
+    outcome: str
+    version: int | None
+    observed_at: datetime
+    seq: int | None
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What detect decided for one document, after folding a batch of its events."""
+
+    identity: Identity
+    before: Known
+    state: State
+    lane: Lane
+    draws_seq: bool
+    history: tuple[Happened, ...]
+    changed_at: datetime | None = None
+    """When the source changed, for freshness."""
+    fields: Fields | None = None
+    """New metadata; None: unchanged."""
+    text: str | None = None
+    """New normalised text; None: unchanged."""
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    """New manifest by generation; where it is absent the old one stays."""
+    erased: bool = False
+    """Deleted: its text and manifests go."""
+
+
+async def lock(connection: Connection, identities: Sequence[Identity]) -> dict[UUID, Known]:
+    """Lock these documents' rows (a missing one is inserted as a stub first), in the order of their ids.
+
+    The caller holds a transaction. Order by id everywhere: two workers that overlap in a rebalance cannot deadlock.
+    """
+    ordered = sorted({i.id: i for i in identities}.values(), key=lambda i: i.id)
+    ids = [i.id for i in ordered]
+    await connection.execute(
+        "INSERT INTO documents (id, tenant, source, external_id)"
+        " SELECT * FROM unnest(%s::uuid[], %s::text[], %s::text[], %s::text[]) ON CONFLICT (id) DO NOTHING",
+        [ids, [i.tenant for i in ordered], [i.source for i in ordered], [i.external_id for i in ordered]],
+    )
+    cursor = await connection.execute(
+        "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
+        " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE",
+        [ids],
+    )
+    return await _known(connection, await cursor.fetchall())
+
+
+async def peek(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Known]:
+    """What is known without a lock: good enough to foresee which texts need chunking."""
+    cursor = await connection.execute(
+        "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
+        " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)",
+        [list(ids)],
+    )
+    return await _known(connection, await cursor.fetchall())
+
+
+async def _known(connection: Connection, rows: Sequence[tuple[Any, ...]]) -> dict[UUID, Known]:
+    access_ids = list({row[8] for row in rows if row[8] is not None})
+    cursor = await connection.execute(
+        "SELECT id, acl_tags, required_tags FROM access_sets WHERE id = ANY(%s)", [access_ids]
+    )
+    access = {row[0]: (tuple(row[1]), tuple(row[2])) for row in await cursor.fetchall()}
+    cursor = await connection.execute(
+        "SELECT DISTINCT document_id FROM index_state WHERE document_id = ANY(%s) AND seq < want_seq",
+        [[row[0] for row in rows]],
+    )
+    pending = {row[0] for row in await cursor.fetchall()}
+    known = {}
+    for id_, version, observed, content, meta, floor, deleted, access_observed, access_id, seq, events, media in rows:
+        acl, required = access.get(access_id, ((), ()))
+        state = State(version, observed, content, meta, floor, deleted, access_observed, acl, required)
+        known[id_] = Known(state, seq, events, media, access_id, id_ in pending)
+    return known
+
+
+async def draw_seqs(connection: Connection, befores: Sequence[Known]) -> list[int]:
+    """A new sequence number for each: greater than any drawn before and than the document's own (which may be ahead
+    of the sequence after a restored backup)."""
+    cursor = await connection.execute("SELECT nextval('ledger_seq') FROM generate_series(1, %s)", [len(befores)])
+    return [max(drawn, before.seq + 1) for (drawn,), before in zip(await cursor.fetchall(), befores, strict=True)]
+
+
+async def intern_access(
+    connection: Connection, wanted: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
+) -> dict[tuple[str, tuple[str, ...], tuple[str, ...]], int]:
+    """Ids of the access sets (tenant, acl_tags, required_tags), inserted where new."""
+    keyed = sorted({(tenant, access_digest(acl, req)): (tenant, acl, req) for tenant, acl, req in wanted}.items())
+    if not keyed:
+        return {}
+    await connection.cursor().executemany(
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, %s, %s, %s)"
+        " ON CONFLICT (tenant, digest) DO NOTHING",
+        [(tenant, digest, list(acl), list(req)) for (tenant, digest), (_, acl, req) in keyed],
+    )
+    cursor = await connection.execute(
+        "SELECT a.tenant, a.digest, a.id FROM access_sets a"
+        " JOIN unnest(%s::text[], %s::bytea[]) AS w (tenant, digest) USING (tenant, digest)",
+        [[tenant for (tenant, _), _ in keyed], [digest for (_, digest), _ in keyed]],
+    )
+    ids = {(tenant, digest): id_ for tenant, digest, id_ in await cursor.fetchall()}
+    return {value: ids[key] for key, value in keyed}
+
+
+async def write(
+    connection: Connection, accepted: Sequence[Accepted], generations: Sequence[Generation], *, grace_seconds: float
+) -> dict[UUID, int]:
+    """Write the decisions of one batch; returns the sequence number drawn by each document that drew one.
+
+    The caller holds the rows' locks and, where anything draws a number, the shared generations lock. ``grace_seconds``:
+    how long the sweeper leaves the new work to the hints.
+    """
+    drawing = [a for a in accepted if a.draws_seq]
+    drawn = await draw_seqs(connection, [a.before for a in drawing]) if drawing else []
+    seqs = {a.identity.id: seq for a, seq in zip(drawing, drawn, strict=True)}
+    access = await intern_access(
+        connection, [(a.identity.tenant, a.state.acl_tags, a.state.required_tags) for a in accepted if _has_access(a)]
+    )
+    async with connection.pipeline():
+        cursor = connection.cursor()
+        await cursor.executemany(_UPDATE_DOCUMENT, [_document_row(a, seqs, access) for a in accepted])
+        if fields := [a for a in accepted if a.fields is not None]:
+            await cursor.executemany(_UPDATE_FIELDS, [_fields_row(a) for a in fields])
+        if bodies := [a for a in accepted if a.text is not None or a.fields is not None]:
+            await cursor.executemany(_UPSERT_BODY, [_body_row(a) for a in bodies])
+        manifests = [(a, name, m) for a in accepted for name, m in a.manifests.items()]
+        if manifests:
+            await cursor.executemany(UPSERT_MANIFEST, [manifest_row(a.identity.id, n, m) for a, n, m in manifests])
+        if erased := [a.identity.id for a in accepted if a.erased]:
+            await cursor.execute("DELETE FROM manifests WHERE document_id = ANY(%s)", [erased])
+            await cursor.execute(
+                "UPDATE document_bodies SET text = '', metadata = '{}' WHERE document_id = ANY(%s)", [erased]
+            )
+        if seqs:
+            await cursor.executemany(
+                _WANT,
+                [
+                    (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds)
+                    for a in drawing
+                    for generation in generations
+                    for store in STORES
+                ],
+            )
+        history = [
+            (a.identity.id, (a.before.event_count + n) % EVENTS_KEPT, *_event_row(h, seqs.get(a.identity.id)))
+            for a in accepted
+            for n, h in list(enumerate(a.history))[-EVENTS_KEPT:]
+        ]
+        await cursor.executemany(_UPSERT_EVENT, history)
+    return seqs
+
+
+def _has_access(a: Accepted) -> bool:
+    return a.state.access_observed_at is not None
+
+
+_UPDATE_DOCUMENT = """
+    UPDATE documents SET version = %s, observed_at = %s, content_hash = %s, meta_hash = %s, deleted_floor = %s,
+        deleted_at = %s, access_observed_at = %s, access_id = %s, seq = %s, event_count = event_count + %s,
+        lane = CASE WHEN %s THEN %s ELSE lane END,
+        received_at = CASE WHEN %s THEN clock_timestamp() ELSE received_at END,
+        changed_at = CASE WHEN %s THEN %s ELSE changed_at END
+    WHERE id = %s
+"""
+_UPDATE_FIELDS = """
+    UPDATE documents SET title = %s, source_url = %s, author = %s, media_type = %s, source_modified_at = %s
+    WHERE id = %s
+"""
+_UPSERT_BODY = """
+    INSERT INTO document_bodies AS b (document_id, text, metadata) VALUES (%s, coalesce(%s, ''), coalesce(%s, '{}'))
+    ON CONFLICT (document_id) DO UPDATE SET
+        text = coalesce(%s, b.text), metadata = coalesce(%s, b.metadata)
+"""
+UPSERT_MANIFEST = """
+    INSERT INTO manifests (document_id, generation, content_hash, chunk_ids, token_counts, spans, headings)
+    VALUES (%s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (document_id, generation) DO UPDATE SET content_hash = excluded.content_hash,
+        chunk_ids = excluded.chunk_ids, token_counts = excluded.token_counts, spans = excluded.spans,
+        headings = excluded.headings
+"""
+_WANT = """
+    INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at)
+    VALUES (%s, %s, %s, %s, clock_timestamp() + make_interval(secs => %s))
+    ON CONFLICT (document_id, generation, store) DO UPDATE SET
+        want_seq = greatest(excluded.want_seq, s.want_seq), next_at = excluded.next_at, attempts = 0, error = NULL,
+        pending_since = CASE WHEN s.seq < s.want_seq THEN s.pending_since ELSE clock_timestamp() END
+"""
+_UPSERT_EVENT = """
+    INSERT INTO document_events (document_id, slot, kind, outcome, version, observed_at, seq, lane)
+    VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
+    ON CONFLICT (document_id, slot) DO UPDATE SET kind = excluded.kind, outcome = excluded.outcome,
+        version = excluded.version, observed_at = excluded.observed_at, seq = excluded.seq, lane = excluded.lane,
+        at = clock_timestamp()
+"""
+
+
+def _document_row(
+    a: Accepted, seqs: Mapping[UUID, int], access: Mapping[tuple[str, tuple[str, ...], tuple[str, ...]], int]
+) -> tuple[Any, ...]:
+    s = a.state
+    key = (a.identity.tenant, s.acl_tags, s.required_tags)
+    drew = a.identity.id in seqs
+    return (
+        s.version, s.observed_at, s.content_hash, s.meta_hash, s.deleted_floor, s.deleted_at, s.access_observed_at,
+        access[key] if _has_access(a) else None, seqs.get(a.identity.id, a.before.seq), len(a.history),
+        drew, a.lane, drew, drew, a.changed_at, a.identity.id,
+    )  # fmt: skip
+
+
+def _fields_row(a: Accepted) -> tuple[Any, ...]:
+    assert a.fields is not None
+    f = a.fields
+    return f.title, f.source_url, f.author, f.media_type, f.source_modified_at, a.identity.id
+
+
+def _body_row(a: Accepted) -> tuple[Any, ...]:
+    metadata = None if a.fields is None else Jsonb(dict(a.fields.metadata))
+    return a.identity.id, a.text, metadata, a.text, metadata
+
+
+def manifest_row(document: UUID, generation: str, manifest: Manifest) -> tuple[Any, ...]:
+    return (
+        document, generation, manifest.content_hash, list(manifest.chunk_ids), list(manifest.token_counts),
+        Jsonb(manifest.spans), Jsonb(manifest.headings),
+    )  # fmt: skip
+
+
+def _event_row(h: Happened, seq: int | None) -> tuple[Any, ...]:
+    return h.kind, h.outcome, h.version, h.observed_at, seq if h.seq is None else h.seq, h.lane

@@ -1,0 +1,251 @@
+"""The sinks' side of the ledger: what is wanted now, and saying how far a store has come."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from pipeline.core.model import Lane, Manifest, Store
+from pipeline.ledger.documents import Identity
+from pipeline.stores.postgres import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One document as a sink meets it: what shall be (as of ``want_seq``) and what this store confirmed before."""
+
+    identity: Identity
+    want_seq: int
+    seq: int
+    wanted: bool
+    """Alive and readable by somebody; otherwise nothing of it shall stand in the store."""
+    content_hash: bytes | None
+    access_id: int | None
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+    title: str
+    source_url: str | None
+    author: str | None
+    media_type: str
+    source_modified_at: datetime | None
+    manifest: Manifest | None
+    lane: Lane
+    claimed: tuple[UUID, ...]
+    confirmed: Mapping[UUID, int]
+    refused: tuple[UUID, ...]
+    attempts: int
+
+    @property
+    def chunk_ids(self) -> tuple[UUID, ...]:
+        """The chunks that shall stand in the store, in reading order."""
+        return self.manifest.chunk_ids if self.wanted and self.manifest else ()
+
+    @property
+    def settled(self) -> bool:
+        return self.seq >= self.want_seq
+
+    @property
+    def needs_chunking(self) -> bool:
+        """The manifest is missing or was cut from another text."""
+        return self.wanted and (self.manifest is None or self.manifest.content_hash != self.content_hash)
+
+
+_WORK = """
+    SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, s.seq, d.deleted_at IS NULL AND d.version IS NOT NULL,
+        d.content_hash, d.access_id, a.acl_tags, a.required_tags, d.title, d.source_url, d.author, d.media_type,
+        d.source_modified_at, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
+        m.content_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
+    FROM index_state s
+    JOIN documents d ON d.id = s.document_id
+    LEFT JOIN access_sets a ON a.id = d.access_id
+    LEFT JOIN manifests m ON m.document_id = s.document_id AND m.generation = s.generation
+    WHERE s.generation = %s AND s.store = %s AND s.document_id = ANY(%s)
+    ORDER BY d.id
+"""
+
+
+async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
+    """The current work of these documents, settled ones included, in the order of their ids. One statement, so that
+    what is wanted and want_seq belong together."""
+    cursor = await connection.execute(_WORK, [generation, store, list(ids)])
+    return [_work(row) for row in await cursor.fetchall()]
+
+
+def _work(row: tuple[Any, ...]) -> Work:
+    (
+        id_, tenant, source, external_id, want_seq, seq, alive, content_hash, access_id, acl, required, title,
+        source_url, author, media_type, modified, lane, claimed, confirmed, hashes, refused, attempts,
+        cut_from, chunk_ids, token_counts, spans, headings,
+    ) = row  # fmt: skip
+    manifest = None
+    if cut_from is not None:
+        manifest = Manifest(
+            cut_from,
+            tuple(chunk_ids),
+            tuple(tuple((a, b) for a, b in chunk) for chunk in spans),
+            tuple(token_counts),
+            tuple(tuple(path) for path in headings),
+        )
+    return Work(
+        Identity(id_, tenant, source, external_id), want_seq, seq, bool(alive and acl), content_hash, access_id,
+        tuple(acl or ()), tuple(required or ()), title or "", source_url, author, media_type or "text/plain", modified,
+        manifest, lane, tuple(claimed), dict(zip(confirmed, hashes, strict=True)), tuple(refused), attempts,
+    )  # fmt: skip
+
+
+async def bodies(connection: Connection, ids: Collection[UUID]) -> dict[UUID, tuple[str, dict[str, object]]]:
+    """Normalised text and metadata of documents."""
+    cursor = await connection.execute(
+        "SELECT document_id, text, metadata FROM document_bodies WHERE document_id = ANY(%s)", [list(ids)]
+    )
+    return {id_: (text, metadata) for id_, text, metadata in await cursor.fetchall()}
+
+
+async def lock_wants(connection: Connection, generation: str, store: Store, ids: Sequence[UUID]) -> dict[UUID, int]:
+    """Lock these documents' states in this store and return their want_seq. Law: while the lock is held nothing newer
+    can be accepted for them."""
+    cursor = await connection.execute(
+        "SELECT document_id, want_seq FROM index_state WHERE generation = %s AND store = %s AND document_id = ANY(%s)"
+        " ORDER BY document_id FOR UPDATE",
+        [generation, store, list(ids)],
+    )
+    return dict(await cursor.fetchall())
+
+
+async def settle_vectors(
+    connection: Connection, generation: str, reached: Sequence[tuple[UUID, int, Sequence[UUID], int, str | None]]
+) -> None:
+    """pgvector now equals the ledger for each (document, seq, refused chunk ids, newly embedded, error)."""
+    await connection.cursor().executemany(
+        "UPDATE index_state SET seq = %s, settled_at = clock_timestamp(), refused = %s, written = written + %s,"
+        " attempts = 0, error = %s WHERE document_id = %s AND generation = %s AND store = 'vectors'",
+        [(seq, list(refused), embedded, error, id_, generation) for id_, seq, refused, embedded, error in reached],
+    )
+
+
+async def claim(
+    connection: Connection, generation: str, claims: Sequence[tuple[UUID, int, Sequence[UUID]]]
+) -> set[UUID]:
+    """Before writing to Elasticsearch: add chunk ids to what may stand there, for each (document, want_seq, chunk ids),
+    unless the document's want_seq has moved. Returns the documents that were claimed."""
+    claimed: set[UUID] = set()
+    for id_, want_seq, chunk_ids in claims:
+        cursor = await connection.execute(
+            "UPDATE index_state SET claimed = ARRAY(SELECT unnest(claimed) UNION SELECT unnest(%s::uuid[]))"
+            " WHERE document_id = %s AND generation = %s AND store = 'keywords' AND want_seq = %s"
+            " RETURNING document_id",
+            [list(chunk_ids), id_, generation, want_seq],
+        )
+        if await cursor.fetchone():
+            claimed.add(id_)
+    return claimed
+
+
+async def confirm_keywords(
+    connection: Connection, generation: str, reached: Sequence[tuple[UUID, int, Mapping[UUID, int], int]]
+) -> None:
+    """After a refresh: Elasticsearch holds exactly these entries, for each (document, seq, chunk → hash, written).
+
+    The caller holds the rows' locks and has seen want_seq = seq.
+    """
+    await connection.cursor().executemany(
+        "UPDATE index_state SET seq = %s, settled_at = clock_timestamp(), claimed = %s, confirmed = %s,"
+        " confirmed_hashes = %s, written = written + %s, attempts = 0, error = NULL"
+        " WHERE document_id = %s AND generation = %s AND store = 'keywords'",
+        [
+            (seq, list(entries), list(entries), list(entries.values()), written, id_, generation)
+            for id_, seq, entries, written in reached
+        ],
+    )
+
+
+async def reopen_keywords(
+    connection: Connection, generation: str, late: Sequence[tuple[UUID, int, Sequence[UUID]]]
+) -> None:
+    """My writes landed after somebody newer: for each (document, my seq, chunk ids that I wrote) put the ids back into
+    claimed, forget their confirmation and lower the reached seq, so that the document converges once more."""
+    await connection.cursor().executemany(
+        """
+        UPDATE index_state s SET
+            claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
+            confirmed = kept.ids, confirmed_hashes = kept.hashes, seq = least(s.seq, %(seq)s)
+        FROM (
+            SELECT coalesce(array_agg(c.id), '{}') AS ids, coalesce(array_agg(c.hash), '{}') AS hashes
+            FROM index_state i, unnest(i.confirmed, i.confirmed_hashes) AS c (id, hash)
+            WHERE i.document_id = %(document)s AND i.generation = %(generation)s AND i.store = 'keywords'
+              AND c.id <> ALL (%(ids)s::uuid[])
+        ) kept
+        WHERE s.document_id = %(document)s AND s.generation = %(generation)s AND s.store = 'keywords'
+        """,
+        [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],
+    )
+
+
+async def raise_want(connection: Connection, generation: str, store: Store, document: UUID, above: int) -> int:
+    """Draw a new sequence number above ``above`` for one document, wanted by this store alone; returns it.
+
+    Elasticsearch can be ahead of a ledger restored from a backup, or remember a tombstone's version.
+    """
+    cursor = await connection.execute("SELECT seq FROM documents WHERE id = %s FOR UPDATE", [document])
+    await cursor.fetchone()
+    cursor = await connection.execute(
+        "UPDATE documents SET seq = greatest(nextval('ledger_seq'), seq + 1, %s + 1) WHERE id = %s RETURNING seq",
+        [above, document],
+    )
+    row = await cursor.fetchone()
+    seq = int(row[0]) if row else above + 1
+    await connection.execute(
+        "UPDATE index_state SET want_seq = %s WHERE document_id = %s AND generation = %s AND store = %s",
+        [seq, document, generation, store],
+    )
+    return seq
+
+
+async def failed(
+    connection: Connection, generation: str, store: Store, document: UUID, *, error: str, retry_in_seconds: float
+) -> None:
+    """One document failed while others succeed: set it aside with its reason; the sweeper brings it back."""
+    await connection.execute(
+        "UPDATE index_state SET attempts = attempts + 1, error = %s,"
+        " next_at = clock_timestamp() + make_interval(secs => %s)"
+        " WHERE document_id = %s AND generation = %s AND store = %s",
+        [error[:500], retry_in_seconds, document, generation, store],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """Work that stayed pending past its time."""
+
+    identity: Identity
+    generation: str
+    lane: Lane
+
+
+async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[Due]:
+    """Take pending work whose time has come, each (document, generation) once, and put it off so that the next sweep
+    does not take it again at once."""
+    cursor = await connection.execute(
+        """
+        WITH taken AS (
+            SELECT document_id, generation, store FROM index_state
+            WHERE seq < want_seq AND next_at <= clock_timestamp()
+            ORDER BY next_at LIMIT %s FOR UPDATE SKIP LOCKED
+        ), put_off AS (
+            UPDATE index_state s SET next_at = clock_timestamp() + make_interval(secs => %s)
+            FROM taken t
+            WHERE (s.document_id, s.generation, s.store) = (t.document_id, t.generation, t.store)
+            RETURNING s.document_id, s.generation
+        )
+        SELECT DISTINCT d.id, d.tenant, d.source, d.external_id, p.generation, d.lane
+        FROM put_off p JOIN documents d ON d.id = p.document_id
+        """,
+        [limit, again_in_seconds],
+    )
+    return [
+        Due(Identity(id_, tenant, source, external_id), generation, lane)
+        for id_, tenant, source, external_id, generation, lane in await cursor.fetchall()
+    ]

@@ -1,0 +1,53 @@
+"""announce: tell other teams what both stores now return, and measure how fresh that is."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from uuid import UUID
+
+from pipeline.kafka import deliver
+from pipeline.ledger import announce as ledger
+from pipeline.stores.postgres import Pool, translated
+from pipeline.telemetry import Metrics
+from topics.messages import DocumentIndexed
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_INDEXED
+
+
+class Announcer:
+    """Follows announced_seq: a crash, or two sinks that finish together, neither lose an announcement nor skip one
+    (a doubled one is harmless)."""
+
+    def __init__(self, pool: Pool, producer: Producer, metrics: Metrics) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._metrics = metrics
+
+    async def announce(self, ids: Collection[UUID] | None) -> int:
+        """Announce what is ready among these documents, or (None) whatever was missed. Raises Retryable."""
+        with translated("announce"):
+            async with self._pool.connection() as connection:
+                ready = await ledger.ready(connection, ids)
+        if not ready:
+            return 0
+        now = datetime.now(UTC)
+        await deliver(
+            self._producer.send(
+                DOCUMENTS_INDEXED,
+                DocumentIndexed(
+                    tenant=a.identity.tenant, source=a.identity.source, external_id=a.identity.external_id,
+                    observed_at=now, document_id=str(a.identity.id), seq=a.seq, version=a.version, state=a.state,
+                    generation=a.generation, chunks=a.chunks,
+                ),
+            )
+            for a in ready
+        )  # fmt: skip
+        with translated("announce"):
+            async with self._pool.connection() as connection:
+                await ledger.announced(connection, ready)
+        for a in ready:
+            self._metrics.announced.labels(a.state).inc()
+            fresh = (now - (a.changed_at or a.accepted_at)).total_seconds()
+            self._metrics.freshness.labels(a.identity.source, a.lane).observe(max(0.0, fresh))
+        return len(ready)

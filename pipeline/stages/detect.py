@@ -1,0 +1,309 @@
+"""detect: order events, compare hashes, chunk what changed, write the ledger, then hint.
+
+One transaction a batch, rows locked in id order. Chunking happens before the lock is taken, for the texts that an
+unlocked look says will change; a text that turns out to be needed after all is chunked under the lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import structlog
+
+from pipeline.core.chunking import chunk
+from pipeline.core.errors import Poison
+from pipeline.core.fingerprint import content_hash, meta_hash
+from pipeline.core.fold import Access, Delete, Event, State, Step, Upsert, fold
+from pipeline.core.identity import chunk_ids, document_id, qualify
+from pipeline.core.model import CountTokens, Generation, Lane, Manifest
+from pipeline.core.normalise import normalise
+from pipeline.ledger import documents, generations
+from pipeline.ledger.documents import Accepted, Fields, Happened, Identity, Known
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.hints import send_hints
+from pipeline.stages.stage import Incoming
+from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.codec import BadMessage, decode
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
+
+log = structlog.get_logger()
+
+MAX_AHEAD = timedelta(minutes=5)
+"""An observed_at further ahead of our clock is refused: it would block every later revocation."""
+
+DocumentEvent = DocumentUpserted | DocumentDeleted | AccessChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One valid event, normalised: what the fold needs, and what is written if it wins."""
+
+    identity: Identity
+    event: Event
+    kind: str
+    lane: Lane
+    text: str | None = None
+    fields: Fields | None = None
+
+
+def read_event(record: Incoming, *, now: datetime) -> Arrival:
+    """Parse, check and normalise one record. Raises Poison; the text never quotes content."""
+    try:
+        message = decode(record.value, record.headers)
+    except BadMessage as error:
+        raise Poison(error.code, str(error)) from error
+    if not isinstance(message, DocumentEvent):
+        raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
+    if record.key != message.key.encode():
+        raise Poison(
+            "wrong_key", "the record's key is not tenant/source/external_id of its message: order would be lost"
+        )
+    if message.observed_at > now + MAX_AHEAD:
+        raise Poison("from_the_future", f"observed_at {message.observed_at.isoformat()} is ahead of our clock")
+    identity = Identity(
+        document_id(message.tenant, message.source, message.external_id),
+        message.tenant, message.source, message.external_id,
+    )  # fmt: skip
+    match message:
+        case DocumentDeleted():
+            event: Event = Delete(message.version, message.observed_at)
+            return Arrival(identity, event, message.kind, record.lane)
+        case AccessChanged():
+            tags = qualify(message.source, message.acl_tags), qualify(message.source, message.required_tags)
+            return Arrival(identity, Access(message.observed_at, *tags), message.kind, record.lane)
+        case DocumentUpserted():
+            return _upsert(identity, message, record.lane)
+
+
+def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arrival:
+    text, media_type = normalise(message.content, message.media_type)
+    fields = Fields(
+        message.title.replace("\x00", ""), message.source_url, message.author, media_type,
+        message.source_modified_at, dict(message.metadata),
+    )  # fmt: skip
+    event = Upsert(
+        message.version,
+        message.observed_at,
+        content_hash(text),
+        meta_hash(
+            title=fields.title, source_url=fields.source_url, author=fields.author, media_type=media_type,
+            source_modified_at=fields.source_modified_at, metadata=fields.metadata,
+        ),
+        qualify(message.source, message.acl_tags),
+        qualify(message.source, message.required_tags),
+    )  # fmt: skip
+    return Arrival(identity, event, message.kind, lane, text, fields)
+
+
+@dataclass(slots=True)
+class Folded:
+    """A document's events of one batch, applied in order to what is known of it."""
+
+    identity: Identity
+    before: Known
+    state: State
+    steps: list[tuple[Arrival, Step]] = field(default_factory=list)
+    content: Arrival | None = None
+    """The upsert whose content and metadata hold at the end; None when the ledger's own still hold."""
+
+    @property
+    def changes(self) -> set[str]:
+        return {change for _, step in self.steps for change in step.changes}
+
+    @property
+    def needs_chunking(self) -> bool:
+        """Its text, or the way that text is cut, is not what the manifests were made from."""
+        if self.content is None or not self.state.alive or self.content.fields is None:
+            return False
+        return (
+            self.state.content_hash != self.before.state.content_hash
+            or self.content.fields.media_type != self.before.media_type
+        )
+
+
+def fold_batch(arrivals: Sequence[Arrival], known: Mapping[UUID, Known]) -> dict[UUID, Folded]:
+    """Fold every event of the batch, in order; never keep only the newest."""
+    folded: dict[UUID, Folded] = {}
+    for arrival in arrivals:
+        id_ = arrival.identity.id
+        if id_ not in folded:
+            before = known.get(id_, Known(State()))
+            folded[id_] = Folded(arrival.identity, before, before.state)
+        document = folded[id_]
+        step = fold(document.state, arrival.event)
+        if isinstance(arrival.event, Upsert) and _content_taken(document.state, step.state):
+            document.content = arrival
+        document.state = step.state
+        document.steps.append((arrival, step))
+    return folded
+
+
+def _content_taken(before: State, after: State) -> bool:
+    """The upsert's version stands now (also when its content is the same as before)."""
+    return (before.version, before.observed_at, before.content_hash, before.meta_hash, before.deleted_at) != (
+        after.version, after.observed_at, after.content_hash, after.meta_hash, after.deleted_at,
+    )  # fmt: skip
+
+
+def build_manifest(
+    document: UUID, text: str, media_type: str, digest: bytes, generation: Generation, count_tokens: CountTokens
+) -> Manifest:
+    """Cut a text as a generation wants it."""
+    chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens)
+    return Manifest(
+        digest,
+        chunk_ids(document, [c.text for c in chunks]),
+        tuple(c.spans for c in chunks),
+        tuple(c.token_count for c in chunks),
+        tuple(c.headings for c in chunks),
+    )
+
+
+Counters = Callable[[Generation], CountTokens]
+
+
+class Detect:
+    """The stage. See pipeline.stages.stage.Stage for its law."""
+
+    name = "detect"
+    topics: dict[Lane, Topic] = {"live": DOCUMENTS_LIVE, "backfill": DOCUMENTS_BACKFILL}  # noqa: RUF012
+
+    def __init__(
+        self,
+        pool: Pool,
+        producer: Producer,
+        dead: DeadLetters,
+        counters: Counters,
+        metrics: Metrics,
+        *,
+        batch_size: int,
+        grace_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._dead = dead
+        self._counters = counters
+        self._metrics = metrics
+        self.batch_size = batch_size
+        self._grace = grace_seconds
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        arrivals = []
+        now = datetime.now(UTC)
+        for record in batch:
+            try:
+                arrivals.append(await asyncio.to_thread(read_event, record, now=now))
+            except Poison as error:  # an invalid event never hides the valid one before it
+                await self.set_aside(record, error)
+        if arrivals:
+            await self._accept(arrivals)
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        await self._dead.bury(record, stage=self.name, error=error)
+
+    async def _accept(self, arrivals: Sequence[Arrival]) -> None:
+        identities = [a.identity for a in arrivals]
+        with translated("ledger"):
+            async with self._pool.connection() as connection:
+                known = await documents.peek(connection, [i.id for i in identities])
+                writable = await generations.writable(connection)
+            foreseen = await self._chunk(fold_batch(arrivals, known), writable, {})
+            async with self._pool.connection() as connection, connection.transaction():
+                await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+                writable = await generations.writable(connection)
+                folded = fold_batch(arrivals, await documents.lock(connection, identities))
+                manifests = await self._chunk(folded, writable, foreseen)
+                accepted = [_accepted(f, manifests.get(f.identity.id, {})) for f in folded.values()]
+                await documents.write(connection, accepted, writable, grace_seconds=self._grace)
+        await send_hints(
+            self._producer,
+            [
+                (a.identity, generation.name, a.lane)
+                for a in accepted
+                if a.draws_seq or a.before.pending
+                for generation in writable
+            ],
+        )
+        self._count(folded)
+
+    async def _chunk(
+        self,
+        folded: Mapping[UUID, Folded],
+        writable: Sequence[Generation],
+        foreseen: Mapping[UUID, Mapping[str, Manifest]],
+    ) -> dict[UUID, dict[str, Manifest]]:
+        """Manifests for the documents whose text changed; those foreseen from the same text are taken over."""
+        made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
+        for id_, document in folded.items():
+            if not document.needs_chunking:
+                continue
+            assert document.content is not None
+            text, fields, digest = document.content.text, document.content.fields, document.state.content_hash
+            assert text is not None
+            assert fields is not None
+            assert digest is not None
+            for generation in writable:
+                known = foreseen.get(id_, {}).get(generation.name)
+                if known is None or known.content_hash != digest:
+                    known = await asyncio.to_thread(
+                        build_manifest, id_, text, fields.media_type, digest, generation, self._counters(generation)
+                    )
+                made[id_][generation.name] = known
+        return made
+
+    def _count(self, folded: Mapping[UUID, Folded]) -> None:
+        for document in folded.values():
+            for arrival, step in document.steps:
+                self._metrics.events.labels(step.outcome, arrival.lane).inc()
+            if document.state.alive and not document.state.acl_tags:
+                log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
+
+
+def _accepted(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
+    state, before = folded.state, folded.before
+    changes = folded.changes
+    effective = [arrival for arrival, step in folded.steps if step.changes]
+    content = folded.content if state.alive else None
+    text_changed = content is not None and state.content_hash != before.state.content_hash
+    meta_changed = content is not None and state.meta_hash != before.state.meta_hash
+    history = tuple(
+        Happened(
+            arrival.kind,
+            "nobody" if step.changes and step.state.alive and not step.state.acl_tags else step.outcome,
+            getattr(arrival.event, "version", None),
+            arrival.event.observed_at,
+            None if step.changes else before.seq,
+            arrival.lane,
+        )
+        for arrival, step in folded.steps
+    )
+    return Accepted(
+        folded.identity,
+        before,
+        state,
+        lane="live" if any(a.lane == "live" for a in effective or [a for a, _ in folded.steps]) else "backfill",
+        draws_seq=bool(changes),
+        history=history,
+        changed_at=_changed_at(effective[-1], before) if effective else None,
+        fields=content.fields if content and (meta_changed or text_changed) else None,
+        text=content.text if content and text_changed else None,
+        manifests=manifests,
+        erased=not state.alive and bool(changes),
+    )
+
+
+def _changed_at(arrival: Arrival, before: Known) -> datetime:
+    """When the source changed, for freshness: what the source says, but not before we last looked (an old file copied
+    in place is not years late) and not after we saw it."""
+    seen = arrival.event.observed_at
+    said = arrival.fields.source_modified_at if arrival.fields else None
+    looked = before.state.observed_at
+    return max(min(said, seen), looked) if said and looked else seen

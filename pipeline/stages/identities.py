@@ -1,0 +1,58 @@
+"""identities: a principal's full set of groups, the newest observation wins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.core.errors import Poison
+from pipeline.core.model import Lane
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.stage import Incoming
+from pipeline.stores.postgres import Pool, translated
+from topics.codec import BadMessage, decode
+from topics.messages import IdentityChanged
+from topics.registry import IDENTITIES, Topic
+
+
+class Identities:
+    """The stage. See pipeline.stages.stage.Stage for its law."""
+
+    name = "identities"
+    topics: dict[Lane, Topic] = {"live": IDENTITIES}  # noqa: RUF012
+    batch_size = 100
+
+    def __init__(self, pool: Pool, dead: DeadLetters) -> None:
+        self._pool = pool
+        self._dead = dead
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        rows = []
+        for record in batch:
+            try:
+                message = _identity(record)
+            except Poison as error:
+                await self.set_aside(record, error)
+            else:
+                rows.append((message.tenant, message.source, message.principal, message.groups, message.observed_at))
+        with translated("identities"):
+            async with self._pool.connection() as connection:
+                await connection.cursor().executemany(
+                    "INSERT INTO memberships AS m (tenant, source, principal, groups, observed_at)"
+                    " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source) DO UPDATE"
+                    " SET groups = excluded.groups, observed_at = excluded.observed_at"
+                    " WHERE excluded.observed_at > m.observed_at",
+                    rows,
+                )
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        await self._dead.bury(record, stage=self.name, error=error)
+
+
+def _identity(record: Incoming) -> IdentityChanged:
+    try:
+        message = decode(record.value, record.headers)
+    except BadMessage as error:
+        raise Poison(error.code, str(error)) from error
+    if isinstance(message, IdentityChanged):
+        return message
+    raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")

@@ -1,0 +1,194 @@
+"""keywords: make a generation's Elasticsearch index return exactly the wanted entries.
+
+Claim before the bulk, confirm after a refresh. Whoever finds at the end that something newer was accepted puts its own
+ids back into *claimed* and lets the document converge once more: that, and no grace period of the server's, is what
+defeats a worker that was paused between its check and its write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from pipeline.core.diff import diff_keywords
+from pipeline.core.errors import Poison
+from pipeline.core.fingerprint import keyword_hash
+from pipeline.core.identity import EVERYONE
+from pipeline.core.model import Generation, Lane
+from pipeline.ledger import work
+from pipeline.ledger.work import Work
+from pipeline.stages.announce import Announcer
+from pipeline.stages.hints import read_hint
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Incoming
+from pipeline.stages.vectors import by_generation, set_aside
+from pipeline.stores.keywords import Keywords, Outcome, Write
+from pipeline.stores.postgres import Pool, translated
+from pipeline.telemetry import Metrics
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """One document's entries as they shall be (chunk → hash), and the operations that bring that about."""
+
+    work: Work
+    entries: Mapping[UUID, int]
+    writes: tuple[Write, ...]
+
+    @property
+    def touched(self) -> tuple[UUID, ...]:
+        return tuple(w.id for w in self.writes if w.body is not None)
+
+
+class KeywordSink:
+    """The stage. See pipeline.stages.stage.Stage for its law."""
+
+    name = "keywords"
+    topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
+
+    def __init__(
+        self,
+        pool: Pool,
+        keywords: Keywords,
+        generations: Mapping[str, Generation],
+        chunker: Chunker,
+        announcer: Announcer,
+        metrics: Metrics,
+        *,
+        batch_size: int,
+    ) -> None:
+        self._pool = pool
+        self._keywords = keywords
+        self._generations = generations
+        self._chunker = chunker
+        self._announcer = announcer
+        self._metrics = metrics
+        self.batch_size = batch_size
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        for generation, ids in by_generation(batch, self._generations):
+            await self.converge(generation, ids)
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        document, generation = read_hint(record)
+        await set_aside(self._pool, "keywords", document, generation, error, self._metrics)
+
+    async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
+        """Make the index equal to the ledger for these documents. Raises Retryable."""
+        aside: set[UUID] = set()
+        while plans := await self._plan(generation, [i for i in ids if i not in aside]):
+            aside |= await self._apply(generation, plans)
+        await self._announcer.announce(ids)
+
+    async def _plan(self, generation: Generation, ids: Sequence[UUID]) -> list[_Plan]:
+        with translated("keywords"):
+            async with self._pool.connection() as connection:
+                found = [w for w in await work.load(connection, generation.name, "keywords", ids) if not w.settled]
+                found = await self._chunker.complete(connection, generation, found, "keywords")
+                bodies = await work.bodies(connection, [w.identity.id for w in found if w.chunk_ids])
+                plans = [_plan(generation, w, *bodies.get(w.identity.id, ("", {}))) for w in found]
+                claimed = await work.claim(
+                    connection, generation.name, [(p.work.identity.id, p.work.want_seq, p.touched) for p in plans]
+                )
+        return [p for p in plans if p.work.identity.id in claimed] or (
+            await self._plan(generation, ids) if plans else []  # all of them moved between the look and the claim
+        )
+
+    async def _apply(self, generation: Generation, plans: Sequence[_Plan]) -> set[UUID]:
+        """Write, refresh, confirm. Returns the documents that were set aside."""
+        writes = [w for p in plans for w in p.writes]
+        outcomes: dict[UUID, Outcome] = {}
+        if writes:
+            outcomes = dict(zip((w.id for w in writes), await self._keywords.apply(writes), strict=True))
+            await self._keywords.refreshed(generation.keyword_index)
+        refused = {
+            p.work.identity.id: o.reason for p in plans for w in p.writes if (o := outcomes[w.id]).result == "refused"
+        }
+        for document, reason in refused.items():
+            await set_aside(
+                self._pool, "keywords", document, generation.name, Poison("entry_refused", reason), self._metrics
+            )
+        await self._confirm(generation, [p for p in plans if p.work.identity.id not in refused], outcomes)
+        return set(refused)
+
+    async def _confirm(self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome]) -> None:
+        by_id = {p.work.identity.id: p for p in plans}
+        ahead = {}
+        with translated("keywords"):
+            async with self._pool.connection() as connection:
+                async with connection.transaction():
+                    wants = await work.lock_wants(connection, generation.name, "keywords", list(by_id))
+                    moved = [p for i, p in by_id.items() if wants.get(i) != p.work.want_seq]
+                    still = [p for i, p in by_id.items() if wants.get(i) == p.work.want_seq]
+                    ahead = {p.work.identity.id: max(_found(p, outcomes)) for p in still if _found(p, outcomes)}
+                    reached = [p for p in still if p.work.identity.id not in ahead]
+                    await work.confirm_keywords(
+                        connection,
+                        generation.name,
+                        [(p.work.identity.id, p.work.want_seq, p.entries, len(p.touched)) for p in reached],
+                    )
+                    await work.reopen_keywords(
+                        connection,
+                        generation.name,
+                        [(p.work.identity.id, p.work.want_seq, p.touched) for p in moved],
+                    )
+                for document, found in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
+                    async with connection.transaction():
+                        await work.raise_want(connection, generation.name, "keywords", document, found)
+                    log.warning("index_ahead_of_ledger", document=str(document), found=found)
+        self._metrics.moved.labels("keywords").inc(len(moved))
+        self._metrics.written.labels("keywords").inc(sum(len(p.touched) for p in reached))
+        self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - len(p.touched) for p in reached))
+
+
+def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
+    """Versions above ours that the index holds for this document's entries, although nothing newer was accepted."""
+    stale = [outcomes[w.id] for w in plan.writes if outcomes[w.id].result == "stale"]
+    return [max(o.found or 0, plan.work.want_seq) for o in stale]
+
+
+def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, object]) -> _Plan:
+    common = _common(w, metadata)
+    entries: dict[UUID, int] = {}
+    if w.chunk_ids and w.manifest is not None:
+        shared = keyword_hash(common)
+        entries = {
+            chunk: keyword_hash(str(chunk), headings, shared)
+            for chunk, headings in zip(w.chunk_ids, w.manifest.headings, strict=True)
+        }
+    diff = diff_keywords(entries, w.confirmed, w.claimed)
+    writing = set(diff.write)
+    writes = [Write(generation.keyword_index, i, w.want_seq, None) for i in diff.delete]
+    if writing and w.manifest is not None:
+        for chunk, spans, headings in zip(w.chunk_ids, w.manifest.spans, w.manifest.headings, strict=True):
+            if chunk in writing:
+                text = "".join(body[start:end] for start, end in spans)
+                entry = {**common, "text": text, "headings": list(headings)}
+                writes.append(Write(generation.keyword_index, chunk, w.want_seq, entry))
+    return _Plan(w, entries, tuple(writes))
+
+
+def _common(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
+    """The fields that all entries of a document share."""
+    required = [EVERYONE, *w.required_tags]
+    return {
+        "document_id": str(w.identity.id),
+        "tenant": w.identity.tenant,
+        "source": w.identity.source,
+        "external_id": w.identity.external_id,
+        "title": w.title,
+        "acl_tags": list(w.acl_tags),
+        "required_tags": required,
+        "required_count": len(required),
+        "source_url": w.source_url,
+        "author": w.author,
+        "media_type": w.media_type,
+        "source_modified_at": w.source_modified_at.isoformat() if w.source_modified_at else None,
+        "metadata": dict(metadata),
+    }

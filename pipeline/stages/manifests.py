@@ -1,0 +1,43 @@
+"""A sink that meets a manifest cut from another text (or none) cuts the text itself, as detect would have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from pipeline.core.model import Generation, Store
+from pipeline.ledger import work
+from pipeline.ledger.documents import UPSERT_MANIFEST, manifest_row
+from pipeline.ledger.work import Work
+from pipeline.stages.detect import Counters, build_manifest
+from pipeline.stores.postgres import Connection
+
+
+class Chunker:
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    async def complete(
+        self, connection: Connection, generation: Generation, found: Sequence[Work], store: Store
+    ) -> list[Work]:
+        """The same work, every manifest cut from the document's current text."""
+        stale = [w for w in found if w.needs_chunking]
+        if not stale:
+            return list(found)
+        bodies = await work.bodies(connection, [w.identity.id for w in stale])
+        for w in stale:
+            assert w.content_hash is not None
+            manifest = await asyncio.to_thread(
+                build_manifest, w.identity.id, bodies[w.identity.id][0], w.media_type, w.content_hash, generation,
+                self._counters(generation),
+            )  # fmt: skip
+            async with connection.transaction():
+                # Under the document's lock: detect may have written a newer manifest meanwhile, which stands.
+                cursor = await connection.execute(
+                    "SELECT content_hash FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
+                )
+                row = await cursor.fetchone()
+                if row is not None and row[0] == w.content_hash:
+                    await connection.execute(UPSERT_MANIFEST, manifest_row(w.identity.id, generation.name, manifest))
+        reread = await work.load(connection, generation.name, store, [w.identity.id for w in found])
+        return [w for w in reread if not w.settled and not w.needs_chunking]

@@ -1,0 +1,43 @@
+"""What a stage is, for the consuming module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipeline.core.model import Lane
+from topics.codec import Headers
+from topics.registry import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One Kafka record as a stage sees it. ``lane`` is that of its topic."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+    headers: Headers
+    lane: Lane
+
+
+class Stage(Protocol):
+    """Law: ``handle`` may be called again with the same records, at any time, in any process."""
+
+    name: str
+    topics: dict[Lane, Topic]
+    """The live topic and its co-partitioned backfill topic."""
+    batch_size: int
+    """Most records that one lane hands over at once."""
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        """Do all of it or raise: Retryable (the whole batch is kept and tried again), anything else (the batch is
+        halved until the one failing record stands alone)."""
+        ...
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        """A single record that fails for good: make it visible and keep it, so that the partition goes on."""
+        ...

@@ -1,0 +1,66 @@
+"""The sweeper: hints again whatever stays pending, announces whatever was missed. A net: hints do the work."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from pipeline.core.errors import PenstockError
+from pipeline.ledger import work
+from pipeline.stages.announce import Announcer
+from pipeline.stages.hints import send_hints
+from pipeline.stores.postgres import SWEEPER_LOCK, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+SWEEP_LIMIT = 500
+"""Documents hinted again in one round."""
+
+
+class Sweeper:
+    """One leader among all detect workers, by an advisory lock that is held only during a round."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        producer: Producer,
+        announcer: Announcer,
+        metrics: Metrics,
+        *,
+        interval_seconds: float,
+        again_in_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._announcer = announcer
+        self._metrics = metrics
+        self._interval = interval_seconds
+        self._again = again_in_seconds
+
+    async def run(self) -> None:
+        """Sweep until cancelled; a world that is down is waited for."""
+        while True:
+            try:
+                await self.sweep()
+            except PenstockError as error:
+                log.warning("sweep_failed", reason=str(error)[:200])
+            await asyncio.sleep(self._interval)
+
+    async def sweep(self) -> int:
+        """One round; returns how many hints were sent again. Does nothing when another worker is at it."""
+        with translated("sweeper"):
+            async with self._pool.connection() as connection, connection.transaction():
+                cursor = await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [SWEEPER_LOCK])
+                row = await cursor.fetchone()
+                if not (row and row[0]):
+                    return 0
+                due = await work.due(connection, limit=SWEEP_LIMIT, again_in_seconds=self._again)
+        count = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
+        if count:
+            self._metrics.rescued.inc(count)
+            log.warning("rescued", hints=count)
+        await self._announcer.announce(None)
+        return count

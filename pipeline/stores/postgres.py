@@ -1,0 +1,195 @@
+"""Postgres: the pool, the migrations, and what a generation's chunk table looks like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+import psycopg
+from pgvector.psycopg import register_vector_async
+from psycopg import AsyncConnection, sql
+from psycopg.rows import TupleRow
+from psycopg_pool import AsyncConnectionPool, PoolTimeout
+
+from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.core.model import Generation
+from pipeline.core.retry import classify_sqlstate
+from pipeline.settings import PostgresSettings
+
+MINIMUM_PGVECTOR = (0, 8, 4)
+"""Below it, concurrent insert and vacuum can corrupt an HNSW index."""
+
+MIGRATIONS_LOCK = 7_300_001
+GENERATIONS_LOCK = 7_300_002
+"""Shared by every writer of manifests; exclusive for whoever adds, activates or retires a generation."""
+SWEEPER_LOCK = 7_300_003
+
+Connection = AsyncConnection[TupleRow]
+Pool = AsyncConnectionPool[Connection]
+
+
+@asynccontextmanager
+async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
+    """A pool whose connections know vectors and carry timeouts. Raises Misconfigured when migrations have not run."""
+    timeout_ms = int(settings.statement_timeout_seconds * 1000)
+    pool: Pool = AsyncConnectionPool(
+        settings.dsn.get_secret_value(),
+        min_size=1,
+        max_size=settings.pool_max_size,
+        open=False,
+        configure=_configure,
+        kwargs={
+            "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000",
+            "application_name": "penstock",
+        },
+    )
+    try:
+        with translated("Postgres"):
+            await _check_ready(settings)
+            await pool.open(wait=True, timeout=30)
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def _configure(connection: Connection) -> None:
+    await register_vector_async(connection)
+    await connection.commit()
+
+
+async def _check_ready(settings: PostgresSettings) -> None:
+    async with await AsyncConnection.connect(settings.dsn.get_secret_value(), connect_timeout=10) as connection:
+        row = await (await connection.execute("SELECT to_regclass('public.schema_migrations')::text")).fetchone()
+        applied = set()
+        if row and row[0]:
+            cursor = await connection.execute("SELECT name FROM schema_migrations")
+            applied = {name for (name,) in await cursor.fetchall()}
+        missing = [name for name, _ in _migrations() if name not in applied]
+        if missing:
+            raise Misconfigured(f"the database lacks migration {missing[0]}: run `penstock migrate`")
+
+
+class translated:
+    """``with translated("Postgres"):`` turns psycopg's errors into our three kinds, by SQLSTATE."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, PoolTimeout):
+            raise Retryable(f"{self.what}: no connection became free in time") from error
+        if not isinstance(error, psycopg.Error):
+            return
+        code = error.sqlstate
+        summary = f"{self.what}: {type(error).__name__}" + (f" ({code})" if code else "")
+        match "retry" if code is None else classify_sqlstate(code):
+            case "poison":
+                raise Poison("postgres_refused", summary) from error
+            case "misconfigured":
+                raise Misconfigured(f"{summary}: {str(error).splitlines()[0]}") from error
+            case _:
+                raise Retryable(summary) from error
+
+
+def _migrations() -> list[tuple[str, str]]:
+    folder = files("pipeline.stores") / "migrations"
+    found = [(f.name.removesuffix(".sql"), f.read_text()) for f in folder.iterdir() if f.name.endswith(".sql")]
+    return sorted(found)
+
+
+async def migrate(settings: PostgresSettings) -> list[str]:
+    """Run the migrations that have not run yet, each in one transaction; returns their names. Safe to run twice, also
+    at the same time. Raises Misconfigured when pgvector is missing or older than MINIMUM_PGVECTOR."""
+    done = []
+    with translated("migrate"):
+        async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+            await _check_pgvector(connection)
+            await connection.execute("SELECT pg_advisory_lock(%s)", [MIGRATIONS_LOCK])
+            await connection.execute(
+                "CREATE TABLE IF NOT EXISTS schema_migrations"
+                " (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
+            )
+            cursor = await connection.execute("SELECT name FROM schema_migrations")
+            applied = {name for (name,) in await cursor.fetchall()}
+            for name, statements in _migrations():
+                if name in applied:
+                    continue
+                async with connection.transaction():
+                    await connection.execute(statements.encode())
+                    await connection.execute("INSERT INTO schema_migrations (name) VALUES (%s)", [name])
+                done.append(name)
+    return done
+
+
+async def _check_pgvector(connection: Connection) -> None:
+    cursor = await connection.execute("SELECT default_version FROM pg_available_extensions WHERE name = 'vector'")
+    row = await cursor.fetchone()
+    if row is None:
+        raise Misconfigured("Postgres has no pgvector: install pgvector 0.8.4 or newer on the server")
+    version = tuple(int(part) for part in re.findall(r"\d+", str(row[0]))[:3])
+    if version < MINIMUM_PGVECTOR:
+        raise Misconfigured(f"pgvector {row[0]} can corrupt its index under load: upgrade the server to 0.8.4 or newer")
+
+
+async def create_chunk_table(connection: Connection, generation: Generation) -> None:
+    """The generation's chunk table with its HNSW index, and the readers' view over it. Repeats are harmless.
+
+    access_id is a hint for filtering and deliberately not indexed: changing it stays a HOT update that leaves the
+    graph alone.
+    """
+    table = sql.Identifier(generation.chunk_table)
+    vector = sql.SQL(f"{generation.vector_type}({generation.dimensions})")
+    await connection.execute(
+        sql.SQL(
+            """
+            CREATE TABLE IF NOT EXISTS {table} (
+                id          uuid PRIMARY KEY,
+                document_id uuid NOT NULL,
+                access_id   bigint NOT NULL,
+                created_at  timestamptz NOT NULL DEFAULT now(),
+                text        text NOT NULL,
+                embedding   {vector} NOT NULL
+            ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)
+            """
+        ).format(table=table, vector=vector)
+    )
+    await connection.execute(
+        sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (document_id)").format(
+            name=sql.Identifier(f"{generation.chunk_table}_document"), table=table
+        )
+    )
+    await connection.execute(
+        sql.SQL(
+            "CREATE INDEX IF NOT EXISTS {name} ON {table} USING hnsw (embedding {ops})"
+            " WITH (m = 16, ef_construction = 64)"
+        ).format(
+            name=sql.Identifier(f"{generation.chunk_table}_hnsw"),
+            table=table,
+            ops=sql.SQL(f"{generation.vector_type}_cosine_ops"),
+        )
+    )
+
+
+async def point_readers_at(connection: Connection, generation: Generation) -> None:
+    """Make ``readers.chunks`` show this generation. Embeddings are shown as ``halfvec`` without a fixed dimension, so
+    that a later generation can replace the view."""
+    await connection.execute(
+        sql.SQL(
+            """
+            CREATE OR REPLACE VIEW readers.chunks AS
+            SELECT c.id, c.document_id AS doc_id, array_position(m.chunk_ids, c.id) - 1 AS chunk_index, c.text,
+                   m.token_counts[array_position(m.chunk_ids, c.id)] AS token_count, a.acl_tags, a.required_tags,
+                   d.tenant, d.source_url, c.created_at, c.embedding::halfvec AS embedding
+            FROM {table} c
+            JOIN documents d ON d.id = c.document_id AND d.deleted_at IS NULL
+            JOIN access_sets a ON a.id = d.access_id
+            JOIN manifests m ON m.document_id = d.id AND m.generation = {name} AND m.chunk_ids @> ARRAY[c.id]
+            """
+        ).format(table=sql.Identifier(generation.chunk_table), name=sql.Literal(generation.name))
+    )
+    await connection.execute("GRANT SELECT ON readers.chunks TO penstock_reader")

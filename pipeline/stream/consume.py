@@ -1,0 +1,179 @@
+"""How a worker consumes Kafka: the one place that knows faust, and how it loses data when left alone.
+
+The body of the agents never raises; nothing is acked by faust itself (``noack``); what faust commits is our own done
+prefix (``Progress``), whatever it thinks was acked; revoked partitions are forgotten at once. See docs/adr/0005.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import faust
+import structlog
+from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
+
+from pipeline.core.model import Lane
+from pipeline.core.progress import Progress
+from pipeline.kafka import security
+from pipeline.settings import KafkaSettings, StreamSettings
+from pipeline.stages.stage import Incoming, Stage
+from pipeline.stream.lanes import Lanes
+from pipeline.telemetry import Metrics
+from topics.registry import MAX_MESSAGE_BYTES
+
+log = structlog.get_logger()
+
+DRAIN_SECONDS = 20.0
+"""How long a stopping worker may finish its batches; with faust's own stop it stays under 30 s."""
+
+
+def _options(kafka: KafkaSettings, stage: Stage) -> dict[str, Any]:
+    """faust's settings. Why each differs from its default: docs/adr/0005."""
+    return {
+        "id": f"{kafka.topic_prefix}penstock-{stage.name}",
+        "broker": [f"kafka://{host.strip()}" for host in kafka.bootstrap.split(",")],
+        "broker_credentials": _credentials(kafka),
+        "key_serializer": "raw",
+        "value_serializer": "raw",
+        "stream_buffer_maxsize": 128,
+        "broker_max_poll_records": 100,
+        "consumer_max_fetch_size": MAX_MESSAGE_BYTES + 2**20,
+        "consumer_auto_offset_reset": "earliest",
+        "broker_commit_every": 200,
+        "broker_commit_interval": 1.0,
+        "stream_wait_empty": False,
+        "broker_session_timeout": 45,
+        "broker_heartbeat_interval": 3,
+        "broker_rebalance_timeout": 180,
+        "broker_request_timeout": 240,
+        "broker_max_poll_interval": 86_400,
+        "stream_processing_timeout": 600,
+        "broker_commit_livelock_soft_timeout": 600,
+        "topic_allow_declare": False,
+        "topic_disable_leader": True,
+        "producer_acks": -1,
+        "producer_request_timeout": 60,
+        "web_enabled": False,
+        "web_tables_enabled": False,
+        "web_router_enabled": False,
+    }
+
+
+def _credentials(kafka: KafkaSettings) -> Any:
+    options: dict[str, Any] = security(kafka)
+    context = options.get("ssl_context")
+    if "sasl_mechanism" in options:
+        return faust.SASLCredentials(
+            username=options["sasl_plain_username"],
+            password=options["sasl_plain_password"],
+            mechanism=options["sasl_mechanism"],
+            ssl_context=context,
+        )
+    return faust.SSLCredentials(context) if context else None
+
+
+class Consumption:
+    """One stage's consumption: a faust app, its lanes, and the progress between them."""
+
+    def __init__(self, stage: Stage, *, kafka: KafkaSettings, stream: StreamSettings, metrics: Metrics) -> None:
+        self._stage = stage
+        self._metrics = metrics
+        self._progress: Progress[Any] = Progress()
+        self._draining = False
+        self._lanes = Lanes(
+            stage,
+            count=stream.lanes,
+            queue_size=stream.lane_queue,
+            batch_wait_seconds=stream.batch_wait_seconds,
+            backfill_share=stream.backfill_share,
+            metrics=metrics,
+            on_done=self._done,
+        )
+        app: Any = faust.App(**_options(kafka, stage))
+        self.app = app
+        self.app.finalize()
+        transport: Any = self.app.transport
+        transport.Consumer = _consumer_class(self._progress)
+        self.app.on_partitions_revoked.connect(self._revoked, weak=False)
+        self.app.on_partitions_assigned.connect(self._assigned, weak=False)
+        self.assigned = asyncio.Event()
+        for lane, topic in stage.topics.items():
+            channel = self.app.topic(f"{kafka.topic_prefix}{topic.name}")
+            self.app.agent(channel, name=f"{stage.name}-{lane}", concurrency=1)(self._agent(lane))
+        metrics.in_flight.labels(stage.name).set_function(self._progress.in_flight)
+
+    def _agent(self, lane: Lane) -> Any:
+        async def consume(stream: Any) -> None:
+            async for event in stream.noack().events():
+                message = event.message
+                record = Incoming(
+                    message.topic, message.partition, message.offset, message.key or b"", message.value,
+                    list(message.headers.items() if isinstance(message.headers, dict) else message.headers or []), lane,
+                )  # fmt: skip
+                if self._draining:
+                    continue
+                token = self._progress.arrived(message.tp, message.offset, event)
+                if token is not None:
+                    await self._lanes.put(record, (message.tp, token))
+
+        return consume
+
+    def _done(self, _record: Incoming, tag: object) -> None:
+        assert isinstance(tag, tuple)
+        tp, token = tag
+        for finished in self._progress.finished(tp, token):
+            finished.record.ack()  # a faust event: tells faust that there is something to commit
+
+    async def _revoked(self, _app: Any, revoked: Any, **_: Any) -> None:
+        gone = set(revoked)
+        self._progress.close(gone)
+        self._lanes.forget(lambda tag: isinstance(tag, tuple) and tag[0] in gone)
+        log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
+
+    async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
+        self._progress.open(assigned)
+        self.assigned.set()
+        log.info("partitions_assigned", stage=self._stage.name, count=len(assigned))
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Consume inside the block; leaving it drains: batches at work finish and are committed, no other starts."""
+        self._lanes.start()
+        await self.app.start()
+        try:
+            yield
+        finally:
+            self._draining = True
+            await self._lanes.stop(within_seconds=DRAIN_SECONDS)
+            if self.app.consumer is not None and not self.app.crashed:
+                await self.app.consumer.commit()
+            await self.app.stop()
+
+    async def crashed(self) -> BaseException:
+        """Return when faust gave up (a lost thread, a fatal broker error): the process should end and start anew."""
+        await self.app.wait_until_stopped()
+        return self.app.crash_reason or RuntimeError("the Kafka consumer stopped")
+
+    @property
+    def ready(self) -> bool:
+        """Partitions were assigned (perhaps none, when there are more workers than partitions)."""
+        return self.assigned.is_set() and not self.app.crashed
+
+    @property
+    def waiting(self) -> dict[Lane, int]:
+        return self._lanes.waiting
+
+
+def _consumer_class(progress: Progress[Any]) -> type:
+    class Consumer(FaustConsumer):
+        """Commits our done prefix and nothing else: faust's own rule passes over gaps in a fresh group."""
+
+        def _new_offset(self, tp: Any) -> int | None:
+            self._acked[tp].clear()
+            self._acked_index[tp].clear()
+            return progress.committable(tp)
+
+    return Consumer

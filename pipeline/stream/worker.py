@@ -1,0 +1,191 @@
+"""A worker process: one stage, its resources, its health port, and a stop that drains."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import structlog
+from aiohttp import web
+from prometheus_client import generate_latest
+
+from pipeline.core.errors import Misconfigured
+from pipeline.core.model import CountTokens, Generation
+from pipeline.embedding.choose import embedder, token_counter
+from pipeline.kafka import producer
+from pipeline.ledger import generations
+from pipeline.settings import Settings, dist
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import Detect
+from pipeline.stages.identities import Identities
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Stage
+from pipeline.stages.sweep import Sweeper
+from pipeline.stages.vectors import VectorSink
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import Pool, open_pool
+from pipeline.stream.consume import Consumption
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+MODELS = "models"
+"""Folder under dist() that holds converted models."""
+
+BATCH_FACTOR = {"detect": 2.0, "vectors": 0.5, "keywords": 2.0}
+"""Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
+
+
+def _counter(generation: Generation) -> CountTokens:
+    return token_counter(generation, dist() / MODELS)
+
+
+@dataclass
+class _Parts:
+    """What the stages are built from."""
+
+    settings: Settings
+    pool: Pool
+    producer: Producer
+    metrics: Metrics
+    stack: AsyncExitStack
+
+    def __post_init__(self) -> None:
+        self.counters: Callable[[Generation], CountTokens] = cache(_counter)
+        self.dead = DeadLetters(self.pool, self.producer, self.metrics)
+        self.announcer = Announcer(self.pool, self.producer, self.metrics)
+
+    def batch_size(self, name: str) -> int:
+        return max(1, round(self.settings.stream.batch_size * BATCH_FACTOR[name]))
+
+    async def generations(self) -> Mapping[str, Generation]:
+        async with self.pool.connection() as connection:
+            return {g.name: g for g in await generations.writable(connection)}
+
+    async def detect(self) -> list[Stage]:
+        stage = Detect(
+            self.pool, self.producer, self.dead, self.counters, self.metrics,
+            batch_size=self.batch_size("detect"), grace_seconds=self.settings.stream.sweep_after_seconds,
+        )  # fmt: skip
+        return [stage, Identities(self.pool, self.dead)]
+
+    async def vectors(self) -> list[Stage]:
+        model = embedder(self.settings.embedding, dist() / MODELS)
+        self.stack.push_async_callback(model.aclose)
+        async with self.pool.connection() as connection:
+            await generations.check_model(connection, await generations.active(connection), model)
+        stage = VectorSink(
+            self.pool, model, await self.generations(), Chunker(self.counters), self.announcer, self.metrics,
+            batch_size=self.batch_size("vectors"),
+        )  # fmt: skip
+        return [stage]
+
+    async def keywords(self) -> list[Stage]:
+        es = connect(self.settings.elasticsearch)
+        store = Keywords(es)
+        self.stack.push_async_callback(store.aclose)
+        stage = KeywordSink(
+            self.pool, store, await self.generations(), Chunker(self.counters), self.announcer, self.metrics,
+            batch_size=self.batch_size("keywords"),
+        )  # fmt: skip
+        return [stage]
+
+    def sweeper(self) -> Sweeper:
+        stream = self.settings.stream
+        return Sweeper(
+            self.pool, self.producer, self.announcer, self.metrics,
+            interval_seconds=stream.sweep_interval_seconds, again_in_seconds=stream.sweep_after_seconds * 2,
+        )  # fmt: skip
+
+
+WORKERS = ("detect", "vectors", "keywords")
+
+
+async def run(name: str, settings: Settings) -> None:
+    """Run one worker until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work, and whatever faust
+    crashed with (the supervisor starts the process anew)."""
+    if name not in WORKERS:
+        raise Misconfigured(f"no worker is called {name!r}: choose one of {', '.join(WORKERS)}")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    metrics = Metrics()
+    async with AsyncExitStack() as stack:
+        consuming: list[Consumption] = []
+        await stack.enter_async_context(_health(settings, metrics, consuming))
+        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        parts = _Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
+        stages: list[Stage] = await getattr(parts, name)()
+        for stage in stages:
+            consumption = Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics)
+            await stack.enter_async_context(consumption.running())
+            consuming.append(consumption)
+        if name == "detect":
+            await stack.enter_async_context(_background(parts.sweeper().run(), "sweeper"))
+        log.info("worker_started", worker=name)
+        await _until_stopped(stop, consuming)
+        log.info("worker_draining", worker=name)
+    log.info("worker_stopped", worker=name)
+
+
+async def _until_stopped(stop: asyncio.Event, consuming: list[Consumption]) -> None:
+    stopping = asyncio.create_task(stop.wait())
+    crashes = [asyncio.create_task(c.crashed()) for c in consuming]
+    done, pending = await asyncio.wait([stopping, *crashes], return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in done:
+        if task is not stopping:
+            raise RuntimeError("the Kafka consumer gave up") from task.result()  # type: ignore[misc]  # an exception
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _health(settings: Settings, metrics: Metrics, consuming: list[Consumption]) -> AsyncIterator[None]:
+    """/livez, /readyz and /metrics, bound to settings.stream.health_host."""
+
+    async def live(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        up = bool(consuming) and all(c.ready for c in consuming)
+        return web.Response(text="ready\n" if up else "starting\n", status=200 if up else 503)
+
+    async def scrape(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain", charset="utf-8")
+
+    app = web.Application()
+    app.add_routes([web.get("/livez", live), web.get("/readyz", ready), web.get("/metrics", scrape)])
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, settings.stream.health_host, settings.stream.health_port)
+        await site.start()
+        yield
+    except OSError as error:
+        if error.errno == 98:
+            raise Misconfigured(
+                f"port {settings.stream.health_port} is taken: set PENSTOCK_STREAM_HEALTH_PORT to another (0: any)"
+            ) from error
+        raise
+    finally:
+        await runner.cleanup()

@@ -1,0 +1,92 @@
+"""Metrics and logs: every name and label in one place. Labels are bounded; no document, user or exception text."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 1800, 7200)
+"""Seconds, with an exact edge at the objective of 300."""
+WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """One registry a process and test."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
+        self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
+        self.failed_documents = Counter(
+            "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
+        )
+        self.retries = Counter("penstock_retries", "Waits for the world to heal", ["stage"], registry=r)
+        self.batch_seconds = Histogram(
+            "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
+        )
+        self.batch_size = Histogram(
+            "penstock_batch_size", "Records a batch held", ["stage"], buckets=SIZE_BUCKETS, registry=r
+        )
+        self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
+        self.embedding_tokens = Counter("penstock_embedding_tokens", "Tokens sent to the model", registry=r)
+        self.written = Counter("penstock_written_chunks", "Chunk rows or entries written", ["sink"], registry=r)
+        self.deleted = Counter("penstock_deleted_chunks", "Chunk rows or entries deleted", ["sink"], registry=r)
+        self.moved = Counter("penstock_moved_documents", "Documents that changed during a write", ["sink"], registry=r)
+        self.rescued = Counter("penstock_rescued_hints", "Hints sent again by the sweeper", registry=r)
+        self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
+        self.freshness = Histogram(
+            "penstock_freshness_seconds",
+            "From the source's change to both stores returning it",
+            ["source", "lane"],
+            buckets=FRESHNESS_BUCKETS,
+            registry=r,
+        )
+        self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
+
+    @contextmanager
+    def batch(self, stage: str, size: int) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.batch_seconds.labels(stage).observe(perf_counter() - start)
+            self.batch_size.labels(stage).observe(size)
+
+
+def configure_logging(*, level: int = logging.INFO) -> None:
+    """structlog and the libraries' loggers as one JSON object a line on stderr."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                structlog.processors.format_exc_info,
+                structlog.processors.JSONRenderer(),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    for noisy in ("faust", "aiokafka", "mode", "elastic_transport", "httpx", "httpx2", "kafka"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
