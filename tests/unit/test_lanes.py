@@ -1,0 +1,160 @@
+"""Key lanes: order by key, waiting out the world, halving a failing batch, live before backfill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pipeline.core.errors import Poison, Retryable
+from pipeline.core.model import Lane
+from pipeline.stages.stage import Incoming
+from pipeline.stream import lanes
+from pipeline.stream.lanes import Lanes
+from pipeline.telemetry import Metrics
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+
+def record(offset: int, key: bytes = b"k", lane: Lane = "live") -> Incoming:
+    return Incoming("t", 0, offset, key, b"", [], lane)
+
+
+class Recording:
+    name = "recording"
+    topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
+
+    def __init__(self, work: Callable[[Sequence[Incoming]], None] = lambda _: None, batch_size: int = 4) -> None:
+        self.batch_size = batch_size
+        self.batches: list[list[Incoming]] = []
+        self.aside: list[tuple[int, Exception]] = []
+        self._work = work
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        await asyncio.sleep(0)
+        self._work(batch)
+        self.batches.append(list(batch))
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        self.aside.append((record.offset, error))
+
+
+def build(stage: Recording, done: list[int], *, count: int = 1, queue: int = 100) -> Lanes:
+    return Lanes(
+        stage, count=count, queue_size=queue, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda r, _: done.append(r.offset),
+    )  # fmt: skip
+
+
+async def drain(lanes_: Lanes, done: list[int], count: int) -> None:
+    async with asyncio.timeout(10):
+        while len(done) < count:
+            await asyncio.sleep(0.001)
+    await lanes_.stop(within_seconds=5)
+
+
+async def test_records_of_one_key_are_handled_in_order() -> None:
+    done: list[int] = []
+    stage = Recording()
+    running = build(stage, done, count=4)
+    running.start()
+    for n in range(40):
+        await running.put(record(n, key=b"key-%d" % (n % 7)), None)
+    await drain(running, done, 40)
+    for key in {b"key-%d" % n for n in range(7)}:
+        offsets = [r.offset for batch in stage.batches for r in batch if r.key == key]
+        assert offsets == sorted(offsets)
+
+
+async def test_one_poisonous_record_is_set_aside_and_the_others_go_on() -> None:
+    done: list[int] = []
+
+    def work(batch: Sequence[Incoming]) -> None:
+        if any(r.offset == 5 for r in batch):
+            raise Poison("bad", "five")
+
+    stage = Recording(work, batch_size=8)
+    running = build(stage, done)
+    for n in range(8):
+        await running.put(record(n), None)
+    running.start()
+    await drain(running, done, 8)
+    assert [offset for offset, _ in stage.aside] == [5]
+    assert sorted(r.offset for batch in stage.batches for r in batch) == [0, 1, 2, 3, 4, 6, 7]
+
+
+async def test_a_bug_in_a_stage_is_treated_as_that_records_fault_not_the_partitions() -> None:
+    done: list[int] = []
+
+    def work(batch: Sequence[Incoming]) -> None:
+        if any(r.offset == 1 for r in batch):
+            raise ZeroDivisionError
+
+    stage = Recording(work)
+    running = build(stage, done)
+    for n in range(3):
+        await running.put(record(n), None)
+    running.start()
+    await drain(running, done, 3)
+    assert [(offset, type(e)) for offset, e in stage.aside] == [(1, ZeroDivisionError)]
+
+
+async def test_a_world_that_is_down_is_waited_for_and_nothing_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "RETRY_CAP_SECONDS", 0.01)
+    done: list[int] = []
+    left = [3]
+
+    def work(_: Sequence[Incoming]) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise Retryable("down")
+
+    stage = Recording(work)
+    running = build(stage, done)
+    running.start()
+    await running.put(record(0), None)
+    await drain(running, done, 1)
+    assert stage.aside == []
+    assert left == [0]
+
+
+async def test_live_goes_first_and_backfill_is_not_starved() -> None:
+    done: list[int] = []
+    stage = Recording(batch_size=1)
+    running = build(stage, done)
+    for n in range(5):
+        await running.put(record(n, lane="backfill"), None)
+    for n in range(100, 130):
+        await running.put(record(n), None)
+    running.start()
+    await drain(running, done, 35)
+    first_backfill = next(i for i, b in enumerate(stage.batches) if b[0].lane == "backfill")
+    assert first_backfill == 9
+    assert stage.batches[0][0].lane == "live"
+
+
+async def test_a_full_lane_holds_its_topic_back() -> None:
+    done: list[int] = []
+    running = build(Recording(), done, queue=2)
+    await running.put(record(0), None)
+    await running.put(record(1), None)
+    third = asyncio.create_task(running.put(record(2), None))
+    await asyncio.sleep(0.02)
+    assert not third.done()
+    running.start()
+    await drain(running, done, 3)
+
+
+async def test_stopping_leaves_what_waits_undone() -> None:
+    done: list[int] = []
+
+    def work(_: Sequence[Incoming]) -> None:
+        raise Retryable("down")
+
+    running = build(Recording(work), done)
+    running.start()
+    for n in range(6):
+        await running.put(record(n), None)
+    await asyncio.sleep(0.02)
+    await running.stop(within_seconds=5)
+    assert done == []
