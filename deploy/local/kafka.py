@@ -34,6 +34,8 @@ LOGGING = {
     "defaultLogLevel": "warn",
     "log.kafka.server": "info",
 }
+QUIET = ("-Djava.awt.headless=true", "--sun-misc-unsafe-memory-access=allow", "--enable-native-access=ALL-UNNAMED")
+FORMATTER = "kafka.tools.StorageTool"
 METADATA_REQUEST = struct.pack(">hhih8si", 3, 1, 1, 8, b"penstock", 0)
 """Metadata v1 (api key 3), correlation id 1, our client id, no topics: asks for the brokers only."""
 
@@ -49,19 +51,21 @@ class Kafka:
     def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
         own_folder(place.data)
         place.config.mkdir(parents=True, exist_ok=True)
-        lines = [f"{name}={value}\n" for name, value in _properties(place, ports).items()]
+        if "," in str(place.data):
+            raise Misconfigured(f"Kafka cannot keep data under a path with a comma: {place.home} (set PENSTOCK_HOME)")
+        lines = [f"{name}={_escaped(str(value))}\n" for name, value in _properties(place, ports).items()]
         write_atomically(_properties_file(place), "".join(lines))
         if not (place.data / "meta.properties").exists():
             _format(place)
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         logging = (f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in LOGGING.items())
-        java = [*java_command(place, settings.heap_kafka_mb), "-XX:+UseG1GC", "-Djava.awt.headless=true", *logging]
+        java = [*java_command(place, settings.heap_kafka_mb), "-XX:+UseG1GC", *QUIET, *logging]
         argv = [*java, "-cp", dist.kafka_classpath(), "kafka.Kafka", str(_properties_file(place))]
         return Command(as_server_user(argv, place.home, dist.servers(), dist.java()), clean_env())
 
     def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
-        return list(argv[-2:]) == ["kafka.Kafka", str(_properties_file(place))]
+        return str(_properties_file(place)) in argv and bool({"kafka.Kafka", FORMATTER}.intersection(argv))
 
     def ready(self, address: str, place: Place) -> bool:
         """It lists at least one broker: itself, registered and no longer fenced."""
@@ -127,11 +131,18 @@ def _properties(place: Place, ports: Mapping[str, int]) -> dict[str, object]:
     }
 
 
+def _escaped(value: str) -> str:
+    """As Java reads a properties file: Latin-1, everything else as UTF-16 escapes."""
+    units = value.replace("\\", "\\\\").encode("utf-16-be")
+    pairs = (int.from_bytes(units[i : i + 2]) for i in range(0, len(units), 2))
+    return "".join(chr(unit) if unit < 0x80 else f"\\u{unit:04x}" for unit in pairs)
+
+
 def _format(place: Place) -> None:
     """Give the data folder its cluster id, once. It is whole when meta.properties is there."""
     offset = place.log.stat().st_size if place.log.exists() else 0
     argv = [
-        *java_command(place, 128), "-cp", dist.kafka_classpath(), "kafka.tools.StorageTool", "format",
+        *java_command(place, 128), "-cp", dist.kafka_classpath(), FORMATTER, "format",
         "--ignore-formatted", "--cluster-id", _cluster_id(), "--config", str(_properties_file(place)),
     ]  # fmt: skip
     with place.log.open("ab") as log:

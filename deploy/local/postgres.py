@@ -56,7 +56,8 @@ class Postgres:
         return Command(as_server_user([str(binary), "-D", str(place.data)], place.home, binary), clean_env())
 
     def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
-        return list(argv[-3:]) == [str(dist.postgres_bin() / "postgres"), "-D", str(place.data)]
+        server = [str(dist.postgres_bin() / "postgres"), "-D", str(place.data)]
+        return list(argv[-3:]) == server or str(_new_cluster(place)) in argv
 
     def ready(self, address: str, place: Place) -> bool:
         try:
@@ -115,17 +116,22 @@ def _password(place: Place) -> str:
     return _password_file(place).read_text().strip()
 
 
+def _new_cluster(place: Place) -> Path:
+    return place.data.with_name(f".{place.name}.new") / "cluster"
+
+
 def _create_cluster(place: Place) -> None:
     """initdb, in a folder beside: a killed one leaves nothing that looks whole. It gets a password of its own, for any
     user of the machine can reach the port, and a superuser of Postgres can run programs."""
-    scratch = place.data.with_name(f".{place.name}.new")
+    cluster = _new_cluster(place)
+    scratch = cluster.parent
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)
     password_file = scratch / "password"
     write_atomically(password_file, secrets.token_urlsafe(18) + "\n", mode=0o600)
     own_folder(scratch, mode=0o700)
     binary = dist.postgres_bin() / "initdb"
-    argv = [str(binary), "-D", str(scratch / "cluster"), "-U", USER, "--auth=scram-sha-256",
+    argv = [str(binary), "-D", str(cluster), "-U", USER, "--auth=scram-sha-256",
             f"--pwfile={password_file}", "--encoding=UTF8", "--no-locale", "--no-instructions"]  # fmt: skip
     done = subprocess.run(
         with_a_name(argv, place.home, binary),
@@ -138,7 +144,7 @@ def _create_cluster(place: Place) -> None:
         telling = [line for line in lines if re.search(r"error|FATAL|could not", line)]
         raise Misconfigured(f"initdb failed: {(telling or lines or ['no output'])[0][:300]} (log: {place.log})")
     write_atomically(_password_file(place), password_file.read_text(), mode=0o600)
-    (scratch / "cluster").rename(place.data)
+    cluster.rename(place.data)
     shutil.rmtree(scratch)
 
 

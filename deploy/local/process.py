@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +20,7 @@ CREATED_TOLERANCE_SECONDS = 2.0
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Ours to reap. Kept, because a Popen that is dropped while its process runs warns."""
+_children_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,10 @@ def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path |
         child = subprocess.Popen(
             argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=dict(env), cwd=cwd, start_new_session=True
         )
-    _children[child.pid] = child
+    with _children_lock:
+        for ended in [pid for pid, other in _children.items() if other.poll() is not None]:
+            del _children[ended]
+        _children[child.pid] = child
     return record(child.pid)
 
 
@@ -92,8 +97,8 @@ def exit_code(pid: int) -> int | None:
 def reap(pid: int) -> None:
     """Take the exit status if the process was our child and has ended."""
     child = _children.get(pid)
-    if child is not None and child.poll() is not None:
-        del _children[pid]
+    if child is not None:
+        child.poll()
 
 
 def find(is_mine: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:

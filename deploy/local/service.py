@@ -164,7 +164,8 @@ def java_command(place: Place, heap_mb: int) -> list[str]:
 def clean_env() -> dict[str, str]:
     """Our environment without what would change a server behind our back."""
     dropped = ("JAVA_", "_JAVA_", "JDK_JAVA_", "ES_", "KAFKA_", "PG", "LD_PRELOAD", "CLASSPATH")
-    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**kept, "LC_ALL": "C.UTF-8"}  # or Java cannot open a path that is not ASCII
 
 
 _TELLING = re.compile(r"FATAL|PANIC|\bERROR\b|Exception|[Ee]rror:|could not|No space left|OutOfMemory")

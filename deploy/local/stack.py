@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -181,6 +182,19 @@ class Stack:
         if victims and progress:
             progress(name, "stopped")
 
+    def _becomes_ready(self, name: str, progress: Progress) -> bool:
+        """Give a service that runs and does not answer some time (a busy machine, a start under way)."""
+        deadline = time.monotonic() + STOP_GRACE_SECONDS
+        told = False
+        while (now := self._service(name)).pid is not None and not now.ready:
+            if time.monotonic() > deadline:
+                return False
+            if not told:
+                progress(name, "running, waiting for its answer")
+                told = True
+            time.sleep(0.2)
+        return now.ready
+
     # Starting
 
     def _start_all(self, names: Sequence[str], progress: Progress) -> None:
@@ -192,6 +206,7 @@ class Stack:
             if self._die_with_parent:
                 self._start_watchdog()
             require_space(self.home, NEEDED_MB)
+            names = [name for name in names if not self._becomes_ready(name, progress)]
             for name in names:
                 self._stop_server(name)  # hangs, or was left by an `up` that was killed
             ports = Ports(self.home, settings).assign(port for name in names for port in SERVERS[name].ports())
@@ -270,7 +285,7 @@ class _Starter:
                     self.server.complete(self.place, port)
                     break
                 if process.running(entry) is None:
-                    raise self._failure("stopped while starting", offset)
+                    raise self._failure(_ended(entry.pid), offset)
                 if time.monotonic() > deadline:
                     raise self._failure(f"does not answer after {self.server.start_timeout_seconds:.0f} s", offset)
                 cancelled.wait(0.1)
@@ -295,7 +310,7 @@ class _Starter:
             cancelled.wait(0.05)
         servers = process.find(lambda argv: self.server.is_mine(self.place, argv))
         if code or (not servers and not cancelled.is_set()):
-            raise self._failure("stopped while starting", offset)
+            raise self._failure(_ended(entry.pid), offset)
         if servers:
             entry = process.record(servers[0].pid, address)
             process.save(self.place.pid_file, entry)
@@ -303,6 +318,12 @@ class _Starter:
 
     def _failure(self, what: str, offset: int) -> Misconfigured:
         return Misconfigured(f"{self.server.name} {what}: {reason(self.place.log, offset)} (log: {self.place.log})")
+
+
+def _ended(pid: int) -> str:
+    if process.exit_code(pid) == -signal.SIGKILL:
+        return "was killed while starting (is there enough memory?)"
+    return "stopped while starting"
 
 
 def _run_together(starters: Sequence[_Starter]) -> None:

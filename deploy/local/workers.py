@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from deploy.local import process
+from deploy.local.lock import exclusive
 from deploy.local.service import HOST, free_port, reason
 from pipeline.core.errors import Misconfigured
 
@@ -45,19 +46,19 @@ def start(
     instance: int = 0,
     env: Mapping[str, str],
     wait: bool,
-    argv: Callable[[str], Sequence[str]] = command,
 ) -> Worker:
     """Start one, unless it runs. Raises Misconfigured with one line if it ends before it is ready."""
     key = name if instance == 0 else f"{name}-{instance}"
-    if (entry := process.load(_pid_file(home, key))) is None or process.running(entry) is None:
-        port = free_port()
-        log = _log(home, key)
-        offset = log.stat().st_size if log.exists() else 0
-        given = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
-        entry = replace(process.spawn(argv(name), log=log, env=given), address=f"http://{HOST}:{port}")
-        process.save(_pid_file(home, key), entry)
-    else:
-        offset = 0
+    log = _log(home, key)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    offset = log.stat().st_size if log.exists() else 0
+    with exclusive(home / "run" / "workers.lock"):
+        entry = process.load(_pid_file(home, key))
+        if entry is None or process.running(entry) is None:
+            port = free_port()
+            given = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
+            entry = replace(process.spawn(command(name), log=log, env=given), address=f"http://{HOST}:{port}")
+            process.save(_pid_file(home, key), entry)
     if wait:
         _wait_ready(home, key, entry, offset)
     return _look(home, key)
