@@ -55,3 +55,6 @@ DEAD_LETTERS = Topic(
 TOPICS = (
     DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, DEAD_LETTERS,
 )  # fmt: skip
+
+COPARTITIONED = ((DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), (INDEX_LIVE, INDEX_BACKFILL))
+"""Read by the same workers in the same key lanes: one document's partition must be the same number in both."""

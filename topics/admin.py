@@ -1,0 +1,164 @@
+"""Creates the topics that are missing, and says where the existing ones differ from the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
+
+from topics.registry import COPARTITIONED, TOPICS, Topic
+
+LEADER_SECONDS = 30.0
+REQUEST_TIMEOUT_MS = 30_000
+
+Partitions = Sequence[Mapping[str, Any]]
+
+
+class TopicsNotReady(Exception):
+    """Kafka cannot be reached, or has not given every partition a leader in time. It may heal: try again."""
+
+
+class TopicRefused(Exception):
+    """Kafka does not let us make or read a topic: no permission, more replicas than brokers. One line."""
+
+
+async def ensure_topics(
+    bootstrap: str, *, prefix: str = "", replication: int = 1, security: Mapping[str, object] | None = None
+) -> list[str]:
+    """Make every topic of the registry exist. Returns one line for each topic created and for each difference found.
+
+    An existing topic is never changed: what differs is for the operator to decide. Repeats are harmless, and any
+    number of processes may do it at once. Returns when every partition has a leader. Raises TopicsNotReady or
+    TopicRefused.
+    """
+    admin = AIOKafkaAdminClient(
+        bootstrap_servers=bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS, **dict(security or {})
+    )
+    try:
+        await admin.start()
+        return await _ensure(admin, {f"{prefix}{topic.name}": topic for topic in TOPICS}, replication)
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise TopicsNotReady(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+    finally:
+        await admin.close()
+
+
+async def _ensure(admin: Any, wanted: Mapping[str, Topic], replication: int) -> list[str]:
+    before = await _partitions(admin, wanted)
+    missing = [name for name in wanted if name not in before]
+    created = await _create(admin, {name: wanted[name] for name in missing}, replication)
+    after = await _led(admin, wanted)
+    lines = [f"topic {name}: created ({wanted[name].partitions} partitions)" for name in created]
+    for name in before:  # what has just been created is as it should be
+        lines += differing_partitions(name, wanted[name], after[name], replication)
+    lines += unequal_counts({wanted[name].name: (name, len(after[name])) for name in wanted})
+    lines += await _differing_configs(admin, {name: wanted[name] for name in before}, replication)
+    return lines
+
+
+async def _partitions(admin: Any, wanted: Iterable[str]) -> dict[str, Partitions]:
+    """The partitions of those of our topics that exist. (All topics are asked for: asking by name would create them
+    on brokers with ``auto.create.topics.enable``.)"""
+    names = set(wanted)
+    return {
+        topic["topic"]: topic["partitions"] for topic in await admin.describe_topics(None) if topic["topic"] in names
+    }
+
+
+async def _create(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
+    """Returns the names that we created: another process may have been faster with some."""
+    if not topics:
+        return []
+    answer = await admin.create_topics(
+        [
+            NewTopic(name, topic.partitions, replication, topic_configs=topic.configs(replication=replication))
+            for name, topic in topics.items()
+        ]
+    )
+    created = []
+    for name, code, message in answer.topic_errors:
+        kind = for_code(code)
+        if kind is NoError:
+            created.append(name)
+        elif kind is not TopicAlreadyExistsError:
+            _refuse(f"topic {name} cannot be created", kind, message)
+    return created
+
+
+async def _led(admin: Any, wanted: Iterable[str]) -> dict[str, Partitions]:
+    """The partitions of all of them, once every one has a leader."""
+    try:
+        async with asyncio.timeout(LEADER_SECONDS):
+            while True:
+                found = await _partitions(admin, wanted)
+                late = [name for name in wanted if not _has_leaders(found.get(name, ()))]
+                if not late:
+                    return found
+                await asyncio.sleep(0.2)
+    except TimeoutError as error:
+        raise TopicsNotReady(
+            f"after {LEADER_SECONDS:.0f} s some partition of {', '.join(late[:3])} has no leader: is a broker down?"
+        ) from error
+
+
+def _has_leaders(partitions: Partitions) -> bool:
+    return bool(partitions) and all(p["leader"] >= 0 and p["error_code"] == 0 for p in partitions)
+
+
+async def _differing_configs(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
+    if not topics:
+        return []
+    wanted = {name: topic.configs(replication=replication) for name, topic in topics.items()}
+    answers = await admin.describe_configs(
+        [ConfigResource(ConfigResourceType.TOPIC, name, configs) for name, configs in wanted.items()]
+    )
+    lines = []
+    for code, message, _, name, entries in (resource for answer in answers for resource in answer.resources):
+        if code:
+            _refuse(f"the settings of topic {name} cannot be read", for_code(code), message)
+        found = {entry[0]: entry[1] for entry in entries}
+        lines += [
+            f"topic {name}: {key} is {found.get(key)}, this version wants {value}; change it with"
+            f" `kafka-configs --alter --topic {name} --add-config {key}={value}`, or leave it"
+            for key, value in wanted[name].items()
+            if found.get(key) != value
+        ]
+    return lines
+
+
+def _refuse(what: str, kind: type[KafkaError], message: str | None) -> None:
+    line = f"{what}: {kind.__name__}{f' ({message})' if message else ''}"
+    raise (TopicsNotReady if kind.retriable else TopicRefused)(line)
+
+
+def differing_partitions(name: str, topic: Topic, partitions: Partitions, replication: int) -> list[str]:
+    """Lines about an existing topic with fewer partitions or replicas than wanted. More of them are an operator's
+    choice."""
+    lines = []
+    if len(partitions) < topic.partitions:
+        lines.append(
+            f"topic {name}: {len(partitions)} partitions, this version wants {topic.partitions}; adding some moves"
+            " keys, so first let all workers catch up and stop them"
+        )
+    replicas = min(len(partition["replicas"]) for partition in partitions)
+    if replicas < replication:
+        lines.append(f"topic {name}: {replicas} replicas, the setting asks for {replication}; reassign its partitions")
+    return lines
+
+
+def unequal_counts(counts: Mapping[str, tuple[str, int]]) -> list[str]:
+    """Lines about topics that must have equally many partitions, and have not. counts: by registry name, the topic's
+    full name and its number of partitions."""
+    lines = []
+    for first, second in COPARTITIONED:
+        (one, n), (other, m) = counts[first.name], counts[second.name]
+        if n != m:
+            lines.append(
+                f"topics {one} ({n} partitions) and {other} ({m}) must have equally many: a document's events would"
+                " be handled by two workers at once"
+            )
+    return lines
