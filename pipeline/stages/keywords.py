@@ -21,6 +21,7 @@ from pipeline.core.model import Generation, Lane
 from pipeline.ledger import work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
@@ -59,6 +60,7 @@ class KeywordSink:
         generations: Mapping[str, Generation],
         chunker: Chunker,
         announcer: Announcer,
+        dead: DeadLetters,
         metrics: Metrics,
         *,
         batch_size: int,
@@ -68,6 +70,7 @@ class KeywordSink:
         self._generations = generations
         self._chunker = chunker
         self._announcer = announcer
+        self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
 
@@ -76,7 +79,11 @@ class KeywordSink:
             await self.converge(generation, ids)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        document, generation = read_hint(record)
+        try:
+            document, generation = read_hint(record)
+        except Poison:  # no hint at all
+            await self._dead.bury(record, stage=self.name, error=error)
+            return
         await set_aside(self._pool, "keywords", document, generation, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:

@@ -17,13 +17,14 @@ from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.diff import diff_vectors
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Poison
 from pipeline.core.model import Generation, Lane
 from pipeline.core.retry import backoff
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.ledger import work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
@@ -62,6 +63,7 @@ class VectorSink:
         generations: Mapping[str, Generation],
         chunker: Chunker,
         announcer: Announcer,
+        dead: DeadLetters,
         metrics: Metrics,
         *,
         batch_size: int,
@@ -71,6 +73,7 @@ class VectorSink:
         self._generations = generations
         self._chunker = chunker
         self._announcer = announcer
+        self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
         self._kept: OrderedDict[UUID, Vectors] = OrderedDict()
@@ -80,7 +83,11 @@ class VectorSink:
             await self.converge(generation, ids)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        document, generation = read_hint(record)
+        try:
+            document, generation = read_hint(record)
+        except Poison:  # no hint at all
+            await self._dead.bury(record, stage=self.name, error=error)
+            return
         await set_aside(self._pool, self.name, document, generation, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:

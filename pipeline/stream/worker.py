@@ -84,7 +84,7 @@ class _Parts:
         async with self.pool.connection() as connection:
             await generations.check_model(connection, await generations.active(connection), model)
         stage = VectorSink(
-            self.pool, model, await self.generations(), Chunker(self.counters), self.announcer, self.metrics,
+            self.pool, model, await self.generations(), Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("vectors"),
         )  # fmt: skip
         return [stage]
@@ -94,7 +94,7 @@ class _Parts:
         store = Keywords(es)
         self.stack.push_async_callback(store.aclose)
         stage = KeywordSink(
-            self.pool, store, await self.generations(), Chunker(self.counters), self.announcer, self.metrics,
+            self.pool, store, await self.generations(), Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("keywords"),
         )  # fmt: skip
         return [stage]
