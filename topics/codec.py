@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from urllib.parse import quote
 
 from pydantic import ValidationError
 
@@ -35,12 +36,12 @@ class Record:
 
 def encode(message: AnyMessage, *, traceparent: str | None = None) -> Record:
     """The record of a message. The same message always gives the same ``ce_id`` (consumers may deduplicate by it)."""
-    value = message.model_dump_json(exclude={"kind"}).encode()
+    value = message.model_dump_json().encode()
     headers: Headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", hashlib.blake2b(message.kind.encode() + value, digest_size=16).hexdigest().encode()),
         ("ce_type", f"{CE_TYPE_PREFIX}{message.kind}".encode()),
-        ("ce_source", f"/{message.tenant}/{message.source}".encode()),
+        ("ce_source", f"/{quote(message.tenant)}/{quote(message.source)}".encode()),
         ("ce_time", message.observed_at.isoformat().encode()),
         ("content-type", CONTENT_TYPE.encode()),
     ]
@@ -69,9 +70,9 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]] | Mapping[s
 
 
 def _explain(error: ValidationError) -> str:
-    """What is wrong and where, without the offending values (they may be content)."""
+    """What is wrong and where, without the offending values (they may be content; so may names inside metadata)."""
     problems = [
-        f"{'.'.join(str(part) for part in item['loc']) or 'message'}: {item['msg']}"
-        for item in error.errors(include_input=False, include_url=False, include_context=False)[:5]
+        f"{'.'.join(str(part) for part in item['loc'][:1]) or 'message'}: {item['msg']}"
+        for item in error.errors(include_input=False, include_url=False, include_context=False)
     ]
-    return "; ".join(problems)[:500]
+    return "; ".join(list(dict.fromkeys(problems))[:5])[:500]

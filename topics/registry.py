@@ -43,7 +43,10 @@ DOCUMENTS_LIVE = Topic(
 DOCUMENTS_BACKFILL = Topic(
     "documents.backfill.v1", _DOCUMENTS, "first loads and full crawls", max_message_bytes=MAX_MESSAGE_BYTES
 )
-IDENTITIES = Topic("identities.v1", ("identity.changed.v1",), "who is in which group", cleanup="compact")
+IDENTITIES = Topic(
+    "identities.v1", ("identity.changed.v1",), "who is in which group", cleanup="compact",
+    max_message_bytes=MAX_MESSAGE_BYTES,
+)  # fmt: skip
 INDEX_LIVE = Topic("index.live.v1", ("index.hint.v1",), "wakes the sinks, live", retention_ms=3 * DAY_MS)
 INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks, backfill", retention_ms=3 * DAY_MS)
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
