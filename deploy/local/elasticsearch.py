@@ -36,6 +36,7 @@ class Elasticsearch:
         own_folder(place.config)
         own_folder(place.config / "tmp")
         own_folder(place.log.parent / "elasticsearch")
+        (place.config / "elasticsearch.keystore.tmp").unlink(missing_ok=True)  # of a start that was cut short
         # JSON is YAML: no quoting to get wrong.
         write_atomically(place.config / "elasticsearch.yml", json.dumps(_settings(place, ports), indent=1) + "\n")
         write_atomically(place.config / "jvm.options", "\n".join(_jvm_options(place, settings)) + "\n")
@@ -46,7 +47,8 @@ class Elasticsearch:
         It starts the server, waits until it is up, and ends."""
         home = dist.elasticsearch_home()
         argv = [
-            str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", f"-XX:SharedArchiveFile={dist.java_archive()}",
+            str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            f"-XX:SharedArchiveFile={dist.java_archive()}",
             "-Dcli.name=server", "-Dcli.script=elasticsearch", "-Dcli.libs=lib/tools/server-cli",
             f"-Des.path.home={home}", f"-Des.path.conf={place.config}", "-Des.distribution.type=zip",
             "-Des.java.type=ES_JAVA_HOME", "-cp", f"{home}/lib/*:{home}/lib/cli-launcher/*",

@@ -145,7 +145,10 @@ def _build(folder: Path) -> None:
 
 
 def _run_maven(folder: Path) -> None:
-    """One run for everything: Kafka with its dependencies into kafka/, the Elasticsearch zip and ecj into archives/."""
+    """One run for everything: Kafka with its dependencies into kafka/, the Elasticsearch zip and ecj into archives/.
+
+    --update-snapshots makes Maven ask again for what it remembers to have failed, for instance without a network.
+    """
     maven = shutil.which("mvn")
     if maven is None:
         raise Misconfigured("mvn is not on the PATH: install Maven (and a Java for it), e.g. apt-get install maven")
@@ -156,7 +159,7 @@ def _run_maven(folder: Path) -> None:
     )  # fmt: skip
     (folder / "pom.xml").write_text(pom)
     done = subprocess.run(
-        [maven, "--batch-mode", "--quiet", "--file", str(folder / "pom.xml"), "validate"],
+        [maven, "--batch-mode", "--quiet", "--update-snapshots", "--file", str(folder / "pom.xml"), "validate"],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
     )  # fmt: skip
     if done.returncode != 0:

@@ -41,6 +41,7 @@ class Postgres:
         place.data.parent.mkdir(parents=True, exist_ok=True)
         if not place.data.exists():
             _create_cluster(place)
+        own_folder(place.data, mode=0o700)
         _refuse_other_version(place.data)
         _release_stale_lock(place.data / "postmaster.pid")
         conf = "".join(f"{name} = {value}\n" for name, value in _settings(ports["postgres"], settings).items())

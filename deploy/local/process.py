@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from pipeline.core.errors import Misconfigured
+
 CREATED_TOLERANCE_SECONDS = 2.0
 """psutil derives a start time from the boot time, which moves a little when the clock is set."""
 
@@ -112,30 +114,44 @@ def find(is_mine: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:
 
 
 def stop(processes: Iterable[psutil.Process], *, ask: signal.Signals | None, grace_seconds: float) -> None:
-    """Signal, wait, then SIGKILL with every descendant. ``ask=None`` kills at once."""
+    """Signal, wait, then SIGKILL with every descendant. ``ask=None`` kills at once.
+
+    Raises Misconfigured if one cannot be stopped: it is another user's, or hangs in the kernel.
+    """
     asked = list(processes)
     family = {process.pid: process for process in asked}
     for process in asked:
         with contextlib.suppress(psutil.NoSuchProcess):
             family |= {child.pid: child for child in process.children(recursive=True)}
     if ask is not None:
-        for process in asked:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.send_signal(ask)
+        _signal(asked, ask)
         _wait_gone(family.values(), grace_seconds)
-    for process in family.values():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    _wait_gone(family.values(), 10.0)
+    _signal(family.values(), signal.SIGKILL)
+    if left := _wait_gone(family.values(), 10.0):
+        raise Misconfigured(f"process {left[0].pid} does not end though it was killed: is its disk or network stuck?")
 
 
-def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> None:
+def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        try:
+            process.send_signal(number)
+        except psutil.NoSuchProcess:
+            continue
+        except psutil.AccessDenied as error:
+            raise Misconfigured(
+                f"process {process.pid} belongs to user {process.username()}: stop it as that user"
+            ) from error
+
+
+def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> list[psutil.Process]:
+    """Returns those still there at the end."""
     deadline = time.monotonic() + timeout_seconds
     left = list(processes)
     while left and time.monotonic() < deadline:
         left = [process for process in left if _lives(process)]
         if left:
             time.sleep(0.05)
+    return left
 
 
 def _lives(process: psutil.Process) -> bool:

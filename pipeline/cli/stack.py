@@ -130,6 +130,10 @@ def _errors() -> Iterator[None]:
     except PenstockError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        typer.echo(f"error: {error.strerror or error}{where}", err=True)
+        raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
         typer.echo("interrupted: what was being started is stopped again", err=True)
         raise typer.Exit(130) from error
