@@ -65,4 +65,5 @@ def read(body: bytes, *, inputs: int, dimensions: int) -> Answer:
 def _numbers(embedding: str | list[float | None]) -> NDArray[np.float32]:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding, validate=True), dtype="<f4").astype(np.float32)
-    return np.array([np.nan if number is None else number for number in embedding], dtype=np.float32)
+    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and its row unusable
+        return np.array([np.nan if number is None else number for number in embedding], dtype=np.float32)

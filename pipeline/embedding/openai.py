@@ -18,7 +18,7 @@ import openai
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
 from pipeline.embedding.answers import Answer, read
-from pipeline.embedding.pace import Pace
+from pipeline.embedding.pace import Pace, Throttled
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
@@ -210,14 +210,15 @@ class OpenAIEmbedder:
         match classify_http(status, error.code or error.type):
             case "retry":
                 wait = retry_after_seconds(error.response.headers, now=datetime.now(UTC))
-                return Retryable(f"the embedding server {self._host} answers {status} {label}", retry_after=wait)
+                kind = Throttled if status == 429 else Retryable
+                return kind(f"the embedding server {self._host} answers {status} {label}", retry_after=wait)
             case "quota":
-                return Retryable(
+                return Throttled(
                     f"the embedding account's quota is used up ({self._host}: {status} {label}): raise its limit",
                     retry_after=QUOTA_WAIT_SECONDS,
                 )
             case "poison":
-                return _Rejected(status, label, " ".join(error.message.split())[:200])
+                return _Rejected(status, label, _message(error))
             case "misconfigured":
                 return Misconfigured(
                     f"the embedding server {self._host} answers {status} {label}: "
@@ -246,6 +247,12 @@ def _why(error: openai.APIConnectionError) -> str:
 
 def _label(error: openai.APIStatusError) -> str:
     return re.sub(r"[^\w.-]", "", str(error.code or error.type or "error"))[:60]
+
+
+def _message(error: openai.APIStatusError) -> str:
+    """The server's own words, on one line."""
+    words = error.body.get("message") if isinstance(error.body, dict) else error.body
+    return " ".join(str(words or error.message).split())[:200]
 
 
 def _batches(sizes: Sequence[int], most_inputs: int, most_tokens: int) -> list[list[int]]:

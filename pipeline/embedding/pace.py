@@ -16,8 +16,12 @@ CAP_SECONDS = 8.0
 T = TypeVar("T")
 
 
+class Throttled(Retryable):
+    """The server asks the whole client, not one request, to slow down."""
+
+
 class Pace:
-    """Law: after the server asked one request to wait, no request of this client starts before that time."""
+    """Law: after one request was throttled, or told when to come back, no request of this client starts before it."""
 
     def __init__(self, *, parallel: int, base_seconds: float) -> None:
         self._places = asyncio.Semaphore(parallel)
@@ -29,27 +33,33 @@ class Pace:
         while waiting; then raises the last Retryable, with the time that is left to wait."""
         attempt = 0
         while True:
-            try:
-                return await self._once(request, deadline)
-            except Retryable as error:
-                wait = backoff(
-                    attempt,
-                    base=self._base,
-                    cap=CAP_SECONDS,
-                    retry_after=error.retry_after,
-                    random=random.random(),  # noqa: S311 — jitter, no secret
-                )
-                if error.retry_after is not None:
-                    self._not_before = max(self._not_before, time.monotonic() + error.retry_after)
-                if time.monotonic() + wait >= deadline:
-                    raise Retryable(str(error), retry_after=wait) from error
+            async with self._places:
+                await self._allowed(deadline)
+                try:
+                    return await request()
+                except Retryable as error:
+                    failure = error
+            wait = self._pause(failure, attempt)
+            if time.monotonic() + wait >= deadline:
+                raise Retryable(str(failure), retry_after=wait) from failure
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _once(self, request: Callable[[], Awaitable[T]], deadline: float) -> T:
-        async with self._places:
-            while (wait := self._not_before - time.monotonic()) > 0:
-                if self._not_before >= deadline:
-                    raise Retryable("the embedding server asked this client to wait", retry_after=wait)
-                await asyncio.sleep(wait)
-            return await request()
+    async def _allowed(self, deadline: float) -> None:
+        while (wait := self._not_before - time.monotonic()) > 0:
+            if self._not_before >= deadline:
+                raise Retryable("the embedding server asked this client to wait", retry_after=wait)
+            await asyncio.sleep(wait)
+
+    def _pause(self, failure: Retryable, attempt: int) -> float:
+        """Seconds until this request may try again; where the server meant the whole client, nobody starts before."""
+        wait = backoff(
+            attempt,
+            base=self._base,
+            cap=CAP_SECONDS,
+            retry_after=failure.retry_after,
+            random=random.random(),  # noqa: S311 — jitter, no secret
+        )
+        if isinstance(failure, Throttled) or failure.retry_after is not None:
+            self._not_before = max(self._not_before, time.monotonic() + wait)
+        return wait

@@ -24,7 +24,11 @@ class Embedded:
 
 
 class Embedder(Protocol):
-    """Law: the same text gives the same vector (within float noise), whatever it is batched with."""
+    """Law: the same text gives the same vector (within float noise), whatever it is batched with.
+
+    Blank text and text that is not Unicode is refused, never sent. A text above ``input_window`` is embedded by its
+    beginning, and counted: ``on_truncated`` of either embedder. Safe to share between the tasks of one event loop.
+    """
 
     model: str
     revision: str
@@ -36,7 +40,7 @@ class Embedder(Protocol):
     query_prefix: str
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Token counts as this model counts them, special tokens not counted."""
+        """Token counts as this model counts them, special tokens not counted. CPU work: long texts go to a thread."""
         ...
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
@@ -45,7 +49,8 @@ class Embedder(Protocol):
         ...
 
     async def embed_query(self, text: str) -> Vectors:
-        """One query → float32 (dimensions,), unit length. Raises like embed_documents."""
+        """One query → float32 (dimensions,), unit length. Raises like embed_documents, and Poison("unembeddable_query")
+        where a passage would have been refused."""
         ...
 
     async def aclose(self) -> None: ...

