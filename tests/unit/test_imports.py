@@ -1,0 +1,170 @@
+"""Imports point one way, the core is pure, and faust stays in its folder."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGES = ("topics", "pipeline", "connectors", "query", "deploy", "bench")
+
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("topics",),
+    ("pipeline.core",),
+    ("pipeline.settings", "pipeline.telemetry"),
+    ("pipeline.stores", "pipeline.embedding"),
+    ("pipeline",),  # whatever is not named elsewhere: ledger, stages, kafka …
+    ("pipeline.stream", "query", "connectors"),
+    ("deploy",),
+    ("pipeline.cli",),
+    ("bench",),
+)
+"""A module may import from the layers above its own line and from its own package; of the last match, the longest
+counts. The packages on one line do not know each other."""
+
+IMPURE = frozenset({
+    "aiofiles", "aiohttp", "aiokafka", "anyio", "asyncio", "concurrent", "elasticsearch", "faust", "fcntl", "glob",
+    "httpx", "importlib", "io", "logging", "mode", "multiprocessing", "openai", "os", "pathlib", "prometheus_client",
+    "psutil", "psycopg", "psycopg_pool", "pydantic_settings", "random", "requests", "secrets", "shutil", "signal",
+    "socket", "sqlite3", "ssl", "structlog", "subprocess", "sys", "tempfile", "threading", "time", "urllib.request",
+    "topics.admin", "topics.producer", "watchfiles",
+})  # fmt: skip
+"""What reaches outside, keeps the time or rolls dice: pipeline.core is handed all of that."""
+CLOCK = frozenset({"now", "utcnow", "today"})
+FAUST = frozenset({"faust", "mode"})
+
+
+def within(module: str, package: str) -> bool:
+    return module == package or module.startswith(f"{package}.")
+
+
+def place(module: str) -> tuple[int, str] | None:
+    """Layer and package of a module of ours; None if it is not ours. KeyError: ours, but in no layer."""
+    if module.split(".")[0] not in PACKAGES:
+        return None
+    found = [(len(package), n, package) for n, line in enumerate(LAYERS) for package in line if within(module, package)]
+    if not found:
+        raise KeyError(module)
+    _, layer, package = max(found)
+    return layer, package
+
+
+def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Line and full name of everything imported anywhere in a module, inside functions too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield node.lineno, "." * node.level + (node.module or "")
+            else:
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def violations(module: str, source: str) -> list[str]:
+    """One line for each import (or use of the clock) that ``module`` must not have."""
+    tree = ast.parse(source)
+    mine = place(module)
+    assert mine is not None
+    layer, package = mine
+    found = []
+    for line, name in imported(tree):
+        where = f"{module}:{line} imports {name}"
+        if name.startswith("."):
+            found.append(f"{where}: say the full name")
+            continue
+        theirs = place(name)
+        if theirs is not None and theirs[1] != package and theirs[0] >= layer:
+            found.append(f"{where}: {package} must not know {theirs[1]}")
+        if name.split(".")[0] in FAUST and not within(module, "pipeline.stream"):
+            found.append(f"{where}: faust lives in pipeline.stream only")
+        if package == "pipeline.core" and any(within(name, impure) for impure in IMPURE):
+            found.append(f"{where}: the core has no I/O, no clock and no dice")
+    if package == "pipeline.core":
+        found += [
+            f"{module}:{node.lineno} reads the clock ({node.attr})"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Attribute) and node.attr in CLOCK
+        ]
+    return found
+
+
+def sources() -> dict[str, Path]:
+    found = {}
+    for package in PACKAGES:
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    modules = sources()
+    assert {"topics.codec", "pipeline.core.model", "pipeline.stream.consume"} <= set(modules)
+    assert [line for module, path in sorted(modules.items()) for line in violations(module, path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("topics.codec", "import pipeline.core.errors"),
+        ("topics.codec", "from pipeline import settings"),
+        ("pipeline.core.fold", "from topics.producer import Producer"),
+        ("pipeline.core.fold", "from pipeline.settings import load"),
+        ("pipeline.core.fold", "from pipeline.stores import postgres"),
+        ("pipeline.core.fold", "import os"),
+        ("pipeline.core.fold", "import os.path as p"),
+        ("pipeline.core.fold", "def f():\n    import psycopg"),
+        ("pipeline.core.fold", "from time import monotonic"),
+        ("pipeline.core.fold", "from urllib.request import urlopen"),
+        ("pipeline.core.fold", "import datetime\nx = datetime.datetime.now()"),
+        ("pipeline.core.chunking.cut", "from asyncio import sleep"),
+        ("pipeline.core.chunking.cut", "from . import units"),
+        ("pipeline.settings", "from pipeline.embedding import port"),
+        ("pipeline.stores.keywords", "from pipeline.embedding.port import Embedder"),
+        ("pipeline.stores.keywords", "from pipeline.ledger import work"),
+        ("pipeline.embedding.local", "import pipeline.stages.detect"),
+        ("pipeline.ledger.work", "if TYPE_CHECKING:\n    from pipeline.stream.worker import Worker"),
+        ("pipeline.stages.detect", "import faust"),
+        ("pipeline.stages.detect", "from pipeline.cli import main"),
+        ("pipeline.kafka", "from query import retrieve"),
+        ("connectors.folder.scan", "from query import retrieve"),
+        ("connectors.folder.scan", "from pipeline.stream import consume"),
+        ("connectors.folder.scan", "from mode import Service"),
+        ("query.http", "from pipeline.stream import consume"),
+        ("query.http", "from connectors.folder import scan"),
+        ("query", "from pipeline.cli.main import app"),
+        ("deploy.local.stack", "from pipeline.cli.main import app"),
+        ("pipeline.cli.main", "from bench import demo"),
+    ],
+)  # fmt: skip
+def test_a_wrong_import_is_found(module: str, source: str) -> None:
+    assert len(violations(module, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("topics.codec", "from topics.messages import MESSAGES\nimport pydantic"),
+        ("pipeline.core.fold", "from pipeline.core.model import Chunk\nfrom datetime import datetime\nimport hashlib"),
+        ("pipeline.core.fold", "import urllib.parse\nfrom topics.messages import DocumentUpserted"),
+        ("pipeline.stores.keywords", "from pipeline.settings import load\nfrom pipeline.core import model"),
+        ("pipeline.stages.detect", "from topics.codec import decode\nimport pipeline.ledger.work, pipeline.kafka"),
+        ("pipeline.stream.worker", "import faust\nfrom pipeline.stages import detect"),
+        ("connectors.folder.scan", "from topics.producer import Producer\nfrom connectors import protocol"),
+        ("query.http", "from pipeline.ledger import generations"),
+        ("pipeline.cli.main", "from query import http\nfrom connectors import folder\nfrom deploy.local import stack"),
+    ],
+)  # fmt: skip
+def test_a_right_import_is_allowed(module: str, source: str) -> None:
+    assert violations(module, source) == []
+
+
+def test_a_package_in_no_layer_is_noticed() -> None:
+    assert all(place(package) is not None for package in PACKAGES)
+    assert place("json") is None
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests"}
+    assert folders <= set(PACKAGES)
