@@ -145,9 +145,11 @@ class StreamSettings(_Settings):
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1
     """Share of a busy lane's work kept for backfill, so that neither starves."""
+    session_timeout_seconds: float = 45.0
+    """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0
-    sweep_after_seconds: float = 15.0
-    """How long work may stay pending before the sweeper hints again."""
+    sweep_after_seconds: float = 30.0
+    """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
     health_port: int = 0
     """Port of /livez, /readyz and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"

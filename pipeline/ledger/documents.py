@@ -198,7 +198,7 @@ async def write(
             await cursor.executemany(
                 _WANT,
                 [
-                    (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds)
+                    (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds * _PATIENCE[a.lane])
                     for a in drawing
                     for generation in generations
                     for store in STORES
@@ -211,6 +211,10 @@ async def write(
         ]
         await cursor.executemany(_UPSERT_EVENT, history)
     return seqs
+
+
+_PATIENCE: dict[Lane, float] = {"live": 1.0, "backfill": 10.0}
+"""A first load stands in queues for long without anything being lost: the sweeper leaves it alone longer."""
 
 
 def _has_access(a: Accepted) -> bool:

@@ -26,11 +26,11 @@ from topics.registry import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
-DRAIN_SECONDS = 20.0
-"""How long a stopping worker may finish its batches; with faust's own stop it stays under 30 s."""
+DRAIN_SECONDS = 12.0
+"""How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
 
 
-def _options(kafka: KafkaSettings, stage: Stage) -> dict[str, Any]:
+def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict[str, Any]:
     """faust's settings. Why each differs from its default: docs/adr/0005."""
     return {
         "id": f"{kafka.topic_prefix}penstock-{stage.name}",
@@ -45,7 +45,7 @@ def _options(kafka: KafkaSettings, stage: Stage) -> dict[str, Any]:
         "broker_commit_every": 200,
         "broker_commit_interval": 1.0,
         "stream_wait_empty": False,
-        "broker_session_timeout": 45,
+        "broker_session_timeout": stream.session_timeout_seconds,
         "broker_heartbeat_interval": 3,
         "broker_rebalance_timeout": 180,
         "broker_request_timeout": 240,
@@ -92,7 +92,7 @@ class Consumption:
             metrics=metrics,
             on_done=self._done,
         )
-        app: Any = faust.App(**_options(kafka, stage))
+        app: Any = faust.App(**_options(kafka, stream, stage))
         self.app = app
         self.app.finalize()
         transport: Any = self.app.transport

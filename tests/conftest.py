@@ -1,0 +1,34 @@
+"""The real services, started once for the whole run and stopped with it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local.stack import Stack
+from tests.space import Space
+
+
+@pytest.fixture(scope="session")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """A stack of our own. PENSTOCK_TEST_HOME names a state folder whose running stack is used instead (for quick
+    rounds while developing)."""
+    if home := os.environ.get("PENSTOCK_TEST_HOME"):
+        yield Stack(Path(home))
+        return
+    stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True)
+    stack.up()
+    try:
+        yield stack
+    finally:
+        stack.down()
+
+
+@pytest.fixture
+async def space(stack: Stack, tmp_path: Path) -> AsyncIterator[Space]:
+    """An empty Penstock of its own on the shared services: database, topics and index are this test's alone."""
+    async with Space.create(stack, tmp_path) as space:
+        yield space
