@@ -19,6 +19,7 @@ from pipeline.core.errors import Misconfigured
 
 CREATED_TOLERANCE_SECONDS = 2.0
 """psutil derives a start time from the boot time, which moves a little when the clock is set."""
+LARGE_LOG_BYTES = 16 * 1024 * 1024
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
 """Ours to reap. Kept, because a Popen that is dropped while its process runs warns."""
@@ -45,6 +46,18 @@ def spawn(argv: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path |
             del _children[ended]
         _children[child.pid] = child
     return record(child.pid)
+
+
+def rotate(log: Path) -> int:
+    """Begin a new log when the old one is large (it is kept as NAME.1). Returns the size of the log now."""
+    try:
+        size = log.stat().st_size
+    except FileNotFoundError:
+        return 0
+    if size < LARGE_LOG_BYTES:
+        return size
+    log.replace(log.with_name(f"{log.name}.1"))
+    return 0
 
 
 def record(pid: int, address: str = "") -> Record:

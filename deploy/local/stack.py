@@ -275,7 +275,7 @@ class _Starter:
         began = time.monotonic()
         deadline = began + self.server.start_timeout_seconds
         self.progress(self.server.name, "starting")
-        offset = self.place.log.stat().st_size if self.place.log.exists() else 0
+        offset = process.rotate(self.place.log)
         port = self.ports[self.server.ports()[0]]
         try:
             self.server.prepare(self.place, self.ports, self.settings)

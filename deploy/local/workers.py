@@ -51,11 +51,11 @@ def start(
     key = name if instance == 0 else f"{name}-{instance}"
     log = _log(home, key)
     log.parent.mkdir(parents=True, exist_ok=True)
-    offset = log.stat().st_size if log.exists() else 0
     with exclusive(home / "run" / "workers.lock"):
-        entry = process.load(_pid_file(home, key))
+        entry, offset = process.load(_pid_file(home, key)), 0
         if entry is None or process.running(entry) is None:
             port = free_port()
+            offset = process.rotate(log)
             given = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
             entry = replace(process.spawn(command(name), log=log, env=given), address=f"http://{HOST}:{port}")
             process.save(_pid_file(home, key), entry)

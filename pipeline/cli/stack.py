@@ -73,7 +73,8 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
 
             settings.loaded.cache_clear()  # the endpoints may just have changed
             progress("tables, topics and indexes", "starting")
-            asyncio.run(setup.prepare())
+            for line in asyncio.run(setup.prepare()):
+                progress("setup", line)
             stack.mark_prepared()
             progress("tables, topics and indexes", "ready")
         running = {worker.name for worker in stack.workers() if worker.ready}

@@ -103,3 +103,15 @@ def test_a_server_never_runs_as_root_and_yet_reads_its_closed_folder(tmp_path: P
     process._wait_gone([psutil.Process(entry.pid)], 20)
     expected = run_as.nobody()[0] if os.geteuid() == 0 else os.geteuid()
     assert (tmp_path / "log").read_text().split() == [str(expected), str(expected), "text", "True"]
+
+
+def test_a_large_log_is_set_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "LARGE_LOG_BYTES", 10)
+    log = tmp_path / "kafka.log"
+    assert process.rotate(log) == 0
+    log.write_text("small")
+    assert process.rotate(log) == 5
+    log.write_text("grown large")
+    assert process.rotate(log) == 0
+    assert (tmp_path / "kafka.log.1").read_text() == "grown large"
+    assert not log.exists()
