@@ -241,11 +241,26 @@ async def test_a_refused_entry_harms_only_itself_and_is_not_quoted(index: str, s
     assert all(len(outcome.reason) < 250 for outcome in outcomes)
 
 
-async def test_long_metadata_is_kept(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
-    chunk = uuid4()
-    metadata = {"long": "ß" * 40_000, "short": "yes", "list": [1, 2.5, True, None]}
-    assert await store.apply([Write(index, chunk, 1, entry("x", metadata=metadata))]) == [WRITTEN]
-    assert await found(es, index, {"term": {"metadata.short": "yes"}}) == {str(chunk)}
+async def test_metadata_of_any_legal_kind_is_kept(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+    """Names with dots or odd signs, and values longer than Lucene takes, harm nothing."""
+    values = {"short": "yes", "list": [1, 2.5, True], "null": None, "long": "ß" * 40_000, "한" * 200: "한" * 8_000}
+    names = {"a": 1, "a.b": 2, "a..c": 3, ".": 4, "..": 5, " ": 6, "a.": 7, ".a": 8, "_id": 9, "🏖": "🏖" * 8_000}
+    chunks = [uuid4() for _ in range(3)]
+    bodies = [entry("x", metadata=metadata) for metadata in (values, names, {str(n): n for n in range(2_000)})]
+    writes = [Write(index, chunk, 1, body) for chunk, body in zip(chunks, bodies, strict=True)]
+    assert await store.apply(writes) == [WRITTEN] * 3
+    assert await found(es, index, {"term": {"metadata.short": "yes"}}) == {str(chunks[0])}
+    assert await found(es, index, {"term": {"metadata.list": "true"}}) == {str(chunks[0])}
+    assert await found(es, index, {"term": {"metadata.a.b": "2"}}) == {str(chunks[1])}
+
+
+async def test_the_longest_fields_that_the_wire_lets_through_are_taken(index: str, store: Keywords) -> None:
+    longest = entry(
+        "x", external_id="한" * 2_000, title="한" * 4_000, author="한" * 1_000, media_type="한" * 200,
+        source_url="한" * 8_000, acl_tags=["한" * 701], source_modified_at="0002-01-01T00:00:00+00:00",
+    )  # fmt: skip
+    latest = entry("x", source_modified_at="9998-12-31T23:59:59.999999+00:00", source_url=None, author=None)
+    assert await store.apply([Write(index, uuid4(), 1, longest), Write(index, uuid4(), 1, latest)]) == [WRITTEN] * 2
 
 
 @pytest.mark.parametrize("cluster_would_create_it", [False, True])
