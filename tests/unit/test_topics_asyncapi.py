@@ -11,6 +11,7 @@ from jsonschema import Draft7Validator, Draft202012Validator, ValidationError
 
 from tests.unit.test_topics_golden import EXPECTED, golden
 from topics import asyncapi
+from topics.codec import decode, encode
 from topics.messages import MESSAGES
 from topics.registry import TOPICS
 
@@ -83,6 +84,19 @@ def test_golden_records_match_their_schema(name: str) -> None:
     if not name.endswith(".minimal"):  # ours and good citizens'; the minimal one has only what reading needs
         headers = asyncapi.document()["components"]["messages"][kind_of(name)]["headers"]
         Draft202012Validator(headers).validate(record["headers"])
+
+
+def test_the_guides_example_is_a_record() -> None:
+    """docs/wire.md shows one record: what its reader copies must be readable."""
+    guide = (PUBLISHED.parent / "wire.md").read_text()
+    example = next(block for block in guide.split("```") if "ce_type:" in block)
+    described, value = example.split("value", 1)
+    headers = [tuple(line.strip().split(": ")) for line in described.split("headers")[1].strip().splitlines()]
+    message = decode(value.strip().encode(), [(name, text.encode()) for name, text in headers])
+    assert f"key      {message.key}\n" in described
+    assert {name for name, _ in headers} == {name for name, _ in encode(message).headers}
+    assert all(f"`{kind}`" in guide for kind in MESSAGES if not kind.startswith("index."))
+    assert all(f"`{topic.name}`" in guide for topic in TOPICS)
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
