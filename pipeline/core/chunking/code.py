@@ -1,0 +1,208 @@
+"""Source code by its syntax tree: definitions whole while they fit, else by member and statement, signature repeated.
+
+All boundaries are line starts, so the parser's byte offsets never matter: rows are counted alike in bytes and code
+points. Only nodes too large for one unit are opened; the walk is short however long the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+
+import tree_sitter_bash
+import tree_sitter_c
+import tree_sitter_cpp
+import tree_sitter_go
+import tree_sitter_java
+import tree_sitter_javascript
+import tree_sitter_python
+import tree_sitter_rust
+import tree_sitter_sql
+import tree_sitter_typescript
+from tree_sitter import Language, Node, Parser
+
+from pipeline.core.chunking.units import BOUND, DEEPEST, GLUE, LINE, PARAGRAPH, SECTION, Block, heading_path
+from pipeline.core.model import Span
+
+GRAMMARS: dict[str, Callable[[], object]] = {
+    "text/x-python": tree_sitter_python.language,
+    "text/javascript": tree_sitter_javascript.language,
+    "text/typescript": tree_sitter_typescript.language_typescript,
+    "text/tsx": tree_sitter_typescript.language_tsx,
+    "text/x-java": tree_sitter_java.language,
+    "text/x-go": tree_sitter_go.language,
+    "text/x-rust": tree_sitter_rust.language,
+    "text/x-c": tree_sitter_c.language,
+    "text/x-c++": tree_sitter_cpp.language,
+    "application/sql": tree_sitter_sql.language,
+    "application/x-sh": tree_sitter_bash.language,
+}
+
+_DEFINITION = re.compile(
+    r"function_definition|class_definition|method_definition|macro_definition|namespace_definition|concept_definition"
+    r"|(abstract_class|class|function|generator_function|method|constructor|compact_constructor|interface|enum|record"
+    r"|annotation_type|type_alias|type)_declaration"
+    r"|(function|impl|trait|mod|struct|enum|union)_item|(class|struct|union|enum)_specifier|internal_module|module"
+    r"|create_(function|procedure|table|view|materialized_view|trigger|type)"
+)
+_WRAPPERS = frozenset(
+    {"decorated_definition", "export_statement", "template_declaration", "statement", "ambient_declaration"}
+)
+_VARIABLES = frozenset({"lexical_declaration", "variable_declaration"})
+_FUNCTION_VALUES = frozenset({"arrow_function", "function_expression", "generator_function", "class"})
+_BODY = re.compile(
+    r"block|.*_block|body|.*_body|.*declaration_list|compound_statement|statement_list|enum_variant_list"
+)
+_LEADING = re.compile(r"comment|line_comment|block_comment|attribute_item|decorator|marginalia")
+
+_GAP = re.compile(r"\n{2,}(?=\S)")
+"""Blank lines before an unindented line: all that is known of code that cannot be parsed."""
+_SIGNATURE_CHARS = 600
+_SIGNATURE_LINES = 12
+_MAX_DEPTH = 60
+_MAX_CHILDREN = 50_000
+_STEPS_PER_KILOBYTE = 40
+_STEPS = 30_000
+_STEPS_AFTER_ERROR = 4
+"""Progress reports that the parser may make, those of error recovery weighed by their cost. Real code needs 4 to 8 a
+kilobyte; a hostile file is given up after a second or two. Counted and not timed: the same text always gives the same
+chunks."""
+
+
+def parse(text: str, media_type: str, target: int) -> list[Block]:
+    """Blocks of source code. target: tokens of a chunk, which decides how far definitions are opened."""
+    if not text:
+        return []
+    walk = _Walk(text, target)
+    root = _tree(text.encode(), media_type)
+    if root is None:
+        return [
+            Block(0, PARAGRAPH, prose=False),
+            *(Block(m.end(), PARAGRAPH, prose=False) for m in _GAP.finditer(text)),
+        ]
+    walk.members(root, 0, (), (), glued=False)
+    return walk.blocks
+
+
+@cache
+def _language(media_type: str) -> Language:
+    return Language(GRAMMARS[media_type]())
+
+
+def _tree(source: bytes, media_type: str) -> Node | None:
+    """The root node; None when the parser takes too many steps."""
+    left = min(_STEPS, 1000 + len(source) * _STEPS_PER_KILOBYTE // 1024)
+
+    def read(offset: int, _point: object) -> bytes:
+        return source[offset : offset + 65536]
+
+    def stop(_offset: int, has_error: bool) -> bool:
+        nonlocal left
+        left -= _STEPS_AFTER_ERROR if has_error else 1
+        return left < 0
+
+    try:
+        return Parser(_language(media_type)).parse(read, progress_callback=stop).root_node
+    except ValueError:  # how the binding says that the parse was stopped
+        return None
+
+
+class _Walk:
+    def __init__(self, text: str, target: int) -> None:
+        self.text = text
+        self.rows = [0, *(match.end() for match in re.finditer("\n", text)), len(text)]
+        self.whole = target * 5 // 2
+        """Bytes up to which a definition is one unit."""
+        self.small = target
+        """Bytes up to which a statement in a long definition is one unit."""
+        self.blocks = [Block(0, PARAGRAPH, prose=False)]
+        self.last_row = -1
+
+    def members(self, node: Node, depth: int, path: tuple[str, ...], prefix: tuple[Span, ...], *, glued: bool) -> None:
+        """Blocks for what stands in a node. glued: the first one belongs to the line before it."""
+        if depth > _MAX_DEPTH or node.child_count > _MAX_CHILDREN:
+            return
+        leading_until = -1
+        previous_end = -1
+        for child in node.named_children:
+            row = child.start_point.row
+            large = child.end_byte - child.start_byte > self.small
+            definition = _definition(child) if depth < DEEPEST else None
+            own = path
+            if definition is not None:
+                own = (*path, self._label(definition))
+            if row > self.last_row:
+                if glued or row <= leading_until:
+                    rank = GLUE
+                else:
+                    rank = self._rank(depth, definition is not None, row > previous_end + 1)
+                self._emit(row, rank, own, prefix)
+            glued = False
+            if definition is not None:
+                if definition.end_byte - definition.start_byte > self.whole:
+                    self._open(definition, depth, own, prefix)
+            elif large:
+                body = bool(_BODY.fullmatch(child.type))
+                self.members(child, depth if body else depth + 1, path, prefix, glued=body)
+            end = child.end_point
+            previous_end = end.row - (end.column == 0)
+            leading_until = previous_end + 1 if _LEADING.fullmatch(child.type) else -1
+
+    def _rank(self, depth: int, definition: bool, after_blank_line: bool) -> int:
+        if depth:
+            return min(BOUND + depth - 1, DEEPEST)
+        return SECTION if definition else PARAGRAPH if after_blank_line else LINE
+
+    def _emit(self, row: int, rank: int, path: tuple[str, ...], prefix: tuple[Span, ...]) -> None:
+        self.last_row = row
+        block = Block(self.rows[row], rank, False, heading_path(path), prefix)
+        if block.start == self.blocks[-1].start:
+            self.blocks[-1] = block
+        elif block.start < len(self.text):
+            self.blocks.append(block)
+
+    def _open(self, definition: Node, depth: int, path: tuple[str, ...], prefix: tuple[Span, ...]) -> None:
+        """Go into a definition that is too large for one unit."""
+        body = definition.child_by_field_name("body")
+        if body is None:
+            body = next((c for c in reversed(definition.named_children) if _BODY.fullmatch(c.type)), None)
+        if body is None:
+            self.members(definition, depth + 1, path, prefix, glued=True)
+            return
+        first = next((c.start_point.row for c in body.named_children), body.start_point.row)
+        signature = self._signature(definition.start_point.row, first)
+        self.members(body, depth + 1, path, (*prefix, signature) if signature else prefix, glued=True)
+
+    def _signature(self, row: int, first_row: int) -> Span | None:
+        """The lines of a definition before its body, or the first of them if they are many; None for a monster."""
+        for end in (first_row, row + 1):
+            if row < end <= row + _SIGNATURE_LINES and self.rows[end] - self.rows[row] <= _SIGNATURE_CHARS:
+                return self.rows[row], self.rows[end]
+        return None
+
+    def _label(self, definition: Node) -> str:
+        """``class Queue``, ``def get``, ``impl Iterator for Walk``: the signature up to its parameters or body."""
+        row = definition.start_point.row
+        line = self.text[self.rows[row] : min(self.rows[row + 1], self.rows[row] + 400)].strip()
+        while line.startswith(("@", "#[")) and row < definition.end_point.row:
+            row += 1
+            line = self.text[self.rows[row] : min(self.rows[row + 1], self.rows[row] + 400)].strip()
+        return re.split(r"(?<=\w)\(|\s*[{;]|:\s*$|\s+AS\b|\s*=>", line, maxsplit=1)[0].strip()
+
+
+def _definition(node: Node) -> Node | None:
+    """The definition that a node is or wraps (decorators, export, template, const f = () => …)."""
+    for _ in range(3):
+        if _DEFINITION.fullmatch(node.type):
+            return node
+        if node.type in _VARIABLES:
+            declarator = node.named_children[-1] if node.named_children else None
+            value = declarator.child_by_field_name("value") if declarator else None
+            return value if value is not None and value.type in _FUNCTION_VALUES else None
+        if node.type not in _WRAPPERS or not node.named_children:
+            return None
+        node = (
+            node.child_by_field_name("definition") or node.child_by_field_name("declaration") or node.named_children[-1]
+        )
+    return None

@@ -1,0 +1,151 @@
+"""How much of the text before it a chunk of running text repeats: 15–20 % of the target, from a sentence or a word on.
+
+Like the boundaries it depends on nothing but the text near by: an edit touches one chunk, or two near a boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, floor
+
+from pipeline.core.chunking.prose import word_start_near
+from pipeline.core.chunking.units import SECTION, Block, Units
+from pipeline.core.model import ChunkParams, CountTokens
+
+_TOLERANCE = 0.025
+_ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The tokens that an overlap may have."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, params: ChunkParams) -> Window:
+        if params.overlap <= 0:
+            return cls(0, 0)
+        least = max(1, ceil((params.overlap - _TOLERANCE) * params.target))
+        return cls(least, max(least + 1, floor((params.overlap + _TOLERANCE) * params.target)))
+
+    @property
+    def middle(self) -> float:
+        return (self.least + self.most) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    start: int
+    """Where in the text it begins; it ends where the chunk's own text begins."""
+    tokens: int
+
+
+@dataclass(slots=True)
+class _Search:
+    """Looks for a word inside one unit at which the overlap has the right size."""
+
+    unit: int
+    behind: int
+    """Tokens of the whole units between this one and the boundary."""
+    low: int
+    high: int
+    place: int
+    best: Overlap | None = None
+
+
+def may_overlap(unit: int, units: Units, blocks: Sequence[Block]) -> bool:
+    """Whether a chunk that begins here repeats what stands before: running text on both sides, and no new section."""
+    return (
+        unit > 0
+        and units.ranks[unit] >= SECTION
+        and blocks[units.blocks[unit]].prose
+        and blocks[units.blocks[unit - 1]].prose
+    )
+
+
+def overlaps(
+    text: str, units: Units, blocks: Sequence[Block], cuts: Sequence[int], window: Window, count_tokens: CountTokens
+) -> dict[int, Overlap]:
+    """The overlap of every chunk that has one, by the unit where the chunk's own text begins."""
+    found: dict[int, Overlap] = {}
+    searches: dict[int, _Search] = {}
+    if window.most:
+        for previous, cut in pairwise(cuts[:-1]):
+            if may_overlap(cut, units, blocks):
+                result = _whole_units(text, units, blocks, previous, cut, window)
+                if isinstance(result, Overlap):
+                    found[cut] = result
+                else:
+                    searches[cut] = result
+    for _ in range(_ROUNDS):
+        searches = _advance(text, units, searches, window, count_tokens, found)
+    found.update((cut, search.best) for cut, search in searches.items() if search.best)
+    return found
+
+
+def _whole_units(
+    text: str, units: Units, blocks: Sequence[Block], previous: int, cut: int, window: Window
+) -> Overlap | _Search:
+    """Whole units back from the cut, beginning at the best rank in the window; or the unit that must be cut."""
+    tokens = 0
+    unit = cut
+    best: tuple[int, float, int, int] | None = None
+    while unit > previous and blocks[units.blocks[unit - 1]].prose and (unit == cut or units.ranks[unit] >= SECTION):
+        size = units.tokens[unit - 1]
+        if tokens + size > window.most:
+            break
+        tokens += size
+        unit -= 1
+        if tokens >= window.least:
+            best = min(best or (99, 0.0, 0, 0), (units.ranks[unit], abs(tokens - window.middle), unit, tokens))
+    else:
+        if best is None:
+            return Overlap(units.starts[unit], tokens)
+    if best:
+        return Overlap(units.starts[best[2]], best[3])
+    start, end = units.starts[unit - 1], units.starts[unit]
+    share = (window.middle - tokens) / max(1, units.tokens[unit - 1])
+    return _Search(unit - 1, tokens, start, end, round(end - (end - start) * share))
+
+
+def _advance(
+    text: str,
+    units: Units,
+    searches: dict[int, _Search],
+    window: Window,
+    count_tokens: CountTokens,
+    found: dict[int, Overlap],
+) -> dict[int, _Search]:
+    """One round for all: count from a word near the guess, then halve the range in which to guess."""
+    if not searches:
+        return searches
+    places = [word_start_near(text, s.low, s.place, s.high) for s in searches.values()]
+    ends = [units.starts[s.unit + 1] for s in searches.values()]
+    counts = count_tokens([text[a:b] for a, b in zip(places, ends, strict=True)])
+    left: dict[int, _Search] = {}
+    for (cut, search), place, count in zip(searches.items(), places, counts, strict=True):
+        overlap = Overlap(place, search.behind + count)
+        if window.least <= overlap.tokens <= window.most:
+            found[cut] = overlap
+            continue
+        if search.best is None or _worth(overlap, window) < _worth(search.best, window):
+            search.best = overlap
+        if overlap.tokens > window.most:
+            search.low = place
+        else:
+            search.high = place
+        search.place = (search.low + search.high) // 2
+        if search.high - search.low > 1:
+            left[cut] = search
+        else:
+            found[cut] = search.best
+    return left
+
+
+def _worth(overlap: Overlap, window: Window) -> tuple[bool, float]:
+    """Too little is better than too much: the chunk must fit."""
+    return overlap.tokens > window.most, abs(overlap.tokens - window.middle)

@@ -1,0 +1,194 @@
+"""Blocks → chunks: count, choose boundaries, add what is repeated, and say truly how many tokens that makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from zlib import crc32
+
+from pipeline.core.chunking.boundaries import choose, halve
+from pipeline.core.chunking.measure import SLACK, Sizes, measure
+from pipeline.core.chunking.overlap import Overlap, Window, may_overlap, overlaps
+from pipeline.core.chunking.prose import is_torn, mix
+from pipeline.core.chunking.units import BOUND_PIECE, PIECE, Block
+from pipeline.core.model import Chunk, ChunkParams, CountTokens, Span
+
+_EDGE = 24
+"""Characters of a word at a chunk's edge that are looked at when its white space is trimmed."""
+
+
+def pack(text: str, blocks: Sequence[Block], params: ChunkParams, count_tokens: CountTokens) -> list[Chunk]:
+    """The chunks of a text given as blocks (gapless: the first starts at 0)."""
+    if not blocks:
+        return []
+    packing = _Packing(text, blocks, params, count_tokens)
+    cuts = packing.cuts()
+    while True:
+        drafts = packing.drafts(cuts)
+        too_large = packing.settle(drafts)
+        if not too_large:
+            return [packing.chunk(draft) for draft in drafts]
+        cuts = packing.cut_again(cuts, too_large)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A chunk whose token count is still a sum of its units' counts."""
+
+    first: int
+    last: int
+    prefix: tuple[Span, ...]
+    start: int
+    end: int
+    tokens: int
+    uncertain: int
+    """How far the true count may be above the sum: one a joint of units, for tokenizers that look across it."""
+    torn: bool
+    """Has a joint inside a word: only counting again tells."""
+
+
+class _Packing:
+    def __init__(self, text: str, blocks: Sequence[Block], params: ChunkParams, count_tokens: CountTokens) -> None:
+        self.text = text
+        self.blocks = blocks
+        self.sizes = Sizes.of(params)
+        self.window = Window.of(params)
+        self.count_tokens = count_tokens
+        self.units = measure(text, blocks, self.sizes, count_tokens)
+        self.positions = [0, *accumulate(self.units.tokens)]
+        self.prefixes = self._prefixes()
+        self.bare: set[int] = set()
+        """Units whose chunk has no room for anything repeated."""
+
+    def cuts(self) -> list[int]:
+        sizes = self.sizes
+        return choose(
+            self.units.ranks,
+            self.positions,
+            distance=sizes.distance,
+            smallest=sizes.smallest,
+            capacity=self._capacity,
+            priority=self._priority,
+        )
+
+    def _priority(self, unit: int) -> int:
+        """The hash of the text after a boundary, and among equals of that before: 32 characters each."""
+        at = self.units.starts[unit]
+        after = mix(crc32(self.text[at : at + 32].strip().encode()))
+        return after << 32 | mix(crc32(self.text[max(0, at - 32) : at].strip().encode()))
+
+    def _capacity(self, unit: int) -> int:
+        """Most tokens of a chunk's own text if it begins at this unit."""
+        room = self.sizes.limit - SLACK
+        if unit in self.bare:
+            return room
+        if prefix := self.blocks[self.units.blocks[unit]].prefix:
+            return room - self.prefixes[prefix][1]
+        return room - self.window.most if may_overlap(unit, self.units, self.blocks) else room
+
+    def _prefixes(self) -> dict[tuple[Span, ...], tuple[tuple[Span, ...], int]]:
+        """Of every prefix the part that is repeated, and its tokens: as many of the innermost spans as stay a mere
+        reminder, at most a third of a chunk."""
+        spans = list({span: None for block in self.blocks for span in block.prefix})
+        counts = dict(zip(spans, self.count_tokens([self.text[a:b] for a, b in spans]), strict=True)) if spans else {}
+        kept: dict[tuple[Span, ...], tuple[tuple[Span, ...], int]] = {}
+        for block in self.blocks:
+            if block.prefix and block.prefix not in kept:
+                used: list[Span] = []
+                tokens = 0
+                for span in reversed(block.prefix):
+                    if tokens + counts[span] > self.sizes.limit // 3:
+                        break
+                    used.insert(0, span)
+                    tokens += counts[span]
+                kept[block.prefix] = tuple(used), tokens
+        return kept
+
+    def drafts(self, cuts: Sequence[int]) -> list[_Draft]:
+        repeated = overlaps(self.text, self.units, self.blocks, cuts, self.window, self.count_tokens)
+        made = (self._draft(a, b, repeated.get(a)) for a, b in pairwise(cuts))
+        return [draft for draft in made if draft is not None]
+
+    def _draft(self, first: int, last: int, overlap: Overlap | None) -> _Draft | None:
+        """The chunk of units first … last − 1, white space at its ends trimmed; None when nothing else is in it."""
+        text, units = self.text, self.units
+        start, end = _trimmed(text, units.starts[first], units.starts[last])
+        if start >= end:
+            return None
+        tokens = self.positions[last] - self.positions[first]
+        prefix: tuple[Span, ...] = ()
+        if first not in self.bare:
+            if overlap is not None:
+                start = _trimmed(text, overlap.start, end)[0]
+                tokens += overlap.tokens
+            elif wanted := self.blocks[units.blocks[first]].prefix:
+                prefix, prefix_tokens = self.prefixes[wanted]
+                tokens += prefix_tokens
+        torn = any(
+            units.ranks[unit] in (PIECE, BOUND_PIECE) and is_torn(text, units.starts[unit])
+            for unit in range(first + (overlap is None), last)
+        )
+        return _Draft(first, last, prefix, start, end, tokens, last - first + len(prefix) + 2, torn)
+
+    def settle(self, drafts: Sequence[_Draft]) -> list[_Draft]:
+        """Correct the counts for what was trimmed, count again what is uncertain and near the limit or torn inside a
+        word; returns the chunks that are too large."""
+        self._correct_edges(drafts)
+        limit = self.sizes.limit
+        doubtful = [draft for draft in drafts if draft.torn or draft.tokens + draft.uncertain > limit]
+        if doubtful:
+            for draft, tokens in zip(doubtful, self.count_tokens([self._text(d) for d in doubtful]), strict=True):
+                draft.tokens = tokens
+        return [draft for draft in doubtful if draft.tokens > limit]
+
+    def _correct_edges(self, drafts: Sequence[_Draft]) -> None:
+        """Trimming changes only the tokens of the word at the edge: count that with and without its white space."""
+        text, starts = self.text, self.units.starts
+        edges: list[tuple[_Draft, str, str]] = []
+        for draft in drafts:
+            full = starts[draft.last]
+            if draft.end < full:
+                word = max(text.rfind(" ", draft.start, draft.end), text.rfind("\n", draft.start, draft.end) + 1)
+                word = max(word, draft.end - _EDGE, draft.start)
+                edges.append((draft, text[word:full], text[word : draft.end]))
+            if draft.start and text[draft.start - 1] == " " and not draft.prefix:
+                edges.append(
+                    (draft, text[draft.start - 1 : draft.start + _EDGE], text[draft.start : draft.start + _EDGE])
+                )
+        if edges:
+            counts = self.count_tokens([part for _, before, after in edges for part in (before, after)])
+            for (draft, _, _), before, after in zip(edges, counts[::2], counts[1::2], strict=True):
+                draft.tokens += after - before
+
+    def cut_again(self, cuts: Sequence[int], too_large: Iterable[_Draft]) -> list[int]:
+        """Halve what turned out too large; a single unit gives up what it repeats."""
+        found = set(cuts)
+        for draft in too_large:
+            if draft.last - draft.first > 1:
+                found.add(halve(self.units.ranks, self.positions, draft.first, draft.last))
+            elif draft.first in self.bare:
+                raise AssertionError("a unit that was counted to fit does not fit")
+            else:
+                self.bare.add(draft.first)
+        return sorted(found)
+
+    def _spans(self, draft: _Draft) -> tuple[Span, ...]:
+        return (*draft.prefix, (draft.start, draft.end))
+
+    def _text(self, draft: _Draft) -> str:
+        return "".join(self.text[a:b] for a, b in self._spans(draft))
+
+    def chunk(self, draft: _Draft) -> Chunk:
+        headings = self.blocks[self.units.blocks[draft.first]].headings
+        return Chunk(self._text(draft), self._spans(draft), draft.tokens, headings)
+
+
+def _trimmed(text: str, start: int, end: int) -> Span:
+    """Without white space at the ends; a line's indentation at the start is kept."""
+    end = start + len(text[start:end].rstrip())
+    first = end - len(text[start:end].lstrip())
+    line = text.rfind("\n", start, first) + 1
+    if not line and (start == 0 or text[start - 1] == "\n"):
+        line = start
+    return (max(line, start) if line or start == 0 else first), end

@@ -1,0 +1,137 @@
+"""One text for one content: what is hashed, stored, cut and shown."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Any
+
+from bs4 import BeautifulSoup, Comment, Doctype
+from bs4.element import Declaration, ProcessingInstruction, Tag
+from markdownify import MarkdownConverter
+
+from pipeline.core.errors import Poison
+
+MESSAGES_TYPE = "text/x-penstock-messages"
+RECORD_SEPARATOR = "\x1e"
+"""Stands between the messages of a ``text/x-penstock-messages`` document, and is dropped from every other one."""
+
+_HTML = frozenset({"text/html", "application/xhtml+xml"})
+_HIDDEN_TAGS = ("script", "style", "template", "noscript", "head", "svg", "iframe", "object", "embed", "canvas")
+_HIDDEN_STYLE = re.compile(
+    r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d])|opacity\s*:\s*0(?![.\d])"
+)
+_MAX_HTML_DEPTH = 150
+"""Deeper elements are flattened to their text: the Markdown converter is recursive."""
+
+_LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
+_CONTROLS_BUT_RS = re.compile("[\x00-\x08\x0e-\x1d\x1f\x7f-\x9f]")
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb]"
+)
+_TAG_CHARACTERS = re.compile("(\U0001f3f4[\U000e0020-\U000e007e]{1,8}\U000e007f)|[\U000e0000-\U000e007f]")
+"""Invisible letters; one sequence is a flag (of Scotland, say), all others hide text."""
+_SELECTORS = re.compile("(?<=[\ufe00-\ufe0f\U000e0100-\U000e01ef])[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
+_JOINERS = re.compile("[\u200c\u200d]+")
+_JOINING = "\u0590"
+"""Scripts from here on (and emoji) may need joiners; between Latin, Greek or Cyrillic letters they only hide a word."""
+
+
+def normalise(content: str, media_type: str) -> tuple[str, str]:
+    """``(text, media type)`` as stored: NFC, line ends ``\\n``, nothing invisible, HTML as Markdown.
+
+    Idempotent: its result, given again with the returned media type, is unchanged. Raises Poison("bad_text") on lone
+    surrogates, which no store can hold.
+    """
+    try:
+        content.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Poison("bad_text", "the text holds a lone surrogate, which is not Unicode: fix its encoding") from error
+    kind = media_type.partition(";")[0].strip().lower() or "text/plain"
+    if kind in _HTML:
+        return clean(_html_to_markdown(clean(content))), "text/markdown"
+    return clean(content, keep_record_separators=kind == MESSAGES_TYPE), kind
+
+
+def clean(text: str, *, keep_record_separators: bool = False) -> str:
+    """Plain characters: NFC, ``\\n`` for every line end, no control, zero-width or direction characters."""
+    text = _LINE_ENDS.sub("\n", text)
+    text = (_CONTROLS_BUT_RS if keep_record_separators else _CONTROLS).sub("", text)
+    if text.isascii():
+        return text
+    text = _INVISIBLE.sub("", unicodedata.normalize("NFC", text))
+    text = _TAG_CHARACTERS.sub(r"\1", text)
+    text = _SELECTORS.sub("", text)
+    text = _JOINERS.sub(_needed_joiner, text)
+    return unicodedata.normalize("NFC", text)
+
+
+def _needed_joiner(match: re.Match[str]) -> str:
+    text, start, end = match.string, match.start(), match.end()
+    if start == 0 or end == len(text) or text[start - 1] < _JOINING or text[end] < _JOINING:
+        return ""
+    return match[0][0]
+
+
+class _Converter(MarkdownConverter):
+    """No images (their alternative text stays), and of links only those that lead somewhere."""
+
+    def convert_img(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        return str(element.get("alt") or "")
+
+    def convert_a(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        href = str(element.get("href") or "")
+        if href.startswith(("http://", "https://", "mailto:")):
+            return str(super().convert_a(element, text, parent_tags))  # type: ignore[misc]
+        return text
+
+
+def _html_to_markdown(html: str) -> str:
+    soup = BeautifulSoup(html, "lxml")
+    for node in soup.find_all(
+        string=lambda string: isinstance(string, Comment | Doctype | Declaration | ProcessingInstruction)
+    ):
+        node.extract()
+    for element in soup.find_all(_HIDDEN_TAGS):
+        element.extract()
+    for element in soup.find_all(_is_hidden):
+        element.extract()
+    _flatten(soup)
+    markdown = _Converter(
+        heading_style="atx",
+        bullets="-",
+        escape_asterisks=False,
+        escape_underscores=False,
+        table_infer_header=True,
+        code_language_callback=_language,
+    ).convert_soup(soup)
+    markdown = re.sub(r"[ \t]+$", "", str(markdown), flags=re.MULTILINE)
+    return re.sub(r"\n{3,}", "\n\n", markdown).strip("\n") + "\n" if markdown.strip() else ""
+
+
+def _is_hidden(element: Tag) -> bool:
+    if element.has_attr("hidden") or str(element.get("aria-hidden", "")).lower() == "true":
+        return True
+    return bool(_HIDDEN_STYLE.search(str(element.get("style", "")).lower()))
+
+
+def _language(element: Tag) -> str:
+    """The language of a code block from ``class="language-x"``, as most generators write it."""
+    for candidate in (element, element.find("code")):
+        if isinstance(candidate, Tag):
+            for name in candidate.get_attribute_list("class"):
+                if match := re.fullmatch(r"(?:language|lang|highlight)-([\w+#-]{1,30})", str(name)):
+                    return match[1]
+    return ""
+
+
+def _flatten(soup: BeautifulSoup) -> None:
+    """Replace what is nested too deep by its text."""
+    stack: list[tuple[Any, int]] = [(soup, 0)]
+    while stack:
+        element, depth = stack.pop()
+        if depth >= _MAX_HTML_DEPTH:
+            element.string = element.get_text(" ")
+            continue
+        stack.extend((child, depth + 1) for child in element.children if isinstance(child, Tag))
