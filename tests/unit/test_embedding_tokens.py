@@ -37,7 +37,7 @@ def test_known_counts(text: str, cl100k: int, pieces: int) -> None:
 
 
 @tokenizers
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(text=texts, limit=st.integers(1, 40))
 def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens, text: str, limit: int) -> None:
     cut = tokens.cut(text, limit)
