@@ -51,12 +51,13 @@ async def _ensure(admin: Any, wanted: Mapping[str, Topic], replication: int) -> 
     before = await _partitions(admin, wanted)
     missing = [name for name in wanted if name not in before]
     created = await _create(admin, {name: wanted[name] for name in missing}, replication)
-    after = await _led(admin, wanted)
+    found = {name: topic for name, topic in wanted.items() if name not in created}  # the rest is as it should be
+    partitions = await _led(admin, wanted)
     lines = [f"topic {name}: created ({wanted[name].partitions} partitions)" for name in created]
-    for name in before:  # what has just been created is as it should be
-        lines += differing_partitions(name, wanted[name], after[name], replication)
-    lines += unequal_counts({wanted[name].name: (name, len(after[name])) for name in wanted})
-    lines += await _differing_configs(admin, {name: wanted[name] for name in before}, replication)
+    for name, topic in found.items():
+        lines += differing_partitions(name, topic, partitions[name], replication)
+    lines += unequal_counts({topic.name: (name, len(partitions[name])) for name, topic in wanted.items()})
+    lines += await _differing_configs(admin, found, replication)
     return lines
 
 
@@ -113,21 +114,31 @@ async def _differing_configs(admin: Any, topics: Mapping[str, Topic], replicatio
     if not topics:
         return []
     wanted = {name: topic.configs(replication=replication) for name, topic in topics.items()}
-    answers = await admin.describe_configs(
-        [ConfigResource(ConfigResourceType.TOPIC, name, configs) for name, configs in wanted.items()]
-    )
-    lines = []
-    for code, message, _, name, entries in (resource for answer in answers for resource in answer.resources):
-        if code:
-            _refuse(f"the settings of topic {name} cannot be read", for_code(code), message)
-        found = {entry[0]: entry[1] for entry in entries}
-        lines += [
-            f"topic {name}: {key} is {found.get(key)}, this version wants {value}; change it with"
-            f" `kafka-configs --alter --topic {name} --add-config {key}={value}`, or leave it"
-            for key, value in wanted[name].items()
-            if found.get(key) != value
-        ]
-    return lines
+    found = await _configs(admin, wanted)
+    return [
+        f"topic {name}: {key} is {found[name].get(key)}, this version wants {value}; change it with"
+        f" `kafka-configs --alter --topic {name} --add-config {key}={value}`, or leave it"
+        for name, configs in wanted.items()
+        for key, value in configs.items()
+        if found[name].get(key) != value
+    ]
+
+
+async def _configs(admin: Any, wanted: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """By topic, the present values of the settings in ``wanted``. A broker may learn of a new topic a little late."""
+    async with asyncio.timeout(LEADER_SECONDS):
+        while True:
+            answers = await admin.describe_configs(
+                [ConfigResource(ConfigResourceType.TOPIC, name, dict(configs)) for name, configs in wanted.items()]
+            )
+            resources = [resource for answer in answers for resource in answer.resources]
+            failed = [(name, for_code(code), message) for code, message, _, name, _ in resources if code]
+            for name, kind, message in failed:
+                if not kind.retriable:
+                    _refuse(f"the settings of topic {name} cannot be read", kind, message)
+            if not failed:
+                return {name: {entry[0]: entry[1] for entry in entries} for _, _, _, name, entries in resources}
+            await asyncio.sleep(0.2)
 
 
 def _refuse(what: str, kind: type[KafkaError], message: str | None) -> None:

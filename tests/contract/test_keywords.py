@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from uuid import UUID, uuid4
 
 import pytest
@@ -44,19 +44,11 @@ def entry(text: str = "", **fields: object) -> dict[str, object]:
     }
 
 
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    stack = Stack(tmp_path_factory.mktemp("keywords"), die_with_parent=True)
-    stack.up(services=("elasticsearch",))
-    yield stack
-    stack.down()
-
-
 def server(stack: Stack) -> Service:
     return next(service for service in stack.services() if service.name == "elasticsearch")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def elasticsearch_settings(stack: Stack) -> ElasticsearchSettings:
     return ElasticsearchSettings(url=server(stack).url)
 
@@ -503,11 +495,13 @@ async def test_a_server_that_is_killed_loses_nothing_acknowledged(stack: Stack, 
     gone = uuid4()
     await store.apply([*before, Write(index, gone, 9, None)])
     stack.kill("elasticsearch")
-    with pytest.raises(Retryable):
-        await store.apply([Write(index, uuid4(), 6, entry("x"))])
-    with pytest.raises(Retryable):
-        await store.refreshed(index)
-    starting = asyncio.create_task(asyncio.to_thread(stack.start, "elasticsearch"))
+    try:
+        with pytest.raises(Retryable):
+            await store.apply([Write(index, uuid4(), 6, entry("x"))])
+        with pytest.raises(Retryable):
+            await store.refreshed(index)
+    finally:
+        starting = asyncio.create_task(asyncio.to_thread(stack.start, "elasticsearch"))
     outcomes = await sent_until_done(store, [Write(index, write.id, 4, None) for write in before[:10]])
     await starting
     assert outcomes == [Outcome("stale", found=5)] * 10

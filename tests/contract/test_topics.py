@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import uuid4
 
@@ -22,12 +22,9 @@ from topics.registry import DOCUMENTS_LIVE, IDENTITIES, TOPICS
 pytestmark = pytest.mark.stack
 
 
-@pytest.fixture(scope="module")
-def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    stack = Stack(tmp_path_factory.mktemp("topics"), die_with_parent=True)
-    stack.up(services=("kafka",))
-    yield next(service.url for service in stack.services() if service.name == "kafka")
-    stack.down()
+@pytest.fixture
+def bootstrap(stack: Stack) -> str:
+    return next(service.url for service in stack.services() if service.name == "kafka")
 
 
 @pytest.fixture
