@@ -169,7 +169,9 @@ def clean_env() -> dict[str, str]:
 
 
 _TELLING = re.compile(r"FATAL|PANIC|\bERROR\b|Exception|[Ee]rror:|could not|No space left|OutOfMemory")
-_STACK_FRAME = re.compile(r"^\s+(at |\.\.\. \d+ more)")
+_NOISE = re.compile(
+    r"^\s+(at |\.\.\. \d+ more)|Could not create the Java Virtual Machine|A fatal exception has occurred"
+)
 
 
 def reason(log: Path, offset: int) -> str:
@@ -180,7 +182,7 @@ def reason(log: Path, offset: int) -> str:
             text = file.read(1 << 20).decode("utf-8", "replace")
     except FileNotFoundError:
         return "no log was written"
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not _STACK_FRAME.match(line)]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.search(line)]
     causes = [line for line in lines if line.startswith("Caused by:")]
     telling = [line for line in lines if _TELLING.search(line) and not line.startswith("Caused by:")]
     best = (causes or telling or lines or ["it wrote nothing"])[-1]

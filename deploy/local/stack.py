@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +25,8 @@ from deploy.local.kafka import Kafka
 from deploy.local.lock import exclusive
 from deploy.local.ports import Ports
 from deploy.local.postgres import Postgres
-from deploy.local.service import LocalSettings, Place, Server, reason, require_space
+from deploy.local.service import LocalSettings, Place, Server, require_space
+from deploy.local.starting import Progress, Starter, run_together
 from deploy.local.workers import Worker
 from pipeline.core.errors import Misconfigured
 from pipeline.settings import ENDPOINTS_FILE
@@ -36,9 +35,6 @@ SERVERS: dict[str, Server] = {server.name: server for server in (Postgres(), Kaf
 NEEDED_MB = 600
 """A fresh stack's data (100 MB) and room for the write-ahead logs to grow before anything is deleted again."""
 STOP_GRACE_SECONDS = 30.0
-
-Progress = Callable[[str, str], None]
-"""Called with (service or worker, what happens), from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +111,13 @@ class Stack:
         """All three, in a fixed order, whether they run or not."""
         with ThreadPoolExecutor(len(SERVERS)) as pool:
             return list(pool.map(self._service, ("kafka", "postgres", "elasticsearch")))
+
+    def endpoints(self) -> dict[str, dict[str, str]]:
+        """What endpoints.json says: service → the settings that lead to it."""
+        try:
+            return dict(json.loads((self.home / ENDPOINTS_FILE).read_text()))
+        except (FileNotFoundError, ValueError):
+            return {}
 
     def start_worker(
         self, name: str, *, instance: int = 0, env: Mapping[str, str] | None = None, wait: bool = True
@@ -210,9 +213,9 @@ class Stack:
             for name in names:
                 self._stop_server(name)  # hangs, or was left by an `up` that was killed
             ports = Ports(self.home, settings).assign(port for name in names for port in SERVERS[name].ports())
-            starters = [_Starter(SERVERS[name], self._place(name), settings, ports, progress) for name in names]
+            starters = [Starter(SERVERS[name], self._place(name), settings, ports, progress) for name in names]
             try:
-                _run_together(starters)
+                run_together(starters)
             except BaseException:
                 with ThreadPoolExecutor(len(names) or 1) as pool:
                     list(pool.map(self._stop_server, names))
@@ -229,11 +232,10 @@ class Stack:
             ) from error
 
     def _write_endpoints(self, ports: Mapping[str, int], names: Iterable[str]) -> None:
-        file = self.home / ENDPOINTS_FILE
-        written = json.loads(file.read_text()) if file.exists() else {}
+        written = self.endpoints()
         for name in names:
             written[name] = SERVERS[name].endpoint(self._place(name), ports[SERVERS[name].ports()[0]])
-        process.write_atomically(file, json.dumps(written, indent=1) + "\n", mode=0o600)
+        process.write_atomically(self.home / ENDPOINTS_FILE, json.dumps(written, indent=1) + "\n", mode=0o600)
 
     def _locked(self, progress: Progress) -> AbstractContextManager[None]:
         return exclusive(self.home / "run" / "lock", waiting=lambda: progress("stack", "waiting for another command"))
@@ -259,84 +261,6 @@ class Stack:
         if watchdog is not None and watchdog.pid != os.getpid():
             process.stop([watchdog], ask=None, grace_seconds=0)
         pid_file.unlink(missing_ok=True)
-
-
-@dataclass
-class _Starter:
-    """One service on its way up."""
-
-    server: Server
-    place: Place
-    settings: LocalSettings
-    ports: Mapping[str, int]
-    progress: Progress
-
-    def run(self, cancelled: threading.Event) -> None:
-        began = time.monotonic()
-        deadline = began + self.server.start_timeout_seconds
-        self.progress(self.server.name, "starting")
-        offset = process.rotate(self.place.log)
-        port = self.ports[self.server.ports()[0]]
-        try:
-            self.server.prepare(self.place, self.ports, self.settings)
-            entry = self._launch(port, offset, deadline, cancelled)
-            while not cancelled.is_set():
-                if self.server.ready(entry.address, self.place):
-                    self.server.complete(self.place, port)
-                    break
-                if process.running(entry) is None:
-                    raise self._failure(_ended(entry.pid), offset)
-                if time.monotonic() > deadline:
-                    raise self._failure(f"does not answer after {self.server.start_timeout_seconds:.0f} s", offset)
-                cancelled.wait(0.1)
-        except OSError as error:
-            where = f": {error.filename}" if error.filename else ""
-            raise Misconfigured(f"{self.server.name} cannot start: {error.strerror or error}{where}") from error
-        if not cancelled.is_set():
-            self.progress(self.server.name, f"ready in {time.monotonic() - began:.1f} s")
-
-    def _launch(self, port: int, offset: int, deadline: float, cancelled: threading.Event) -> process.Record:
-        command = self.server.launch(self.place, self.settings)
-        address = self.server.url(self.place, port)
-        entry = replace(
-            process.spawn(command.argv, log=self.place.log, env=command.env, cwd=command.cwd), address=address
-        )
-        process.save(self.place.pid_file, entry)
-        if not command.daemonizes:
-            return entry
-        while (code := process.exit_code(entry.pid)) is None and not cancelled.is_set():
-            if time.monotonic() > deadline:
-                raise self._failure(f"is not up after {self.server.start_timeout_seconds:.0f} s", offset)
-            cancelled.wait(0.05)
-        servers = process.find(lambda argv: self.server.is_mine(self.place, argv))
-        if code or (not servers and not cancelled.is_set()):
-            raise self._failure(_ended(entry.pid), offset)
-        if servers:
-            entry = process.record(servers[0].pid, address)
-            process.save(self.place.pid_file, entry)
-        return entry
-
-    def _failure(self, what: str, offset: int) -> Misconfigured:
-        return Misconfigured(f"{self.server.name} {what}: {reason(self.place.log, offset)} (log: {self.place.log})")
-
-
-def _ended(pid: int) -> str:
-    if process.exit_code(pid) == -signal.SIGKILL:
-        return "was killed while starting (is there enough memory?)"
-    return "stopped while starting"
-
-
-def _run_together(starters: Sequence[_Starter]) -> None:
-    """All at once; the first failure cancels the others and is raised."""
-    cancelled = threading.Event()
-    with ThreadPoolExecutor(len(starters) or 1) as pool:
-        running = [pool.submit(starter.run, cancelled) for starter in starters]
-        try:
-            wait(running, return_when=FIRST_EXCEPTION)
-        finally:
-            cancelled.set() if any(not future.done() or future.exception() for future in running) else None
-        for future in running:
-            future.result()
 
 
 def _settings() -> LocalSettings:

@@ -66,9 +66,15 @@ def status(json_output: Json = False) -> None:
 
 def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
     """Services, then what they must hold, then workers. Returns what was started; stops it again on any failure."""
+    before = stack.endpoints()
     started = stack.up(progress)
     try:
-        if not stack.is_prepared():
+        if stack.endpoints() != before:  # a port was taken meanwhile: workers that run look in the wrong place
+            for worker in stack.workers():
+                stack.stop(worker.name)
+        running = {worker.name for worker in stack.workers() if worker.ready}
+        missing = [name for name in workers if name not in running]
+        if missing or not stack.is_prepared():
             from pipeline.cli import setup
 
             settings.loaded.cache_clear()  # the endpoints may just have changed
@@ -77,8 +83,6 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
                 progress("setup", line)
             stack.mark_prepared()
             progress("tables, topics and indexes", "ready")
-        running = {worker.name for worker in stack.workers() if worker.ready}
-        missing = [name for name in workers if name not in running]
         started += missing
 
         def start(name: str) -> None:
@@ -86,8 +90,11 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
             stack.start_worker(name)
             progress(name, "ready")
 
-        with ThreadPoolExecutor(len(workers) or 1) as pool:
+        pool = ThreadPoolExecutor(len(workers) or 1)
+        try:
             list(pool.map(start, missing))
+        finally:  # not waited for after Ctrl-C: a thread ends when its worker is stopped below
+            pool.shutdown(wait=False)
     except BaseException:
         for name in reversed(started):
             stack.stop(name)

@@ -35,6 +35,7 @@ Caused by: java.net.BindException: Address already in use
     [
         (POSTGRES_LOG, "No space left on device"),
         (JAVA_LOG, "java.net.BindException: Address already in use"),
+        ("Error: VM option 'X' is odd.\nError: A fatal exception has occurred. Program will exit.\n", "'X' is odd"),
         ("all is well\nbye\n", "bye"),
         ("", "it wrote nothing"),
     ],
