@@ -129,6 +129,8 @@ class EmbeddingSettings(_Settings):
     parallel_requests: int = 4
     batch_inputs: int = 512
     batch_tokens: int = 250_000
+    threads: int | None = None
+    """Threads of the local model. Default: one for each processor that this process may use."""
     chunk_tokens: int | None = None
     """Target size of a chunk. Default: 400, or what the model's window allows."""
 

@@ -37,6 +37,9 @@ class Metrics:
         )
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
         self.embedding_tokens = Counter("penstock_embedding_tokens", "Tokens sent to the model", registry=r)
+        self.truncated = Counter(
+            "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
+        )
         self.written = Counter("penstock_written_chunks", "Chunk rows or entries written", ["sink"], registry=r)
         self.deleted = Counter("penstock_deleted_chunks", "Chunk rows or entries deleted", ["sink"], registry=r)
         self.moved = Counter("penstock_moved_documents", "Documents that changed during a write", ["sink"], registry=r)

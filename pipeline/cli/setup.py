@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from psycopg import AsyncConnection
 
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.embedding.choose import chunk_params, embedder
 from pipeline.kafka import security
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist, load
 from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.postgres import migrate, translated
-from topics.admin import ensure_topics
+from topics.admin import TopicRefused, TopicsNotReady, ensure_topics
 
 
 async def prepare(settings: Settings | None = None) -> list[str]:
@@ -20,9 +20,14 @@ async def prepare(settings: Settings | None = None) -> list[str]:
     settings = settings or load()
     lines = [f"migration {name}" for name in await migrate(settings.postgres)]
     kafka = settings.kafka
-    lines += await ensure_topics(
-        kafka.bootstrap, prefix=kafka.topic_prefix, replication=kafka.replication, security=security(kafka)
-    )
+    try:
+        lines += await ensure_topics(
+            kafka.bootstrap, prefix=kafka.topic_prefix, replication=kafka.replication, security=security(kafka)
+        )
+    except TopicsNotReady as error:
+        raise Retryable(str(error)) from error
+    except TopicRefused as error:
+        raise Misconfigured(str(error)) from error
     model = embedder(settings.embedding, dist() / "models")
     try:
         params = chunk_params(settings.embedding, model)

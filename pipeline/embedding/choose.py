@@ -30,7 +30,10 @@ def embedder(settings: EmbeddingSettings, models: Path) -> Embedder:
     if settings.input_window not in (None, convert.MAX_TOKENS - 2):
         raise Misconfigured(f"PENSTOCK_EMBEDDING_INPUT_WINDOW: {convert.MODEL} reads {convert.MAX_TOKENS - 2} tokens")
     return LocalEmbedder(
-        convert.prepare(models), document_prefix=settings.document_prefix, query_prefix=settings.query_prefix
+        convert.prepare(models),
+        threads=settings.threads,
+        document_prefix=settings.document_prefix,
+        query_prefix=settings.query_prefix,
     )
 
 

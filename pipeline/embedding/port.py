@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -38,6 +38,8 @@ class Embedder(Protocol):
     """Most tokens of one input, special tokens not counted."""
     document_prefix: str
     query_prefix: str
+    on_truncated: Callable[[int], None]
+    """Told how many passages of a call were longer than the window and lost their end."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Token counts as this model counts them, special tokens not counted. CPU work: long texts go to a thread."""

@@ -14,8 +14,9 @@ from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, create_chunk_table, point_readers_at
 
 REFERENCE_TEXT = "The penstock carries water from the reservoir to the turbine."
-REFERENCE_COSINE = 0.995
-"""Below it the model that answers is not the one that filled the index (quantised kernels differ by < 0.001)."""
+REFERENCE_COSINE = 0.99
+"""Below it the model that answers is not the one that filled the index. Never equality: the same weights quantised on
+another family of processors may round otherwise (int8 against float32 was 0.996 at worst when measured)."""
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table,"

@@ -81,6 +81,7 @@ class _Parts:
     async def vectors(self) -> list[Stage]:
         model = embedder(self.settings.embedding, dist() / MODELS)
         self.stack.push_async_callback(model.aclose)
+        model.on_truncated = self.metrics.truncated.inc
         async with self.pool.connection() as connection:
             await generations.check_model(connection, await generations.active(connection), model)
         stage = VectorSink(
