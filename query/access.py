@@ -1,0 +1,92 @@
+"""Who is asking, and what that caller may read at this moment.
+
+A caller is a tenant and a set of qualified tags (``source/tag``). Tags come from the ledger's memberships or from
+whoever operates the command line; never from an unauthenticated client. No tags: nothing is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.core.identity import qualify
+from pipeline.stores.postgres import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    tenant: str
+    tags: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Readable:
+    """The access sets that a caller satisfies, and those of the caller's tags that occur in them."""
+
+    access_ids: tuple[int, ...]
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+
+
+async def identify(
+    connection: Connection, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()
+) -> Caller:
+    """The caller that holds what all these principals and tags hold.
+
+    A principal holds its groups in every source of the tenant, and ``user:PRINCIPAL`` in each of them; an unknown
+    one holds only the latter. A tag that begins with the name of a source and ``/`` is taken as it is; any other
+    stands for the tag of that name in every source.
+    """
+    held: set[str] = set()
+    sources = await sources_of(connection, tenant)
+    own = [f"user:{principal}" for principal in principals]
+    qualified = [tag for tag in tags if tag.partition("/")[0] in sources and "/" in tag]
+    bare = [tag for tag in tags if tag not in qualified]
+    for source in sources:
+        held.update(qualify(source, [*own, *bare]))
+    held.update(qualified)
+    if principals:
+        cursor = await connection.execute(
+            "SELECT source, groups FROM memberships WHERE tenant = %s AND principal = ANY(%s)",
+            [tenant, list(principals)],
+        )
+        for source, groups in await cursor.fetchall():
+            held.update(qualify(source, groups))
+    return Caller(tenant, frozenset(held))
+
+
+async def sources_of(connection: Connection, tenant: str) -> tuple[str, ...]:
+    """The sources that a tenant has documents of: one index probe each, however many documents there are."""
+    cursor = await connection.execute(
+        """
+        WITH RECURSIVE found (source) AS (
+            (SELECT source FROM documents WHERE tenant = %(tenant)s ORDER BY source LIMIT 1)
+            UNION ALL
+            SELECT (SELECT d.source FROM documents d WHERE d.tenant = %(tenant)s AND d.source > f.source
+                    ORDER BY d.source LIMIT 1)
+            FROM found f WHERE f.source IS NOT NULL
+        )
+        SELECT source FROM found WHERE source IS NOT NULL
+        """,
+        {"tenant": tenant},
+    )
+    return tuple(source for (source,) in await cursor.fetchall())
+
+
+async def readable(connection: Connection, caller: Caller) -> Readable:
+    """Any of acl_tags, all of required_tags, within the tenant."""
+    cursor = await connection.execute(
+        """
+        WITH readable AS (
+            SELECT id, acl_tags, required_tags FROM access_sets
+            WHERE tenant = %(tenant)s AND acl_tags && %(tags)s::text[] AND required_tags <@ %(tags)s::text[]
+        )
+        SELECT (SELECT array_agg(id) FROM readable),
+            (SELECT array_agg(DISTINCT tag) FROM readable, unnest(acl_tags) tag WHERE tag = ANY(%(tags)s)),
+            (SELECT array_agg(DISTINCT tag) FROM readable, unnest(required_tags) tag)
+        """,
+        {"tenant": caller.tenant, "tags": sorted(caller.tags)},
+    )
+    row = await cursor.fetchone()
+    ids, acl, required = row or (None, None, None)
+    return Readable(tuple(ids or ()), tuple(acl or ()), tuple(required or ()))

@@ -1,0 +1,196 @@
+"""Documents in both stores without Kafka and without workers: the real stages, called directly, on the real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from elasticsearch import AsyncElasticsearch
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from deploy.local.stack import Stack
+from pipeline.core.identity import document_id
+from pipeline.core.model import ChunkParams, Generation
+from pipeline.embedding.port import Embedder
+from pipeline.ledger import generations
+from pipeline.settings import (
+    ElasticsearchSettings,
+    EmbeddingSettings,
+    KafkaSettings,
+    PostgresSettings,
+    Settings,
+    StreamSettings,
+)
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import Detect
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Incoming
+from pipeline.stages.vectors import VectorSink
+from pipeline.stores.elasticsearch import connect, create_index, drop_index
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import Pool, migrate, open_pool
+from pipeline.telemetry import Metrics
+from query.access import Caller, identify
+from query.embedder import QueryEmbedder
+from query.retrieval import Search
+from topics.codec import encode
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+Event = DocumentUpserted | DocumentDeleted | AccessChanged
+
+
+class _NoKafka:
+    """Takes every record and keeps none: hints and announcements have no reader here."""
+
+    async def send(self, *_: object, **__: object) -> asyncio.Future[None]:
+        return self._delivered()
+
+    async def send_raw(self, *_: object, **__: object) -> asyncio.Future[None]:
+        return self._delivered()
+
+    @staticmethod
+    def _delivered() -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+
+@dataclass
+class Library:
+    settings: Settings
+    pool: Pool
+    es: AsyncElasticsearch
+    generation: Generation
+    detect: Detect
+    vectors: VectorSink
+    keywords: KeywordSink
+    embedder: Embedder
+    search: Search
+    offset: int = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def create(
+        cls, stack: Stack, embedder: Embedder, *, params: ChunkParams | None = None
+    ) -> AsyncIterator[Library]:
+        """An empty database and index of its own on the stack's servers."""
+        endpoints = json.loads((stack.home / "endpoints.json").read_text())
+        name = f"q{uuid.uuid4().hex[:10]}"
+        admin = endpoints["postgres"]["dsn"]
+        dsn = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        settings = Settings(
+            kafka=KafkaSettings(),
+            postgres=PostgresSettings(dsn=dsn),  # type: ignore[arg-type]  # pydantic makes it a secret
+            elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"], index_prefix=f"{name}-"),
+            embedding=EmbeddingSettings(),
+            stream=StreamSettings(),
+        )
+        es = connect(settings.elasticsearch)
+        index = f"{name}-chunks-g1"
+        try:
+            await migrate(settings.postgres)
+            async with open_pool(settings.postgres) as pool:
+                async with pool.connection() as connection:
+                    generation = await generations.ensure_first(
+                        connection, embedder, params or ChunkParams(200, 80, 254), index_prefix=f"{name}-"
+                    )
+                await create_index(es, index)
+                yield cls._assemble(settings, pool, es, generation, embedder)
+        finally:
+            await drop_index(es, index)
+            await es.indices.delete_index_template(name=index)
+            await es.close()
+            with psycopg.connect(admin, autocommit=True) as connection:
+                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+    @classmethod
+    def _assemble(
+        cls, settings: Settings, pool: Pool, es: AsyncElasticsearch, generation: Generation, embedder: Embedder
+    ) -> Library:
+        metrics, producer = Metrics(), _NoKafka()
+        dead = DeadLetters(pool, producer, metrics)  # type: ignore[arg-type]
+        announcer = Announcer(pool, producer, metrics)  # type: ignore[arg-type]
+        chunker = Chunker(lambda _: embedder.count_tokens)
+        known = {generation.name: generation}
+        return cls(
+            settings, pool, es, generation,
+            Detect(pool, producer, dead, lambda _: embedder.count_tokens, metrics, batch_size=32, grace_seconds=30),  # type: ignore[arg-type]
+            VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=32),
+            KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
+            embedder,
+            Search(pool, es, QueryEmbedder(lambda: embedder)),
+        )  # fmt: skip
+
+    async def accept(self, *events: Event) -> list[UUID]:
+        """Into the ledger only: neither store knows it yet."""
+        records = []
+        for event in events:
+            record = encode(event)
+            self.offset += 1
+            records.append(Incoming("documents", 0, self.offset, record.key, record.value, record.headers, "live"))
+        await self.detect.handle(records)
+        return [document_id(e.tenant, e.source, e.external_id) for e in events]
+
+    async def put(self, *events: Event, batch: int = 64) -> None:
+        """Into the ledger and both stores."""
+        for n in range(0, len(events), batch):
+            ids = list(dict.fromkeys(await self.accept(*events[n : n + batch])))
+            await asyncio.gather(
+                self.vectors.converge(self.generation, ids), self.keywords.converge(self.generation, ids)
+            )
+
+    async def caller(self, tenant: str, *tags: str, principals: Sequence[str] = ()) -> Caller:
+        async with self.pool.connection() as connection:
+            return await identify(connection, tenant, tags=tags, principals=principals)
+
+    async def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        async with self.pool.connection() as connection:
+            cursor = await connection.execute(statement.encode(), parameters)
+            return await cursor.fetchall() if cursor.description else []
+
+
+_clock = datetime.now(UTC) - timedelta(days=1)
+_tick = 0
+
+
+def _now() -> tuple[datetime, int]:
+    """A moment and a version, later than any before."""
+    global _tick
+    _tick += 1
+    return _clock + timedelta(milliseconds=_tick), _tick
+
+
+def document(external_id: str, content: str, **fields: object) -> DocumentUpserted:
+    moment, version = _now()
+    return DocumentUpserted(
+        **{  # type: ignore[arg-type]
+            "tenant": "acme", "source": "wiki", "external_id": external_id, "observed_at": moment, "version": version,
+            "title": external_id, "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+        }
+    )  # fmt: skip
+
+
+def access(of: DocumentUpserted, acl_tags: Sequence[str], required_tags: Sequence[str] = ()) -> AccessChanged:
+    return AccessChanged(
+        tenant=of.tenant, source=of.source, external_id=of.external_id, observed_at=_now()[0],
+        acl_tags=list(acl_tags), required_tags=list(required_tags),
+    )  # fmt: skip
+
+
+def deletion(of: DocumentUpserted) -> DocumentDeleted:
+    moment, version = _now()
+    return DocumentDeleted(
+        tenant=of.tenant, source=of.source, external_id=of.external_id, observed_at=moment, version=version
+    )
