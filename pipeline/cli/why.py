@@ -1,0 +1,193 @@
+"""``penstock why``: one document's story."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+
+from pipeline.cli.output import Json, print_json, stdout
+
+if TYPE_CHECKING:
+    from pipeline.ledger.documents import Identity
+    from pipeline.ledger.story import StoreProgress, Story
+
+
+def why(
+    document: Annotated[str, typer.Argument(help="Id, external id, file, URL, or the end of one; or a title.")],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose document.")] = "default",
+    json_output: Json = False,
+) -> None:
+    """Why a document is searchable, or not: its events, what was decided, both stores, access, dead letters.
+
+    Example: penstock why docs/guide.md
+    """
+    from pipeline.core.errors import PenstockError
+    from pipeline.ledger.story import verdict
+
+    found, story = asyncio.run(_tell(tenant, names(document)))
+    if len(found) > 1:
+        typer.echo(f"error: {document!r} may mean {len(found)} documents; name one of them:", err=True)
+        for identity, title in found:
+            typer.echo(f"  {identity.id}  {identity.source}/{identity.external_id}  {title or ''}", err=True)
+        raise typer.Exit(2)
+    searchable, reason = verdict(story)
+    if json_output and (story.document or story.dead):
+        print_json(as_json(story))
+    if story.document is None:
+        raise PenstockError(f"no document {document!r} in tenant {tenant!r}: {reason}")
+    if not json_output:
+        _show(story, searchable, reason)
+
+
+def names(document: str) -> list[str]:
+    """What a document may be known as: as typed, and as the file of that name."""
+    if document.startswith("file:"):
+        return [document, unquote(urlsplit(document).path)]
+    path = Path(document).expanduser().absolute()
+    return list(dict.fromkeys([document, str(path), str(path.resolve()), path.as_uri()]))
+
+
+async def _tell(tenant: str, known_as: Sequence[str]) -> tuple[list[tuple[Identity, str | None]], Story]:
+    from pipeline.ledger import story
+    from pipeline.settings import load
+    from pipeline.stores.postgres import open_pool, translated
+
+    async with open_pool(load().postgres) as pool:
+        with translated("why"):
+            async with pool.connection() as connection:
+                found = await story.find(connection, tenant, known_as)
+                if len(found) == 1:
+                    return found, await story.tell(connection, found[0][0].id)
+                return found, await story.dead_letters(connection, tenant, known_as)
+
+
+def as_json(story: Story) -> dict[str, Any]:
+    """The command contract's shape; times in ISO 8601."""
+    from pipeline.ledger.story import verdict
+
+    document, access = story.document, story.access
+    searchable, reason = verdict(story)
+    return {
+        "document": None
+        if document is None
+        else {
+            "id": str(document.identity.id),
+            "tenant": document.identity.tenant,
+            "source": document.identity.source,
+            "external_id": document.identity.external_id,
+            "title": document.title,
+            "source_url": document.source_url,
+            "author": document.author,
+            "media_type": document.media_type,
+            "seq": document.seq,
+            "announced_seq": document.announced_seq,
+            "version": document.version,
+            "observed_at": _iso(document.observed_at),
+            "content_hash": document.content_hash.hex() if document.content_hash else None,
+            "source_modified_at": _iso(document.source_modified_at),
+            "changed_at": _iso(document.changed_at),
+            "received_at": _iso(document.received_at),
+            "deleted_at": _iso(document.deleted_at),
+            "lane": document.lane,
+        },
+        "events": [
+            {
+                "at": _iso(e.at),
+                "kind": e.kind,
+                "outcome": e.outcome,
+                "version": e.version,
+                "observed_at": _iso(e.observed_at),
+                "seq": e.seq,
+                "lane": e.lane,
+            }
+            for e in story.events
+        ],
+        "generations": [
+            {
+                "generation": g.name,
+                "active": g.active,
+                "chunks": g.chunks,
+                "vectors": _store_json(g.vectors),
+                "keywords": _store_json(g.keywords),
+            }
+            for g in story.generations
+        ],
+        "access": {
+            "acl_tags": list(access.acl_tags),
+            "required_tags": list(access.required_tags),
+            "observed_at": _iso(access.observed_at),
+        },
+        "dead": [
+            {"id": d.id, "stage": d.stage, "code": d.code, "message": d.message, "at": _iso(d.at)} for d in story.dead
+        ],
+        "searchable": searchable,
+        "reason": reason,
+    }
+
+
+def _store_json(progress: StoreProgress) -> dict[str, Any]:
+    return {
+        "state": progress.state,
+        "seq": progress.seq,
+        "want_seq": progress.want_seq,
+        "at": _iso(progress.at),
+        "pending_since": _iso(progress.pending_since),
+        "next_retry": _iso(progress.next_retry),
+        "attempts": progress.attempts,
+        "error": progress.error,
+        "refused": progress.refused,
+    }
+
+
+def _iso(at: Any) -> str | None:
+    return at.isoformat() if at is not None else None
+
+
+def _show(story: Story, searchable: bool, reason: str) -> None:
+    from rich.text import Text
+
+    document = story.document
+    assert document is not None
+    identity = document.identity
+
+    def line(*parts: str | tuple[str, str]) -> None:
+        stdout.print(Text.assemble(*parts), soft_wrap=True)
+
+    mark = ("searchable", "bold green") if searchable else ("not searchable", "bold red")
+    line((document.title or identity.external_id, "bold"), "  ", mark)
+    line(f"  {reason}")
+    line(("  document  ", "dim"), f"{identity.tenant}/{identity.source}/{identity.external_id}")
+    line(("            ", "dim"), f"{identity.id}  version {document.version}  seq {document.seq}")
+    required = f"  and all of {', '.join(story.access.required_tags)}" if story.access.required_tags else ""
+    line(("  access    ", "dim"), (", ".join(story.access.acl_tags) or "nobody") + required)
+    for g in story.generations:
+        line((f"  {g.name:<9} ", "dim"), f"{g.chunks} chunks{'' if g.active else '  (not active)'}")
+        for name, progress in (("vectors", g.vectors), ("keywords", g.keywords)):
+            line(f"            {name:<9} ", (progress.state, _COLOURS[progress.state]), _detail(progress))
+    entries = [(e.at, f"{e.kind}  {e.outcome}" + (f"  seq {e.seq}" if e.seq else ""), "") for e in story.events]
+    entries += [(d.at, f"dead letter {d.id}  {d.code}: {d.message}", "red") for d in story.dead]
+    for n, (at, what, style) in enumerate(sorted(entries)):
+        line(("  history   " if n == 0 else "            ", "dim"), f"{at:%Y-%m-%d %H:%M:%S}  ", (what, style))
+
+
+_COLOURS = {"settled": "green", "partial": "yellow", "pending": "yellow", "failed": "red", "withdrawn": "dim"}
+
+
+def _detail(progress: StoreProgress) -> str:
+    parts = [f"seq {progress.seq}" + (f" of {progress.want_seq}" if not progress.reached else "")]
+    if progress.reached and progress.at:
+        parts.append(f"since {progress.at:%H:%M:%S}")
+    if progress.pending_since:
+        parts.append(f"waiting since {progress.pending_since:%H:%M:%S}")
+    if progress.attempts:
+        parts.append(f"{progress.attempts} attempts")
+    if progress.next_retry:
+        parts.append(f"next {progress.next_retry:%H:%M:%S}")
+    if progress.error:
+        parts.append(progress.error)
+    return "  " + ", ".join(parts)
