@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from aiokafka.errors import KafkaError
 from aiokafka.helpers import create_ssl_context
 
 from pipeline.core.errors import Retryable
 from pipeline.settings import KafkaSettings
-from topics.producer import Producer
+from topics.producer import NotDelivered, Producer
 
 
 def security(kafka: KafkaSettings) -> dict[str, Any]:
@@ -47,6 +46,6 @@ async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_sec
                 await asyncio.shield(future)
     except TimeoutError as error:
         raise Retryable(f"Kafka did not confirm within {within_seconds:.0f} s") from error
-    except KafkaError as error:
-        raise Retryable(f"Kafka: {type(error).__name__}") from error
+    except NotDelivered as error:
+        raise Retryable(str(error)) from error
     return len(futures)

@@ -1,91 +1,211 @@
-"""The producer that connectors and workers share: durable, idempotent, ordered by key."""
+"""Messages → Kafka, durably: acknowledged by every in-sync replica, each once, in order within a key."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    IllegalOperation,
+    KafkaConnectionError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
 
 from topics.codec import Headers, encode
 from topics.messages import AnyMessage
 from topics.registry import MAX_MESSAGE_BYTES, Topic
 
-STOP_SECONDS = 10.0
+REQUEST_SECONDS = 30.0
+"""How long ``send`` waits for room or for the topic's partitions."""
+CLOSE_SECONDS = 10.0
+
+_HARMLESS = (
+    TimeoutError, KafkaTimeoutError, MessageSizeTooLargeError, TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)  # fmt: skip
+"""Raised by ``send`` before anything left the process: the producer is as good as before."""
+
+Delivery = asyncio.Future[None]
+"""Done when every in-sync replica has the record; else it holds a DeliveryUnknown or a DeliveryRefused."""
 
 
-class DeliveryUnknown(Exception):
-    """Kafka did not confirm in time: whether it has the records is unknown. Send again; a checkpoint must not move."""
+class NotDelivered(Exception):
+    """A record is not known to be stored. The text is one line for people."""
+
+
+class KafkaUnavailable(NotDelivered):
+    """Kafka cannot be reached, or is too slow. It may heal: try again."""
+
+
+class DeliveryUnknown(KafkaUnavailable):
+    """Kafka has not acknowledged a record in time: it may be stored, now or later. Keep the checkpoint, send again."""
+
+
+class DeliveryRefused(NotDelivered):
+    """Kafka did not take a record, and says why: too large, not authorised, no such topic."""
 
 
 class Producer:
-    """``async with Producer(...) as producer``. Partitions by key as every Kafka client does (murmur2).
+    """An async context manager; one for a process and event loop, shared by its tasks.
 
-    Idempotent batches never expire in the client, so every wait here has its own limit.
+    ``send`` only enqueues. A record is stored when its delivery future is done, or when ``flush`` has returned.
     """
 
     def __init__(self, bootstrap: str, topic_prefix: str = "", security: Mapping[str, object] | None = None) -> None:
+        """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options."""
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
         self._security = dict(security or {})
-        self._kafka: Any = None
-        self._outstanding: set[asyncio.Future[Any]] = set()
-        self._failed: BaseException | None = None
+        self._kafka: AIOKafkaProducer | None = None
+        self._starting = asyncio.Lock()
+        self._open = False
+        self._closing: set[asyncio.Task[None]] = set()
+        self._under_way: set[Delivery] = set()
 
-    async def __aenter__(self) -> Producer:
-        self._kafka = AIOKafkaProducer(
-            bootstrap_servers=self._bootstrap,
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=20,
-            max_batch_size=256 * 1024,
-            compression_type="lz4",
-            max_request_size=MAX_MESSAGE_BYTES + 2**16,  # room for a dead letter's headers
-            request_timeout_ms=30_000,
-            **self._security,
-        )
-        await self._kafka.start()
+    async def __aenter__(self) -> Self:
+        """Raises KafkaUnavailable."""
+        self._open = True
+        await self._connected()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Wait for what is under way, CLOSE_SECONDS at most. Raises like ``flush``, unless an error is under way."""
+        self._open = False
         try:
-            await asyncio.wait_for(self._kafka.stop(), STOP_SECONDS)
-        except TimeoutError as late:
             if error is None:
-                raise DeliveryUnknown(f"Kafka did not confirm within {STOP_SECONDS:.0f} s while stopping") from late
+                await self.flush(CLOSE_SECONDS)
+        finally:
+            kafka, self._kafka = self._kafka, None
+            if kafka is not None:
+                await _close(kafka)
+            await asyncio.gather(*self._closing)
 
-    async def send(self, topic: Topic, message: AnyMessage, *, traceparent: str | None = None) -> asyncio.Future[Any]:
-        """Enqueue a message; the future is done when Kafka has it on all in-sync replicas."""
+    async def send(self, topic: Topic, message: AnyMessage, traceparent: str | None = None) -> Delivery:
+        """Enqueue a message; waits only for room. Raises KafkaUnavailable or DeliveryRefused when it cannot be
+        enqueued at all."""
+        if message.kind not in topic.holds:
+            raise ValueError(f"{message.kind} does not belong on {topic.name}")
         record = encode(message, traceparent=traceparent)
         return await self.send_raw(topic, record.key, record.value, record.headers)
 
-    async def send_raw(
-        self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers
-    ) -> asyncio.Future[Any]:
-        """Enqueue a record as it is. Waits while the client's buffer is full, at most as long as a request may take."""
-        future: asyncio.Future[Any] = await asyncio.wait_for(
-            self._kafka.send(f"{self._prefix}{topic.name}", value=value, key=key, headers=headers), 60
-        )
-        self._outstanding.add(future)
-        future.add_done_callback(self._settled)
-        return future
-
-    def _settled(self, future: asyncio.Future[Any]) -> None:
-        self._outstanding.discard(future)
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._failed = error
+    async def send_raw(self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers) -> Delivery:
+        """Enqueue a record as it is (dead letters, replays)."""
+        kafka = await self._connected()
+        if key is None and value is None:
+            value = b""  # aiokafka refuses a record without both
+        name = self._prefix + topic.name
+        try:
+            # Against its own timeouts alone a send can wait for as long as Kafka is away.
+            sent = await asyncio.wait_for(kafka.send(name, value, key=key, headers=headers), REQUEST_SECONDS + 5)
+        except (KafkaError, TimeoutError) as error:
+            if not isinstance(error, _HARMLESS):
+                self._retire(kafka)
+            raise self._explained(error, name) from error
+        delivery: Delivery = asyncio.get_running_loop().create_future()
+        self._under_way.add(delivery)
+        sent.add_done_callback(lambda done: self._settle(kafka, name, done, delivery))
+        return delivery
 
     async def flush(self, timeout_seconds: float) -> None:
-        """Wait until everything sent so far is delivered. Raises DeliveryUnknown."""
-        waiting = set(self._outstanding)
-        if waiting:
-            _, late = await asyncio.wait(waiting, timeout=timeout_seconds)
-            if late:
-                raise DeliveryUnknown(f"Kafka did not confirm {len(late)} records within {timeout_seconds:.0f} s")
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise DeliveryUnknown(f"Kafka refused a record: {type(failed).__name__}") from failed
+        """Wait until all that was sent so far is stored. Raises DeliveryUnknown after the timeout (the records stay
+        under way), or the first failure of a record that was under way; earlier failures are in their futures only."""
+        if not self._under_way:
+            return
+        done, late = await asyncio.wait(set(self._under_way), timeout=timeout_seconds)
+        for delivery in done:
+            delivery.result()
+        if late:
+            raise DeliveryUnknown(
+                f"Kafka at {self._bootstrap} has not acknowledged {len(late)} records within {timeout_seconds:g} s:"
+                " whether it has them is unknown, so they have to be sent again"
+            )
+
+    def _settle(self, kafka: AIOKafkaProducer, topic: str, sent: asyncio.Future[Any], delivery: Delivery) -> None:
+        self._under_way.discard(delivery)
+        error = None if sent.cancelled() else sent.exception()
+        if sent.cancelled() or error is not None:
+            self._retire(kafka)
+            if not delivery.done():
+                delivery.set_exception(self._explained(error, topic))
+                delivery.exception()  # retrieved: who only flushes never looks at it
+        elif not delivery.done():
+            delivery.set_result(None)
+
+    def _retire(self, kafka: AIOKafkaProducer) -> None:
+        """A refused batch leaves a gap in its partition's sequence numbers, and the broker then refuses every later
+        one: the next send begins with a new producer id."""
+        if kafka is self._kafka:
+            self._kafka = None
+            closing = asyncio.get_running_loop().create_task(_close(kafka))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    async def _connected(self) -> AIOKafkaProducer:
+        if self._kafka is not None:
+            return self._kafka
+        async with self._starting:
+            if self._kafka is None:
+                if not self._open:
+                    raise RuntimeError("the producer is not open: use it as an async context manager")
+                self._kafka = await self._start()
+        return self._kafka
+
+    async def _start(self) -> AIOKafkaProducer:
+        kafka = AIOKafkaProducer(
+            bootstrap_servers=self._bootstrap,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=20,
+            max_batch_size=256 * 1024,
+            max_request_size=MAX_MESSAGE_BYTES + 2**16,  # room for a dead letter's headers
+            compression_type="lz4",
+            request_timeout_ms=int(REQUEST_SECONDS * 1000),
+            **self._security,
+        )
+        try:
+            await asyncio.wait_for(kafka.start(), REQUEST_SECONDS)
+        except (KafkaError, TimeoutError, OSError) as error:
+            await _close(kafka)
+            raise self._explained(error, "") from error
+        except BaseException:
+            await _close(kafka)
+            raise
+        return kafka
+
+    def _explained(self, error: BaseException | None, topic: str) -> Exception:
+        name = type(error).__name__
+        match error:
+            case UnknownTopicOrPartitionError():
+                return DeliveryRefused(f"Kafka at {self._bootstrap} has no topic {topic}: run `penstock migrate`")
+            case TopicAuthorizationFailedError():
+                return DeliveryRefused(f"Kafka at {self._bootstrap} does not let this user write to {topic}")
+            case KafkaConnectionError() | OSError() if not topic:
+                return KafkaUnavailable(f"Kafka at {self._bootstrap} cannot be reached: is it running?")
+            case ProducerClosed() | None:
+                return DeliveryUnknown(f"the producer stopped before Kafka at {self._bootstrap} acknowledged a record")
+            case KafkaError() if not error.retriable and not isinstance(error, KafkaTimeoutError | IllegalOperation):
+                return DeliveryRefused(f"Kafka at {self._bootstrap} refused a record for {topic}: {name}")
+            case _:
+                return DeliveryUnknown(f"Kafka at {self._bootstrap} did not take a record for {topic} in time ({name})")
+
+
+async def _close(kafka: AIOKafkaProducer) -> None:
+    """Idempotent batches never expire, so stop() alone waits for as long as Kafka is away: what is still under way
+    fails first."""
+    accumulator = kafka._message_accumulator
+    if accumulator is not None:
+        accumulator.fail_all(ProducerClosed())
+    try:
+        await asyncio.wait_for(kafka.stop(), CLOSE_SECONDS)
+    except (TimeoutError, KafkaError):
+        await kafka.client.close()
