@@ -115,22 +115,28 @@ class VectorSink:
         return plans
 
     async def _embed(self, plans: Sequence[_Plan], embedded: dict[UUID, int], refused: dict[UUID, set[UUID]]) -> None:
-        """Embed what is missing and not kept from an earlier try."""
+        """Embed what is missing and not kept from an earlier try, equal texts once."""
         wanted = [(p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if i not in self._kept]
         wanted = [(w, i) for w, i in wanted if i not in refused.get(w.identity.id, ())]
         if not wanted:
             return
         texts = await self._texts(wanted)
-        result = await self._embedder.embed_documents([texts[i] for _, i in wanted])
+        unique = list(dict.fromkeys(texts.values()))
+        result = await self._embedder.embed_documents(unique)
         self._metrics.embedding_tokens.inc(result.tokens)
-        for n, (w, chunk) in enumerate(wanted):
+        self._metrics.embedded.inc(len(unique) - len(result.refused))
+        row = {text: n for n, text in enumerate(unique)}
+        counted: set[int] = set()
+        for w, chunk in wanted:
+            n = row[texts[chunk]]
             if n in result.refused:
                 refused.setdefault(w.identity.id, set()).add(chunk)
                 log.warning("chunk_refused", document=str(w.identity.id), chunk=str(chunk), reason=result.refused[n])
                 continue
             self._kept[chunk] = result.vectors[n]
-            embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
-            self._metrics.embedded.inc()
+            if n not in counted:
+                counted.add(n)
+                embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._kept) > KEPT_VECTORS:
             self._kept.popitem(last=False)
 

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 MODELS = "models"
 """Folder under dist() that holds converted models."""
 
-BATCH_FACTOR = {"detect": 2.0, "vectors": 0.5, "keywords": 2.0}
+BATCH_FACTOR = {"detect": 2.0, "vectors": 0.25, "keywords": 2.0}
 """Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
 
 

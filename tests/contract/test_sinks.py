@@ -1,0 +1,281 @@
+"""The sinks' protocols on the real stores: whoever is late, paused or behind, both stores end as the ledger says."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+from pipeline.core.model import Generation
+from pipeline.embedding.choose import token_counter
+from pipeline.embedding.port import Embedded, Vectors
+from pipeline.ledger import generations
+from pipeline.settings import dist
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import Detect
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Incoming
+from pipeline.stages.vectors import VectorSink
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.keywords import Keywords, Outcome, Write
+from pipeline.stores.postgres import Pool, open_pool
+from pipeline.telemetry import Metrics
+from tests.oracle import assert_equal
+from tests.space import Space, now
+from topics.codec import encode
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+Hook = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Recorder:
+    """Stands where the producer stands: these tests say themselves when a sink wakes."""
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+
+    async def send(self, _topic: object, message: object) -> asyncio.Future[None]:
+        self.sent.append(message)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+
+@dataclass
+class CountingEmbedder:
+    """Deterministic vectors at no cost; refuses texts that hold ``poison``; fails while ``down``."""
+
+    dimensions: int
+    down: bool = False
+    before: Hook | None = None
+    texts: list[str] = field(default_factory=list)
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        if self.before is not None:
+            hook, self.before = self.before, None
+            await hook()
+        if self.down:
+            raise Retryable("the model is down")
+        self.texts += texts
+        rows: Vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
+        for n, text in enumerate(texts):
+            rows[n, hash(text) % self.dimensions] = 1.0
+        return Embedded(rows, {n: "poisonous" for n, text in enumerate(texts) if "poison" in text})
+
+
+class PausedKeywords(Keywords):
+    """A keyword store whose next bulk is held up until something else has happened."""
+
+    pause: Hook | None = None
+
+    async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
+        if self.pause is not None:
+            pause, self.pause = self.pause, None
+            await pause()
+        return await super().apply(writes)
+
+
+@dataclass
+class Bench:
+    space: Space
+    pool: Pool
+    generation: Generation
+    detect: Detect
+    embedder: CountingEmbedder
+    vectors: VectorSink
+    keywords: KeywordSink
+    late_keywords: KeywordSink
+    late_store: PausedKeywords
+    recorder: Recorder
+
+    async def accept(self, *messages: DocumentUpserted | DocumentDeleted | AccessChanged) -> None:
+        records = []
+        for n, message in enumerate(messages):
+            record = encode(message)
+            records.append(Incoming("t", 0, n, record.key, record.value, record.headers, "live"))
+        await self.detect.handle(records)
+
+    async def converge(self, *ids: UUID) -> None:
+        await self.vectors.converge(self.generation, ids)
+        await self.keywords.converge(self.generation, ids)
+
+    async def states(self, document: UUID) -> dict[str, tuple[bool, int, str | None]]:
+        """store → (settled, refused chunks, error)."""
+        rows = await self.space.query(
+            "SELECT store, seq >= want_seq, cardinality(refused), error FROM index_state WHERE document_id = %s",
+            document,
+        )
+        return {store: (settled, refused, error) for store, settled, refused, error in rows}
+
+
+@pytest.fixture
+async def bench(space: Space) -> AsyncIterator[Bench]:
+    metrics, recorder = Metrics(), Recorder()
+    producer: Any = recorder
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(space.settings.postgres))
+        async with pool.connection() as connection:
+            generation = await generations.active(connection)
+
+        def counters(generation: Generation) -> Any:
+            return token_counter(generation, dist() / "models")
+
+        dead = DeadLetters(pool, producer, metrics)
+        announcer = Announcer(pool, producer, metrics)
+        embedder = CountingEmbedder(generation.dimensions)
+        store = Keywords(connect(space.settings.elasticsearch))
+        late_store = PausedKeywords(connect(space.settings.elasticsearch))
+        stack.push_async_callback(store.aclose)
+        stack.push_async_callback(late_store.aclose)
+        known = {generation.name: generation}
+        chunker = Chunker(counters)
+        model: Any = embedder
+        yield Bench(
+            space, pool, generation,
+            Detect(pool, producer, dead, counters, metrics, batch_size=32, grace_seconds=60),
+            embedder,
+            VectorSink(pool, model, known, chunker, announcer, dead, metrics, batch_size=8),
+            KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
+            KeywordSink(pool, late_store, known, chunker, announcer, dead, metrics, batch_size=8),
+            late_store,
+            recorder,
+        )  # fmt: skip
+
+
+def document(content: str, version: int, **fields: object) -> DocumentUpserted:
+    return DocumentUpserted(
+        **{  # type: ignore[arg-type]
+            "tenant": "acme", "source": "wiki", "external_id": "a.md", "observed_at": now(), "version": version,
+            "title": "A", "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+        }
+    )  # fmt: skip
+
+
+ID = document_id("acme", "wiki", "a.md")
+
+
+def sections(*names: str) -> str:
+    filler = "It says what there is to say about that at some length, with all that follows from it. " * 12
+    return "\n\n".join(f"# {name}\n\nThis is about {name}. {filler}" for name in names)
+
+
+async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:
+    old = document(sections("one", "two", "three"), 1)
+    new = document(sections("one", "four"), 2)
+    await bench.accept(old)
+
+    async def overtaken() -> None:
+        await bench.accept(new)
+        await bench.converge(ID)
+        await assert_equal(bench.space, [new])
+
+    bench.late_store.pause = overtaken
+    await bench.late_keywords.converge(bench.generation, [ID])
+    await bench.vectors.converge(bench.generation, [ID])
+    assert all(settled for settled, _, _ in (await bench.states(ID)).values())
+    await assert_equal(bench.space, [new])
+
+
+async def test_a_paused_worker_does_not_resurrect_a_deleted_document(bench: Bench) -> None:
+    await bench.accept(document(sections("one", "two"), 1))
+
+    async def overtaken() -> None:
+        await bench.accept(
+            DocumentDeleted(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), version=1)
+        )
+        await bench.converge(ID)
+
+    bench.late_store.pause = overtaken
+    await bench.late_keywords.converge(bench.generation, [ID])
+    await assert_equal(bench.space, [])
+
+
+async def test_a_document_that_changes_while_it_is_embedded_keeps_what_still_holds(bench: Bench) -> None:
+    old, new = document(sections("one", "two", "three"), 1), document(sections("one", "two", "four"), 2)
+    await bench.accept(old)
+
+    async def overtaken() -> None:
+        await bench.accept(new)
+
+    bench.embedder.before = overtaken
+    await bench.converge(ID)
+    chunks = await assert_equal(bench.space, [new])
+    assert len(bench.embedder.texts) == len(set(bench.embedder.texts)), "nothing is embedded twice"
+    assert len(bench.embedder.texts) < 2 * chunks
+
+
+async def test_an_index_that_is_ahead_of_the_ledger_is_overtaken(bench: Bench) -> None:
+    message = document(sections("one"), 1)
+    await bench.accept(message)
+    await bench.converge(ID)
+    [entry, *_] = await bench.space.entries()
+    store = Keywords(connect(bench.space.settings.elasticsearch))
+    try:  # what a ledger restored from an older backup would meet
+        body = {**(await bench.space.entries())[entry], "title": "from the future"}
+        await store.apply([Write(bench.generation.keyword_index, entry, 10**12, body)])
+    finally:
+        await store.aclose()
+    renamed = document(message.content, 2, title="B")
+    await bench.accept(renamed)
+    await bench.converge(ID)
+    await assert_equal(bench.space, [renamed])
+
+
+async def test_chunks_that_can_never_be_embedded_leave_the_rest_searchable(bench: Bench) -> None:
+    await bench.accept(document(sections("one", "poison", "three"), 1))
+    await bench.converge(ID)
+    states = await bench.states(ID)
+    settled, refused, error = states["vectors"]
+    assert settled
+    assert refused >= 1
+    assert error is not None
+    rows = await bench.space.query(f"SELECT text FROM {bench.generation.chunk_table}")
+    assert rows
+    assert not any("poison" in text for (text,) in rows)
+    assert any("poison" in e["text"] for e in (await bench.space.entries()).values()), "keyword search has all of it"
+    assert getattr(bench.recorder.sent[-1], "state", None) == "partial"
+
+
+async def test_while_the_model_is_down_keyword_search_stays_fresh(bench: Bench) -> None:
+    message = document(sections("one"), 1)
+    await bench.accept(message)
+    bench.embedder.down = True
+    with pytest.raises(Retryable):
+        await bench.vectors.converge(bench.generation, [ID])
+    await bench.keywords.converge(bench.generation, [ID])
+    assert (await bench.states(ID))["keywords"][0]
+    assert not (await bench.states(ID))["vectors"][0]
+    bench.embedder.down = False
+    await bench.converge(ID)
+    await assert_equal(bench.space, [message])
+
+
+async def test_a_revocation_costs_no_embedding_and_leaves_the_graph_alone(bench: Bench) -> None:
+    message = document(sections("one", "two"), 1)
+    await bench.accept(message)
+    await bench.converge(ID)
+    before = len(bench.embedder.texts)
+    await bench.accept(
+        AccessChanged(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), acl_tags=["board"])
+    )
+    await bench.converge(ID)
+    assert len(bench.embedder.texts) == before
+    await assert_equal(bench.space, [message.model_copy(update={"acl_tags": ["board"]})])
+
+
+async def test_a_large_document_is_written_in_parts(bench: Bench) -> None:
+    message = document(sections(*(f"subject-{n}" for n in range(260))), time.time_ns())
+    await bench.accept(message)
+    await bench.converge(ID)
+    assert await assert_equal(bench.space, [message]) > 200
