@@ -64,13 +64,15 @@ async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: 
     await space.publish(*first, topic=DOCUMENTS_BACKFILL)
     await space.settled(first)
     chunks = await assert_equal(space, first)
-    assert await counts(space) == (chunks, chunks)
+    loaded = await counts(space)
+    assert loaded[1] == chunks
+    assert loaded[0] in (chunks - 1, chunks), "the twins' one text is embedded once when they meet in a batch"
 
     # Again, unchanged: nothing is embedded, nothing is written.
     again = [changed(d) for d in first]
     await space.publish(*again)
     await space.settled(again)
-    assert await counts(space) == (chunks, chunks)
+    assert await counts(space) == loaded
 
     # One word: one to three chunks.
     long = changed(
@@ -80,8 +82,8 @@ async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: 
     await space.publish(long)
     await space.settled([long])
     embedded, written = await counts(space)
-    assert 1 <= embedded - chunks <= 3
-    assert written - chunks == embedded - chunks
+    assert 1 <= embedded - loaded[0] <= 3
+    assert written - loaded[1] == embedded - loaded[0]
     await assert_equal(space, [long, *again[1:]])
 
     # A title: rewritten for keywords, nothing embedded.

@@ -1,0 +1,46 @@
+"""What a sink must do, from what is wanted and what stands there, whatever was lost in between."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.diff import diff_keywords, diff_vectors
+
+ids = st.integers(0, 9).map(lambda n: UUID(int=n))
+some = st.lists(ids, unique=True)
+hashed = st.dictionaries(ids, st.integers(0, 2))
+
+
+@given(some, some)
+def test_vectors_end_as_wanted_and_nothing_present_is_written_again(wanted: list[UUID], present: list[UUID]) -> None:
+    diff = diff_vectors(wanted, present)
+    assert (set(present) | set(diff.write)) - set(diff.delete) == set(wanted)
+    assert not set(diff.write) & set(present)
+    assert list(diff.write) == [i for i in wanted if i in set(diff.write)], "in reading order"
+
+
+@given(some, some, some)
+def test_refused_chunks_are_not_tried_again(wanted: list[UUID], present: list[UUID], refused: list[UUID]) -> None:
+    assert not set(diff_vectors(wanted, present, refused).write) & set(refused)
+
+
+@given(hashed, hashed, some)
+def test_keywords_end_as_wanted_whatever_was_claimed(
+    wanted: dict[UUID, int], confirmed: dict[UUID, int], claimed: list[UUID]
+) -> None:
+    diff = diff_keywords(wanted, confirmed, claimed)
+    standing = {**dict.fromkeys(claimed, -1), **confirmed}  # a claimed entry may be there in any form
+    for i in diff.write:
+        standing[i] = wanted[i]
+    for i in diff.delete:
+        del standing[i]
+    assert standing == wanted
+
+
+def test_what_is_confirmed_as_it_is_costs_nothing() -> None:
+    entries = {UUID(int=1): 7, UUID(int=2): 8}
+    diff = diff_keywords(entries, entries, list(entries))
+    assert diff.write == diff.delete == ()
