@@ -48,6 +48,12 @@ async def arrivals(connection: Connection, ids: Collection[UUID]) -> dict[UUID, 
     return {id_: Arrival(*rest) for id_, *rest in await cursor.fetchall()}
 
 
+async def known(connection: Connection, ids: Collection[UUID]) -> set[UUID]:
+    """Which of these documents the ledger has heard of."""
+    cursor = await connection.execute("SELECT id FROM documents WHERE id = ANY(%s)", [list(ids)])
+    return {id_ for (id_,) in await cursor.fetchall()}
+
+
 async def dead_since(connection: Connection, ids: Collection[UUID], since: datetime) -> set[UUID]:
     """Which of these documents had an event dead-lettered since then."""
     cursor = await connection.execute(
