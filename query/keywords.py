@@ -47,7 +47,7 @@ async def bm25(
             allow_partial_search_results=False,
         )
     return [
-        Candidate(UUID(hit["_id"]), UUID(hit["_source"]["document_id"]), hit["_source"]["text"])
+        Candidate(UUID(hit["_id"]), UUID(hit["_source"]["document_id"]), hit["_source"]["text"], hit["_score"])
         for hit in answer["hits"]["hits"]
     ]
 

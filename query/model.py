@@ -33,6 +33,8 @@ class Candidate:
     document_id: UUID
     text: str
     """Equal in both stores: the id is a hash of it."""
+    score: float
+    """BM25 or cosine; larger is better."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class Result:
     passage: Passage
     text: str
     score: float
-    """Reciprocal rank fusion: comparable within one answer only."""
+    """Of the fusion: comparable within one answer only."""
     ranks: Mapping[Ranker, int]
     """From 1, among what the caller may read, in each ranking that holds it."""
 

@@ -1,7 +1,6 @@
 """Hybrid retrieval: ANN ∥ BM25 → verify against the ledger → fuse → a few passages a document.
 
-Verified before fused: ranks, scores and counts are those of what the caller may read, so that nothing withheld shows
-through a gap.
+Verified before fused, and enough asked for: ranks, scores and counts are as if what is withheld had never been there.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from pipeline.stores.postgres import Connection, Pool, open_pool, translated
 from query import vectors
 from query.access import Caller, Readable, identify, readable
 from query.embedder import QueryEmbedder, bounded, require_same
-from query.fusion import diversify, fuse
+from query.fusion import Ranking, diversify, fuse
 from query.keywords import bm25
 from query.model import (
     MAX_QUERY_CHARACTERS,
@@ -45,9 +44,11 @@ from query.vectors import Tuning
 from query.verify import verify
 
 CANDIDATES = 50
-MOST_CANDIDATES = 800
-"""Where asking the stores for more ends, when much of what they offered turned out to be withdrawn."""
-WEIGHTS: Mapping[Ranker, float] = {"vector": 1.0, "keyword": 1.0}
+"""Of each store that are fused."""
+SPARE = 14
+"""Asked for besides: one says where the ranking ends, the others stand in for what is withheld."""
+MOST_CANDIDATES = 1000
+"""Where asking for more ends, when much of what the stores offer is withheld."""
 
 Embedding = asyncio.Task[tuple[Embedder, Vectors]]
 
@@ -77,6 +78,16 @@ class _Offer:
     candidates: list[Candidate] = field(default_factory=list)
     facts: Facts = field(default_factory=dict)
     error: PenstockError | None = None
+
+    def holds(self, depth: int, limit: int, passages: Mapping[UUID, Passage]) -> bool:
+        """More than ``depth`` of what was offered may be shown, or there is no more to offer than was asked for."""
+        return len(self.candidates) < limit or sum(c.chunk_id in passages for c in self.candidates) > depth
+
+    def ranking(self, depth: int, passages: Mapping[UUID, Passage]) -> Ranking:
+        shown = [c for c in self.candidates if c.chunk_id in passages]
+        first = shown[:depth]
+        following = shown[depth].score if len(shown) > depth else 0.0
+        return Ranking([c.chunk_id for c in first], [c.score for c in first], following)
 
 
 class Search:
@@ -132,7 +143,8 @@ class Search:
     ) -> list[Result]:
         if not scope.readable.access_ids:
             return []
-        limit = min(MOST_CANDIDATES, max(CANDIDATES, 2 * top))
+        depth = max(CANDIDATES, 2 * top)
+        limit = depth + SPARE
         while True:
             asked: dict[Ranker, Awaitable[_Offer]] = {}
             if mode != "keyword":
@@ -142,11 +154,8 @@ class Search:
             offers = dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
             _require_one(offers)
             passages = await self._verify(scope, offers, steps)
-            results = _ranked(offers, passages, steps, top)
-            withheld = any(c.chunk_id not in passages for offer in offers.values() for c in offer.candidates)
-            more = any(len(offer.candidates) == limit for offer in offers.values())
-            if len(results) >= top or not withheld or not more or limit == MOST_CANDIDATES:
-                return results
+            if limit == MOST_CANDIDATES or all(o.holds(depth, limit, passages) for o in offers.values()):
+                return _ranked(offers, passages, steps, depth, top)
             limit = min(MOST_CANDIDATES, limit * 4)
 
     async def _vectors(self, scope: _Scope, embedding: Embedding | None, steps: Steps, limit: int) -> _Offer:
@@ -183,17 +192,12 @@ class Search:
         return offer
 
     async def _verify(self, scope: _Scope, offers: Mapping[Ranker, _Offer], steps: Steps) -> dict[UUID, Passage]:
-        with steps.step("verify") as facts:
+        with steps.step("verify"):
             async with self._connection(self._timeouts.ledger, "search") as connection:
                 passages = await verify(
                     connection, scope.generation.name, scope.caller,
                     (c for offer in offers.values() for c in offer.candidates),
                 )  # fmt: skip
-            facts["passages"] = len(passages)
-            facts["documents"] = len({p.document_id for p in passages.values()})
-        for offer in offers.values():
-            if offer.error is None:
-                offer.facts["passages"] = sum(c.chunk_id in passages for c in offer.candidates)
         return passages
 
     @asynccontextmanager
@@ -227,13 +231,15 @@ def _require_one(offers: Mapping[Ranker, _Offer]) -> None:
         raise kind("; ".join(dict.fromkeys(str(error) for error in errors))) from errors[0]
 
 
-def _ranked(offers: Mapping[Ranker, _Offer], passages: Mapping[UUID, Passage], steps: Steps, top: int) -> list[Result]:
+def _ranked(
+    offers: Mapping[Ranker, _Offer], passages: Mapping[UUID, Passage], steps: Steps, depth: int, top: int
+) -> list[Result]:
     with steps.step("fuse") as facts:
         texts = {c.chunk_id: c.text for offer in offers.values() for c in offer.candidates}
-        rankings = {
-            ranker: [c.chunk_id for c in offer.candidates if c.chunk_id in passages] for ranker, offer in offers.items()
-        }
-        first = diversify(fuse(rankings, WEIGHTS), lambda i: passages[i].document_id, top)
+        rankings = {ranker: offer.ranking(depth, passages) for ranker, offer in offers.items() if offer.error is None}
+        for ranker, ranking in rankings.items():
+            offers[ranker].facts["passages"] = len(ranking.ids)
+        first = diversify(fuse(rankings), lambda i: passages[i].document_id, top)
         facts["results"] = len(first)
     return [Result(passages[f.chunk_id], texts[f.chunk_id], f.score, f.ranks) for f in first]
 

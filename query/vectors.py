@@ -92,7 +92,7 @@ async def nearest(
     A walk that ends with too few is followed by an exact scan: fewer than ``limit`` means that there are no more.
     """
     async with connection.transaction():
-        await connection.execute(_LOCAL_SETTINGS, _local_settings(limit, timeout_seconds, tuning))
+        await connection.execute(LOCAL_SETTINGS, local_settings(limit, timeout_seconds, tuning))
         statement, values = build(generation, caller, readable, vector, scan, limit=limit)
         found = await _candidates(connection, statement, values)
         if scan == "graph" and len(found) < limit:
@@ -108,14 +108,14 @@ async def _candidates(connection: Connection, statement: sql.Composed, values: d
     return [Candidate(*row) for row in await cursor.fetchall()]
 
 
-_LOCAL_SETTINGS = """
+LOCAL_SETTINGS = """
     SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'relaxed_order', true),
         set_config('hnsw.max_scan_tuples', %s, true), set_config('hnsw.scan_mem_multiplier', '8', true),
         set_config('random_page_cost', %s, true), set_config('statement_timeout', %s, true)
 """
 
 
-def _local_settings(limit: int, timeout_seconds: float, tuning: Tuning) -> Sequence[str]:
+def local_settings(limit: int, timeout_seconds: float, tuning: Tuning) -> Sequence[str]:
     ef_search = min(1000, max(tuning.ef_search, 2 * limit))
     milliseconds = round(timeout_seconds * 1000)
     return [str(ef_search), str(tuning.max_scan_tuples), str(tuning.random_page_cost), str(milliseconds)]
@@ -127,10 +127,10 @@ _GRAPH = """
         WHERE access_id = ANY(%(ids)s::bigint[])
         ORDER BY embedding <=> %(vector)s LIMIT %(limit)s
     )
-    SELECT id, document_id, text FROM nearest ORDER BY distance + 0, id
+    SELECT id, document_id, text, 1 - distance FROM nearest ORDER BY distance + 0, id
 """
 _EXACT = """
-    SELECT c.id, c.document_id, c.text
+    SELECT c.id, c.document_id, c.text, 1 - (c.embedding <=> %(vector)s)
     FROM documents d JOIN {chunks} c ON c.document_id = d.id
     WHERE d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) AND d.deleted_at IS NULL
     ORDER BY (c.embedding <=> %(vector)s) + 0, c.id LIMIT %(limit)s

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
+from zlib import crc32
 
+import numpy as np
 import psycopg
 from elasticsearch import AsyncElasticsearch
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,7 +23,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.core.model import ChunkParams, Generation
-from pipeline.embedding.port import Embedder
+from pipeline.embedding.port import Embedded, Embedder, Vectors
 from pipeline.ledger import generations
 from pipeline.settings import (
     ElasticsearchSettings,
@@ -146,10 +150,21 @@ class Library:
     async def put(self, *events: Event, batch: int = 64) -> None:
         """Into the ledger and both stores."""
         for n in range(0, len(events), batch):
-            ids = list(dict.fromkeys(await self.accept(*events[n : n + batch])))
-            await asyncio.gather(
-                self.vectors.converge(self.generation, ids), self.keywords.converge(self.generation, ids)
-            )
+            await self.converge(*dict.fromkeys(await self.accept(*events[n : n + batch])))
+
+    async def converge(self, *ids: UUID) -> None:
+        """Both stores follow the ledger."""
+        await asyncio.gather(self.vectors.converge(self.generation, ids), self.keywords.converge(self.generation, ids))
+
+    def write_home(self, folder: Path) -> None:
+        """Make ``folder`` a PENSTOCK_HOME that leads here."""
+        written = {
+            "postgres": {"dsn": self.settings.postgres.dsn.get_secret_value()},
+            "elasticsearch": {
+                "url": self.settings.elasticsearch.url, "index_prefix": self.settings.elasticsearch.index_prefix
+            },
+        }  # fmt: skip
+        (folder / "endpoints.json").write_text(json.dumps(written))
 
     async def caller(self, tenant: str, *tags: str, principals: Sequence[str] = ()) -> Caller:
         async with self.pool.connection() as connection:
@@ -194,3 +209,31 @@ def deletion(of: DocumentUpserted) -> DocumentDeleted:
     return DocumentDeleted(
         tenant=of.tenant, source=of.source, external_id=of.external_id, observed_at=moment, version=version
     )
+
+
+class WordEmbedder:
+    """Texts that share words are near each other: each word is a random direction, a text the sum of its words."""
+
+    model = "words"
+    revision = "1"
+    dimensions = 64
+    input_window = 254
+    document_prefix = ""
+    query_prefix = ""
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        return [len(text.split()) for text in texts]
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        return Embedded(np.array([self._vector(text) for text in texts], dtype=np.float32))
+
+    async def embed_query(self, text: str) -> Vectors:
+        return self._vector(text)
+
+    async def aclose(self) -> None:
+        pass
+
+    def _vector(self, text: str) -> Vectors:
+        words = re.findall(r"\w+", text.lower()) or ["nothing"]
+        total = np.sum([np.random.default_rng(crc32(w.encode())).standard_normal(64) for w in words], axis=0)
+        return np.asarray(total / np.linalg.norm(total), dtype=np.float32)

@@ -12,7 +12,7 @@ QUESTIONS: tuple[tuple[str, frozenset[str]], ...] = tuple(
         ("What happens in a loop's else branch when I leave it with break?", "for while break compound else"),
         ("How can I skip to the next round of a loop?", "continue for while"),
         ("catch several kinds of errors in one clause", "try compound exceptions"),
-        ("Which methods must an object have to be used in a with block?", "context-managers specialnames with compound"),
+        ("Which methods does an object need for a with block?", "context-managers specialnames with compound"),
         ("format a number with thousands separators", "formatstrings string-methods"),
         ("What does the 'n' presentation type do for floats?", "formatstrings"),
         ("set a breakpoint and step through my program", "debugger"),
