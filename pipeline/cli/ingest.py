@@ -107,8 +107,9 @@ async def _ingest(
     start = perf_counter()
     tally = Tally()
     async with AsyncExitStack() as stack:
-        connector, checkpoint, pool = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
-        source = connector.options.source
+        connector, source, checkpoint, pool = await _connector(
+            stack, paths, acl, required, tenant, mass_delete=mass_delete
+        )
         since = await _database_time(pool)
         before = await _known_before(checkpoint, tenant, source, paths) if wait else []
         embedded_before = await _embedded(pool, before)
@@ -148,8 +149,8 @@ async def _connector(
     tenant: str,
     *,
     mass_delete: bool,
-) -> tuple[FolderConnector, Checkpoint, Pool]:
-    """The folder connector on the running services, closed with the stack."""
+) -> tuple[FolderConnector, str, Checkpoint, Pool]:
+    """(connector, its source, checkpoint, pool) on the running services, closed with the stack."""
     from connectors.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.folder.options import FolderOptions
@@ -167,7 +168,8 @@ async def _connector(
     pool = await stack.enter_async_context(open_pool(settings.postgres))
     kafka = await stack.enter_async_context(producer(settings.kafka))
     checkpoint = Checkpoint(pool)
-    return FolderConnector(paths, options=options, producer=kafka, checkpoint=checkpoint), checkpoint, pool
+    connector = FolderConnector(paths, options=options, producer=kafka, checkpoint=checkpoint)
+    return connector, options.source, checkpoint, pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +304,7 @@ async def _watch(
         _tell_problems(report)
 
     async with AsyncExitStack() as stack:
-        connector, _, _ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
+        connector, *_ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
         stderr.print(f"watching {', '.join(str(p) for p in paths)} (Ctrl-C ends it)", soft_wrap=True, markup=False)
         await connector.watch(stop, tell)
 
