@@ -1,0 +1,1 @@
+"""Folders and files of this machine as a source."""

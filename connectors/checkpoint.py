@@ -1,0 +1,173 @@
+"""What has been published, in Postgres: ``connector_items``, one row a document."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from pipeline.stores.postgres import Pool, translated
+
+Stat = dict[str, int]
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A document as last published. ``version`` None: never. ``stat`` None: read it again."""
+
+    external_id: str
+    version: int | None = None
+    fingerprint: bytes | None = None
+    stat: Stat | None = None
+    acl_tags: list[str] | None = None
+    required_tags: list[str] | None = None
+    problem_code: str | None = None
+    problem_message: str | None = None
+
+    def has_access(self, acl_tags: Sequence[str], required_tags: Sequence[str]) -> bool:
+        return (self.acl_tags or [], self.required_tags or []) == (list(acl_tags), list(required_tags))
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A document that no sweep has seen since a given moment."""
+
+    external_id: str
+    scope: str
+    version: int | None
+
+
+_COLUMNS = "external_id, version, fingerprint, stat, acl_tags, required_tags, problem_code, problem_message"
+
+
+class Checkpoint:
+    """Law: after ``save`` returns, a restart knows it. Every method raises Retryable while Postgres is away."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def now(self) -> datetime:
+        """Postgres' clock, by which sweeps are told apart."""
+        row = await self._one("SELECT clock_timestamp()")
+        assert isinstance(row, datetime)
+        return row
+
+    async def observed_at(self, tenant: str, source: str) -> datetime | None:
+        """The newest observed_at that was published."""
+        found = await self._one(
+            "SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", tenant, source
+        )
+        return found if isinstance(found, datetime) else None
+
+    async def sweep(self, tenant: str, source: str, scope: str, ids: Collection[str]) -> dict[str, Item]:
+        """Mark the known ones of these as seen now, and return them. An outer scope keeps answering for them."""
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection, connection.cursor(row_factory=class_row(Item)) as cursor:
+                await cursor.execute(
+                    f"""
+                    UPDATE connector_items SET swept_at = clock_timestamp(),
+                        scope = CASE WHEN starts_with(%s, scope || '/') THEN scope ELSE %s END
+                    WHERE tenant = %s AND source = %s AND external_id = ANY(%s) RETURNING {_COLUMNS}
+                    """.encode(),
+                    [scope, scope, tenant, source, list(ids)],
+                )
+                return {item.external_id: item async for item in cursor}
+
+    async def save(self, tenant: str, source: str, scope: str, items: Sequence[Item]) -> None:
+        """Write rows; a newer version written meanwhile by another process stays."""
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection, connection.cursor() as cursor:
+                await cursor.executemany(
+                    f"""
+                    INSERT INTO connector_items AS mine (tenant, source, scope, {_COLUMNS})
+                    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                    ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                        version = EXCLUDED.version, fingerprint = EXCLUDED.fingerprint, stat = EXCLUDED.stat,
+                        acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
+                        problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
+                        swept_at = EXCLUDED.swept_at
+                    WHERE mine.version IS NULL OR mine.version <= EXCLUDED.version
+                    """.encode(),
+                    [
+                        (
+                            tenant, source, scope, item.external_id, item.version, item.fingerprint,
+                            None if item.stat is None else Jsonb(item.stat), item.acl_tags or [],
+                            item.required_tags or [], item.problem_code, item.problem_message,
+                        )
+                        for item in items
+                    ],
+                )  # fmt: skip
+
+    async def remove(self, tenant: str, source: str, ids: Sequence[str]) -> None:
+        await self._do(
+            "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+            tenant, source, list(ids),
+        )  # fmt: skip
+
+    async def forget(self, tenant: str, source: str, ids: Sequence[str]) -> None:
+        """Have these published again by the next sweep, under versions that go on growing."""
+        await self._do(
+            "UPDATE connector_items SET fingerprint = NULL, stat = NULL"
+            " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+            tenant, source, list(ids),
+        )  # fmt: skip
+
+    async def observed(self, tenant: str, source: str, at: datetime) -> None:
+        await self._do(
+            "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
+            " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+            tenant, source, at,
+        )  # fmt: skip
+
+    async def count(self, tenant: str, source: str, root: str) -> int:
+        """Published documents at or under a root."""
+        found = await self._one(
+            "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
+            " AND (external_id = %s OR external_id >= %s AND external_id < %s)",
+            tenant, source, *_range(root),
+        )  # fmt: skip
+        assert isinstance(found, int)
+        return found
+
+    async def unseen(self, tenant: str, source: str, root: str, since: datetime) -> AsyncIterator[Unseen]:
+        """Rows at or under a root that no sweep has seen since then, by external id."""
+        last = ""
+        while True:
+            with translated("checkpoint"):
+                async with (
+                    self._pool.connection() as connection,
+                    connection.cursor(row_factory=class_row(Unseen)) as cursor,
+                ):
+                    await cursor.execute(
+                        "SELECT external_id, scope, version FROM connector_items WHERE tenant = %s AND source = %s"
+                        " AND (external_id = %s OR external_id >= %s AND external_id < %s) AND swept_at < %s"
+                        " AND external_id > %s ORDER BY external_id LIMIT %s",
+                        [tenant, source, *_range(root), since, last, PAGE],
+                    )
+                    page = await cursor.fetchall()
+            for row in page:
+                yield row
+            if len(page) < PAGE:
+                return
+            last = page[-1].external_id
+
+    async def _one(self, statement: str, *parameters: object) -> object:
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection:
+                row = await (await connection.execute(statement.encode(), parameters)).fetchone()
+                return row[0] if row else None
+
+    async def _do(self, statement: str, *parameters: object) -> None:
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection:
+                await connection.execute(statement.encode(), parameters)
+
+
+def _range(root: str) -> tuple[str, str, str]:
+    """(the root itself, from, to) of everything under it: "0" follows "/" in the C collation."""
+    folder = root.rstrip("/")
+    return root, f"{folder}/", f"{folder}0"

@@ -1,0 +1,1 @@
+"""Bytes of a file → text, title and author. Knows nothing of where the bytes came from."""

@@ -1,0 +1,163 @@
+"""Bytes → text. A wrong guess ruins a document silently, so what is not certain is refused."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from charset_normalizer import CharsetMatches, from_bytes
+
+from connectors.extraction.unreadable import Unreadable
+
+_BOMS = (  # UTF-32 first: its little-endian mark begins with UTF-16's
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_MAGIC = (
+    b"\x7fELF", b"MZ\x90", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh",
+    b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!\x1a", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"\x28\xb5\x2f\xfd",
+    b"\xd0\xcf\x11\xe0", b"OggS", b"fLaC", b"ID3", b"RIFF", b"SQLite format 3\x00", b"%!PS", b"{\\rtf",
+)  # fmt: skip
+_CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
+_SNIFF = 64 * 1024
+MAX_CONTROL_SHARE = 0.02
+"""Logs hold a stray control character; binary data that happens to decode holds many."""
+
+_DECLARED = re.compile(
+    rb"""(?:<meta[^>]{0,200}?charset|<\?xml[^>]{0,200}?encoding|coding)\s*[:=]\s*["']?([-\w.]+)""", re.I
+)
+_ALIASES = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252"}
+"""As browsers read these names (the WHATWG encoding standard)."""
+
+_ISO_2022_JP = re.compile(rb"\x1b\$[@B].+?\x1b\([BJ]", re.DOTALL)
+
+MIN_COHERENCE = 0.15
+"""Of charset-normalizer: how well the letters' frequencies fit a language. 0 in texts too short to tell."""
+MAX_MESS = 0.1
+RIVAL = 0.02
+"""Another encoding that scores within this of the best and gives another text: a toss-up."""
+_EXCLUDED = ["utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be"]
+"""Any even number of bytes decodes as UTF-16: without a byte order mark it proves nothing."""
+
+_WESTERN_LETTERS = frozenset("àâäáãåæçèéêëìíîïñòóôöõøœùúûüÿßÀÂÄÁÃÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÖÕØŒÙÚÛÜŸ")
+_WESTERN_MARKS = frozenset("‘’“”„‚–—…•€£§©®™°«»¿¡·½¼¾×±\xa0")
+_INSIDE_A_WORD = re.compile(r"[^\W\d_][¿¡€£§©®™°«»•½¼¾×±·][^\W\d_]|[a-zß-ÿ][À-ÖØ-ÞŒ]")
+MAX_WESTERN_SHARE = 0.2
+
+
+def decode(data: bytes) -> str:
+    """The text, without its byte order mark. Raises Unreadable: binary, encoding."""
+    for bom, encoding in _BOMS:
+        if data.startswith(bom):
+            return _checked(_strictly(data[len(bom) :], encoding))
+    if b"\x00" in data:
+        raise Unreadable("binary", "is not text (it holds NUL bytes)")
+    if data.startswith(_MAGIC):
+        raise Unreadable("binary", "is not text (it begins like a binary format)")
+    if _ISO_2022_JP.search(data[:_SNIFF]):
+        return _checked(_strictly(data, "iso2022_jp"))
+    try:
+        return _checked(data.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        _checked(data[:_SNIFF].decode("latin-1"))  # no encoding of text uses many control bytes
+        return _checked(_legacy(data, error))
+
+
+def _strictly(data: bytes, encoding: str) -> str:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise Unreadable("encoding", f"begins as {encoding} but is not valid at byte {error.start}") from error
+
+
+def _checked(text: str) -> str:
+    if "\x00" in text:
+        raise Unreadable("binary", "is not text (it holds NUL characters)")
+    sample = text[:_SNIFF]
+    controls = len(_CONTROL.findall(sample))
+    if controls and controls > MAX_CONTROL_SHARE * len(sample):
+        raise Unreadable("binary", "is not text (it is full of control characters)")
+    return text
+
+
+def _legacy(data: bytes, error: UnicodeDecodeError) -> str:
+    """What is not UTF-8: by its own declaration, else by a confident guess."""
+    refusal = Unreadable(
+        "encoding", f"is not valid UTF-8 (byte {error.start}) and its encoding is not certain: convert it to UTF-8"
+    )
+    if declared := _DECLARED.search(data[:2048]):
+        name = declared[1].decode("ascii", "replace").lower()
+        try:
+            return data.decode(_ALIASES.get(name, name))
+        except (LookupError, UnicodeDecodeError):
+            raise refusal from error
+    if _is_broken_utf8(data):
+        raise refusal from error
+    encoding = _guess(_sample(data))
+    if encoding is None:
+        raise refusal from error
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        raise refusal from error
+
+
+def _is_broken_utf8(data: bytes) -> bool:
+    """Whole multi-byte sequences hardly occur by chance: with some of them it is UTF-8, damaged."""
+    sample = data[:_SNIFF].decode("utf-8", "replace")
+    broken = sample.count("\ufffd")
+    return sum(char > "\x7f" for char in sample) - broken >= broken
+
+
+def _sample(data: bytes) -> bytes:
+    """The lines around the first byte that is not ASCII, at most _SNIFF bytes."""
+    first = next((n for n, byte in enumerate(data) if byte > 0x7F), 0)
+    start = data.rfind(b"\n", 0, max(0, first - 2048)) + 1
+    end = data.rfind(b"\n", start + 1, start + _SNIFF) if len(data) > start + _SNIFF else len(data)
+    return data[start : end if end > 0 else start + _SNIFF]
+
+
+def _guess(sample: bytes) -> str | None:
+    matches = from_bytes(sample, cp_exclusion=_EXCLUDED, threshold=MAX_MESS)
+    best = matches.best()
+    western = _decoded(sample, "cp1252")
+    if western is not None and _looks_western(western):
+        mine = [match.coherence for match in matches if _decoded(sample, match.encoding) == western]
+        if best is None or (mine and mine[0] >= best.coherence - 0.1):
+            return "cp1252"
+        return None
+    if best is None or best.coherence < MIN_COHERENCE or _has_rival(matches, sample):
+        return None
+    return best.encoding
+
+
+def _has_rival(matches: CharsetMatches, sample: bytes) -> bool:
+    best = matches[0]
+    text = _decoded(sample, best.encoding)
+    return any(
+        match.coherence >= best.coherence - RIVAL
+        and match.chaos <= best.chaos + RIVAL
+        and _decoded(sample, match.encoding) != text
+        for match in matches
+    )
+
+
+def _decoded(data: bytes, encoding: str) -> str | None:
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError:
+        return None
+
+
+def _looks_western(text: str) -> bool:
+    """Words of mostly plain letters with the accents and marks of Western European languages, each where it belongs."""
+    high = [char for char in text if char > "\x7f"]
+    if any(char not in _WESTERN_LETTERS and char not in _WESTERN_MARKS for char in high):
+        return False
+    accented = sum(char in _WESTERN_LETTERS for char in high)
+    if accented > MAX_WESTERN_SHARE * sum(char.isalpha() for char in text):
+        return False
+    return not _INSIDE_A_WORD.search(text)

@@ -1,0 +1,118 @@
+"""``.penstock.toml``: who may read a folder, and what of it is taken."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass, replace
+
+from connectors.folder.globs import compiled
+from connectors.folder.options import FolderOptions, tags
+from pipeline.core.errors import Misconfigured
+
+FILE = ".penstock.toml"
+KEYS = ("acl", "required", "exclude", "include")
+MAX_BYTES = 1024 * 1024
+
+SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
+"""Hidden names, what programs leave behind, and what editors and downloads write in passing."""
+
+
+class PolicyError(Exception):
+    """A ``.penstock.toml`` that cannot be obeyed: nothing under it may be published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    folder: str
+    patterns: tuple[str, ...]
+
+    def match(self, path: str) -> bool:
+        relative = path.removeprefix(self.folder.rstrip("/")).lstrip("/")
+        return any(compiled(pattern).fullmatch(relative) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds in one folder. The nearest file that names ``acl`` (``required``, ``include``) decides it alone;
+    ``exclude`` adds up."""
+
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+    acl_from: str | None = None
+    """The file that named ``acl``."""
+    excludes: tuple[Patterns, ...] = ()
+    include: Patterns | None = None
+
+    @classmethod
+    def of(cls, options: FolderOptions) -> Policy:
+        return cls(options.acl_tags, options.required_tags)
+
+    def within(self, folder: str) -> Policy:
+        """What holds in a folder below. Raises PolicyError."""
+        path = os.path.join(folder, FILE)
+        raw = _read(path)
+        if raw is None:
+            return self
+        given = _parsed(raw)
+        policy = self
+        try:
+            if "acl" in given:
+                policy = replace(policy, acl_tags=tags(given["acl"], "acl"), acl_from=path)
+            if "required" in given:
+                policy = replace(policy, required_tags=tags(given["required"], "required"))
+        except Misconfigured as error:
+            raise PolicyError(str(error)) from error
+        if "exclude" in given:
+            policy = replace(policy, excludes=(*policy.excludes, _patterns(folder, "exclude", given["exclude"])))
+        if "include" in given:
+            policy = replace(policy, include=_patterns(folder, "include", given["include"]))
+        return policy
+
+    def admits_folder(self, path: str) -> bool:
+        return not SKIPPED.fullmatch(os.path.basename(path)) and not any(e.match(path) for e in self.excludes)
+
+    def admits_file(self, path: str) -> bool:
+        return self.admits_folder(path) and (self.include is None or self.include.match(path))
+
+
+def _read(path: str) -> bytes | None:
+    """None: there is no such file. Whatever else keeps it from being read is an error: it may restrict access."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PolicyError(f"cannot be read ({error.strerror})") from error
+    try:
+        with open(descriptor, "rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(f"cannot be read ({error.strerror})") from error
+    if len(raw) > MAX_BYTES:
+        raise PolicyError(f"is longer than {MAX_BYTES} bytes")
+    return raw
+
+
+def _parsed(raw: bytes) -> dict[str, object]:
+    try:
+        given = tomllib.loads(raw.decode("utf-8-sig"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        where = re.search(r"\(at line \d+, column \d+\)", str(error))
+        raise PolicyError(f"is not valid TOML {where[0] if where else ''}".rstrip()) from error
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        raise PolicyError(f"has the unknown key {unknown[0]!r} (known: {', '.join(KEYS)})")
+    return given
+
+
+def _patterns(folder: str, name: str, given: object) -> Patterns:
+    if not isinstance(given, list) or not all(isinstance(one, str) and one.strip("/") for one in given):
+        raise PolicyError(f'{name}: a list of patterns such as ["drafts/**", "*.tmp"]')
+    try:
+        for pattern in given:
+            compiled(pattern)
+    except re.error as error:
+        raise PolicyError(f"{name}: a pattern that makes no sense ({error.msg})") from error
+    return Patterns(folder, tuple(given))

@@ -1,0 +1,243 @@
+"""One sweep of one target: what changed is published, what is gone is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from itertools import islice
+
+from connectors.checkpoint import Checkpoint, Item, Unseen
+from connectors.clock import Clock, next_version
+from connectors.extract import OF_THE_CONTENT, Unreadable
+from connectors.folder.options import FolderOptions
+from connectors.folder.read import EMPTY, Content, FileRead, content_of, describe, read, upserted
+from connectors.folder.walk import Candidate, Walk, is_within
+from connectors.protocol import Kind, Problem, Published, ScanReport
+from connectors.publisher import Event, Publisher
+from pipeline.core.errors import Retryable
+from topics.messages import AccessChanged, DocumentDeleted
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
+
+BATCH = 256
+"""Files looked up in the checkpoint at once."""
+READERS = 4
+"""Files read side by side; the largest readable one takes about 100 MB for a moment."""
+FEW = 50
+"""As many files never seen before go live; the rest of a large first load goes to the backfill lane."""
+MASS_SHARE = 0.3
+MASS_COUNT = 20
+"""More than this share and more than this many documents gone at once need confirmation."""
+
+
+@dataclass(slots=True)
+class Sweep:
+    """Of ``target``, a folder or file at or under ``root``."""
+
+    root: str
+    target: str
+    options: FolderOptions
+    clock: Clock
+    producer: Producer
+    checkpoint: Checkpoint
+    report: ScanReport
+    on_done: Callable[[int, int], None]
+    """Called with how many files were newly found, and how many are newly done with."""
+    newcomers: int = 0
+    _publisher: Publisher = field(init=False)
+
+    async def run(self, started: datetime) -> None:
+        """started: Postgres' clock before anything was listed. Raises Retryable."""
+        self._publisher = Publisher(
+            self.producer, self.checkpoint, tenant=self.options.tenant, source=self.options.source, scope=self.root
+        )
+        walk = Walk(self.root, self.target, self.options)
+        try:
+            async for batch in self._listed(walk):
+                await self._batch(batch)
+            if walk.complete:
+                await self._publisher.settle()
+                await self._delete_gone(walk, started)
+            await self._publisher.settle()
+        except BaseException:
+            with suppress(Retryable):  # the first error is the one to tell
+                await self._publisher.abandon()
+            raise
+
+    async def _listed(self, walk: Walk) -> AsyncIterator[list[Candidate]]:
+        """Candidates in batches; problems go into the report."""
+        with closing(walk.candidates()) as found:  # type: ignore[type-var]  # a generator, typed as its iterator
+            while entries := await asyncio.to_thread(_take, found):
+                self.report.problems += [entry for entry in entries if isinstance(entry, Problem)]
+                yield [entry for entry in entries if isinstance(entry, Candidate)]
+
+    async def _batch(self, batch: Sequence[Candidate]) -> None:
+        self.on_done(len(batch), 0)
+        known = await self.checkpoint.sweep(
+            self.options.tenant, self.options.source, self.root, [candidate.path for candidate in batch]
+        )
+        self.newcomers += sum(candidate.path not in known for candidate in batch)
+        to_read: list[tuple[Candidate, Item]] = []
+        for candidate in batch:
+            item = known.get(candidate.path)
+            if item is None or item.stat != describe(candidate.stat):
+                to_read.append((candidate, item or Item(candidate.path)))
+            else:
+                await self._unread(candidate, item)
+                self.on_done(0, 1)
+        queue = iter(to_read)
+        readers = [asyncio.create_task(self._read_all(queue)) for _ in range(min(READERS, len(to_read)))]
+        try:
+            await asyncio.gather(*readers)
+        finally:
+            for reader in readers:
+                reader.cancel()
+            await asyncio.gather(*readers, return_exceptions=True)
+
+    async def _read_all(self, queue: Iterator[tuple[Candidate, Item]]) -> None:
+        for candidate, item in queue:
+            observed_at = self.clock.stamp()  # before the file is read
+            file = await asyncio.to_thread(read, candidate.path, candidate.stat)
+            await self._changed(candidate, item, file, observed_at)
+            self.on_done(0, 1)
+
+    async def _unread(self, candidate: Candidate, item: Item) -> None:
+        """The file is as it was when it was read last."""
+        if item.problem_code is not None:
+            self._problem(candidate.path, item.problem_code, item.problem_message or "")
+        await self._access_only(candidate, item, self.clock.stamp())
+
+    async def _changed(self, candidate: Candidate, item: Item, file: FileRead, observed_at: datetime) -> None:
+        extracted, error = file.extracted, file.unreadable
+        if error is not None:
+            self._problem(candidate.path, error.code, str(error))
+            if error.code == "empty" and item.version is not None:
+                extracted = EMPTY  # what it held before must not stay searchable
+        if extracted is None:
+            assert error is not None
+            await self._unreadable(candidate, item, file, error, observed_at)
+            return
+        what = content_of(candidate.path, self.root, file, extracted)
+        read_now = replace(
+            item,
+            stat=file.stat,
+            problem_code=error.code if error else None,
+            problem_message=str(error) if error else None,
+        )
+        if item.fingerprint == what.fingerprint():
+            await self._access_only(candidate, read_now, observed_at, moved=True)
+        else:
+            await self._upsert(candidate, read_now, what, observed_at)
+
+    async def _upsert(self, candidate: Candidate, item: Item, what: Content, observed_at: datetime) -> None:
+        event = upserted(
+            what, tenant=self.options.tenant, source=self.options.source, path=candidate.path,
+            version=next_version(item.version), observed_at=observed_at, acl_tags=candidate.acl_tags,
+            required_tags=candidate.required_tags,
+        )  # fmt: skip
+        row = replace(
+            item, version=event.version, fingerprint=what.fingerprint(), acl_tags=event.acl_tags,
+            required_tags=event.required_tags,
+        )  # fmt: skip
+        await self._publish("upserted", event, event.version, row, self._lane(first=item.version is None))
+
+    async def _unreadable(
+        self, candidate: Candidate, item: Item, file: FileRead, error: Unreadable, observed_at: datetime
+    ) -> None:
+        """What was published of it stays, under the access that holds now."""
+        if error.code in OF_THE_CONTENT:  # of other reasons the file's looks tell nothing: it is read again
+            item = replace(item, stat=file.stat, problem_code=error.code, problem_message=str(error))
+            await self._access_only(candidate, item, observed_at, moved=True)
+        else:
+            await self._access_only(candidate, item, observed_at)
+
+    async def _access_only(
+        self, candidate: Candidate, item: Item, observed_at: datetime, *, moved: bool = False
+    ) -> None:
+        """moved: the row differs from the one that is stored."""
+        if item.version is None:
+            if moved:
+                await self._publisher.note(item)
+            return
+        if item.has_access(candidate.acl_tags, candidate.required_tags):
+            if moved:
+                await self._publisher.note(item)
+            self.report.unchanged.append((item.external_id, item.version))
+            return
+        event = AccessChanged(
+            tenant=self.options.tenant, source=self.options.source, external_id=item.external_id,
+            observed_at=observed_at, acl_tags=list(candidate.acl_tags), required_tags=list(candidate.required_tags),
+        )  # fmt: skip
+        row = replace(item, acl_tags=event.acl_tags, required_tags=event.required_tags)
+        await self._publish("access", event, item.version, row, self._lane(first=False))
+
+    async def _delete_gone(self, walk: Walk, started: datetime) -> None:
+        """What a completed listing did not find. Not where the listing failed, and not much at once unconfirmed."""
+        tenant, source = self.options.tenant, self.options.source
+        known = await self.checkpoint.count(tenant, source, self.root)
+        confirmed = self.options.allow_mass_delete
+        if known and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
+            self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(known)}")
+            return
+        observed_at = self.clock.stamp()
+        gone = [
+            row async for row in self.checkpoint.unseen(tenant, source, self.target, started) if _is_gone(row, walk)
+        ]
+        published = [(row.external_id, row.version) for row in gone if row.version is not None]
+        if len(published) > max(MASS_COUNT, MASS_SHARE * known) and not confirmed:
+            self._problem(
+                self.root,
+                "mass_delete",
+                f"{len(published)} of {known} documents are gone: none is deleted {_unless(known)}",
+            )
+            return
+        await self.checkpoint.remove(tenant, source, [row.external_id for row in gone if row.version is None])
+        for external_id, version in published:
+            event = DocumentDeleted(
+                tenant=tenant, source=source, external_id=external_id, observed_at=observed_at, version=version
+            )
+            await self._publish("deleted", event, version, None, self._lane(first=False))
+
+    def _looks_lost(self, walk: Walk) -> bool:
+        """An empty folder is more often a file system that is not mounted than one whose files were all deleted."""
+        if walk.admitted or walk.unreadable or walk.broken:
+            return False
+        return self.target == self.root or not os.listdir(self.root)
+
+    async def _publish(self, kind: Kind, event: Event, version: int, row: Item | None, topic: Topic) -> None:
+        await self._publisher.publish(topic, event, row)
+        self.report.published.append(Published(event.external_id, version, kind, event.observed_at))
+
+    def _lane(self, *, first: bool) -> Topic:
+        lane = self.options.lane or ("backfill" if first and self.newcomers > FEW else "live")
+        return DOCUMENTS_BACKFILL if lane == "backfill" else DOCUMENTS_LIVE
+
+    def _problem(self, path: str, code: str, message: str) -> None:
+        self.report.problems.append(Problem(path, code, message))
+
+
+def _take(entries: Iterator[Candidate | Problem]) -> list[Candidate | Problem]:
+    return list(islice(entries, BATCH))
+
+
+def _unless(known: int) -> str:
+    return f"until it is confirmed (allow mass delete); {known} documents stay searchable"
+
+
+def _is_gone(row: Unseen, walk: Walk) -> bool:
+    """Excluded by the rules, or really not there. Only the root that answers for a document may exclude it."""
+    if any(is_within(row.external_id, folder) for folder in walk.unreadable):
+        return False
+    if row.scope == walk.root and not any(is_within(row.external_id, folder) for folder in walk.broken):
+        return True
+    try:
+        os.lstat(row.external_id)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False

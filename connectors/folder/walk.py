@@ -1,0 +1,179 @@
+"""Which files a folder holds for us, found without reading any of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as modes
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from connectors.folder.options import FolderOptions
+from connectors.folder.policy import FILE, Policy, PolicyError
+from connectors.protocol import Problem
+
+MAX_PATH_BYTES = 2_000
+"""External ids hold 2,000 characters, and Postgres indexes rows of up to 2,700 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    path: str
+    stat: os.stat_result
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Walk:
+    """One listing of ``target`` (a file or folder at or under ``root``). Iterate ``candidates`` to its end, then look
+    at the rest.
+
+    Links are never followed: one that stays inside names a document that is found anyway, one that leaves is reported.
+    """
+
+    root: str
+    target: str
+    options: FolderOptions
+    admitted: int = 0
+    complete: bool = False
+    unreadable: list[str] = field(default_factory=list)
+    """Folders whose listing failed: nothing is known about what they hold."""
+    broken: list[str] = field(default_factory=list)
+    """Folders whose ``.penstock.toml`` cannot be obeyed: what they hold stays as it was published."""
+    _nobody: set[str] = field(default_factory=set)
+
+    def candidates(self) -> Iterator[Candidate | Problem]:
+        policy = Policy.of(self.options)
+        if os.path.isdir(self.root):
+            yield from self._from_root(policy)
+        else:
+            yield from self._named_file(policy)
+        self.complete = True
+
+    def _named_file(self, policy: Policy) -> Iterator[Candidate | Problem]:
+        """A file that was named itself is taken whatever its name; its own folder may say who reads it."""
+        try:
+            policy = policy.within(os.path.dirname(self.root))
+        except PolicyError as error:
+            yield self._refused(os.path.dirname(self.root), self.root, error)
+            return
+        yield from self._file(self.root, policy)
+
+    def _from_root(self, policy: Policy) -> Iterator[Candidate | Problem]:
+        """Down the path to the target, under the rules that a listing of the whole root applies."""
+        folder = self.root
+        for name in os.path.relpath(self.target, self.root).split("/") if self.target != self.root else ():
+            try:
+                policy = policy.within(folder)
+            except PolicyError as error:
+                yield self._refused(folder, self.target, error)
+                return
+            path = os.path.join(folder, name)
+            try:
+                is_folder = modes.S_ISDIR(os.lstat(path).st_mode)
+            except OSError as error:
+                yield from self._unlistable(path, error)
+                return
+            if not is_folder:
+                if path == self.target and policy.admits_file(path):
+                    yield from self._file(path, policy)
+                return
+            if not policy.admits_folder(path):
+                return
+            folder = path
+        yield from self._tree(folder, policy)
+
+    def _tree(self, folder: str, policy: Policy) -> Iterator[Candidate | Problem]:
+        pending = [(folder, policy)]
+        while pending:
+            folder, policy = pending.pop()
+            try:
+                policy = policy.within(folder)
+                with os.scandir(folder) as entries:
+                    found = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            except PolicyError as error:
+                yield self._refused(folder, folder, error)
+                continue
+            except OSError as error:
+                yield from self._unlistable(folder, error)
+                continue
+            for name, is_folder in found:
+                path = os.path.join(folder, name)
+                if not is_folder:
+                    if policy.admits_file(path):
+                        yield from self._file(path, policy)
+                elif policy.admits_folder(path):
+                    pending.append((path, policy))
+
+    def _file(self, path: str, policy: Policy) -> Iterator[Candidate | Problem]:
+        try:
+            stat = os.lstat(path)
+        except OSError as error:
+            yield from self._unlistable(path, error)
+            return
+        if problem := self._unfit(path, stat.st_mode):
+            yield problem
+        elif modes.S_ISREG(stat.st_mode):
+            yield from self._nobody_reads(policy)
+            self.admitted += 1
+            yield Candidate(path, stat, policy.acl_tags, policy.required_tags)
+
+    def _unfit(self, path: str, mode: int) -> Problem | None:
+        if modes.S_ISLNK(mode):
+            return self._link(path)
+        if not modes.S_ISREG(mode):
+            return Problem(path, "not_a_file", "is a device, socket or pipe: skipped")
+        try:
+            size = len(path.encode())
+        except UnicodeEncodeError:
+            return Problem(path, "name", "its name is not valid UTF-8: rename it")
+        if size > MAX_PATH_BYTES:
+            return Problem(path, "name", f"its path is longer than {MAX_PATH_BYTES} bytes: move it up")
+        return None
+
+    def _link(self, path: str) -> Problem | None:
+        target = os.path.realpath(path)
+        if not os.path.exists(target):
+            return Problem(path, "broken_link", "is a link to nothing: skipped")
+        if is_within(target, self.root):
+            return None
+        return Problem(path, "link_outside", "is a link that leaves the folder: skipped; name its target to ingest it")
+
+    def _nobody_reads(self, policy: Policy) -> Iterator[Problem]:
+        """Once for each place that says so."""
+        if not policy.acl_tags and (where := policy.acl_from or self.root) not in self._nobody:
+            self._nobody.add(where)
+            yield Problem(where, "nobody", "no access tag at all: nobody can find the files under it")
+
+    def _refused(self, folder: str, subtree: str, error: PolicyError) -> Problem:
+        self.broken.append(subtree)
+        return Problem(
+            os.path.join(folder, FILE), "policy",
+            f"{error}; nothing under it is published, what was keeps its access, until it is mended",
+        )  # fmt: skip
+
+    def _unlistable(self, path: str, error: OSError) -> Iterator[Problem]:
+        """What has just vanished is no problem: it is gone."""
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+            self.unreadable.append(path)
+            code = "permission" if isinstance(error, PermissionError) else "io_error"
+            yield Problem(path, code, f"cannot be listed ({error.strerror}): what was published from it stays")
+
+
+def is_within(path: str, folder: str) -> bool:
+    """The folder itself, or under it."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def root_problem(root: str) -> Problem | None:
+    """Why a root cannot be swept at all; nothing is deleted then."""
+    try:
+        if modes.S_ISDIR(os.stat(root).st_mode):
+            with os.scandir(root):
+                pass
+    except FileNotFoundError:
+        return Problem(root, "missing", "there is no such file or folder; what was published from it stays")
+    except OSError as error:
+        return Problem(root, "unreadable", f"cannot be read ({error.strerror}); what was published from it stays")
+    return None

@@ -1,0 +1,90 @@
+"""What every connector speaks: documents published, problems met, and the contract that sources fulfil.
+
+Laws for a connector: events are hints, sweeps are the truth. ``observed_at`` is stamped before the source is read. The
+checkpoint moves only after Kafka has acknowledged. Only a completed sweep deletes. Access that is not known for certain
+is not published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+Kind = Literal["upserted", "access", "deleted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One event that Kafka has acknowledged."""
+
+    external_id: str
+    version: int
+    kind: Kind
+    observed_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that could not be published, or that somebody should look at. ``code`` is a bounded label."""
+
+    path: str
+    code: str
+    message: str
+
+    def __str__(self) -> str:
+        """One line: what, where, what to do."""
+        return f"{printable(self.path)}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    found: int
+    """Documents met so far; grows while the source is listed."""
+    done: int
+
+
+@dataclass(slots=True)
+class ScanReport:
+    """What one sweep did."""
+
+    published: list[Published] = field(default_factory=list)
+    unchanged: list[tuple[str, int]] = field(default_factory=list)
+    """(external id, its version as last published)"""
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def deleted(self) -> list[Published]:
+        return [event for event in self.published if event.kind == "deleted"]
+
+    def after(self, earlier: ScanReport) -> ScanReport:
+        """One report of two sweeps, this one the later: all that was published, what neither changed, what is wrong."""
+        ids = {event.external_id for event in self.published}
+        before = [event for event in earlier.published if event.external_id not in ids]
+        ids |= {event.external_id for event in before}
+        return ScanReport(before + self.published, [u for u in self.unchanged if u[0] not in ids], self.problems)
+
+
+class Connector(Protocol):
+    """A source of documents."""
+
+    async def check(self) -> list[Problem]:
+        """Whether the source can be read at all, as configured; nothing is published."""
+        ...
+
+    async def scan(self, on_progress: Callable[[Progress], None] | None = None) -> ScanReport:
+        """Sweep the whole source and publish what changed. Raises Retryable when Kafka or the checkpoint is away; what
+        was acknowledged by then is kept."""
+        ...
+
+    async def watch(self, stop: asyncio.Event, on_report: Callable[[ScanReport], None]) -> None:
+        """Follow the source until told to stop: by its events, and by regular sweeps."""
+        ...
+
+
+def printable(text: str) -> str:
+    """A name as one line that any terminal and log can take."""
+    safe = text.encode("utf-8", "backslashreplace").decode()
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in safe)
