@@ -43,11 +43,11 @@ def choose(
     order = sorted(by_rank)
     for rank in order:
         if rank <= FREE:
-            cuts = _spaced(cuts, by_rank[rank], positions, distance, priority, None)
+            cuts = spaced(cuts, by_rank[rank], positions, distance, priority)
     for rank in order:
         if len(cuts) < 2 or not _too_large(cuts, positions, capacity):
             return cuts
-        cuts = _spaced(cuts, by_rank[rank], positions, distance, priority, capacity)
+        cuts = spaced(cuts, by_rank[rank], positions, distance, priority, capacity)
         cuts = _balanced(cuts, by_rank[rank], positions, smallest, capacity)
     for rank in order:
         cuts = _balanced(cuts, by_rank[rank], positions, 1, capacity)
@@ -67,13 +67,13 @@ def _too_large(cuts: Sequence[int], positions: Sequence[int], capacity: Callable
     return any(positions[b] - positions[a] > capacity(a) for a, b in pairwise(cuts))
 
 
-def _spaced(
+def spaced(
     cuts: list[int],
     units: list[int],
     positions: Sequence[int],
     distance: int,
     priority: Callable[[int], int],
-    capacity: Callable[[int], int] | None,
+    capacity: Callable[[int], int] | None = None,
 ) -> list[int]:
     """Take the units of one rank, best first, that keep the distance from all taken. With a capacity: only in gaps
     larger than that."""
@@ -84,12 +84,13 @@ def _spaced(
             first = bisect_left(positions, positions[a] + distance, a + 1, b)
             last = bisect_right(positions, positions[b] - distance, first, b)
             group = units[bisect_left(units, first) : bisect_left(units, last)]
-            found.extend(_greedy(group, positions, distance, priority))
+            found.extend(greedy(group, positions, distance, priority))
         found.append(b)
     return found
 
 
-def _greedy(group: list[int], positions: Sequence[int], distance: int, priority: Callable[[int], int]) -> list[int]:
+def greedy(group: list[int], positions: Sequence[int], distance: int, priority: Callable[[int], int]) -> list[int]:
+    """Of the sorted units in a group those that are taken when the best goes first and all keep the distance."""
     if len(group) < 2 or positions[group[-1]] - positions[group[0]] < distance:
         return [min(group, key=priority)] if group else []
     taken: list[int] = []

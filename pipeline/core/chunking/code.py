@@ -131,7 +131,7 @@ class _Walk:
             definition = _definition(child) if depth < DEEPEST else None
             own = path
             if definition is not None:
-                own = (*path, self._label(definition))
+                own = heading_path((*path, self._label(definition)))
             if row > self.last_row:
                 if glued or row <= leading_until:
                     rank = GLUE
@@ -156,7 +156,7 @@ class _Walk:
 
     def _emit(self, row: int, rank: int, path: tuple[str, ...], prefix: tuple[Span, ...]) -> None:
         self.last_row = row
-        block = Block(self.rows[row], rank, False, heading_path(path), prefix)
+        block = Block(self.rows[row], rank, False, path, prefix)
         if block.start == self.blocks[-1].start:
             self.blocks[-1] = block
         elif block.start < len(self.text):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.core.chunking import prose
+from pipeline.core.chunking.overlap import Window
 from pipeline.core.chunking.units import BOUND_LINE, BOUND_PIECE, PIECE, Block, Units
 from pipeline.core.model import ChunkParams, CountTokens
 
@@ -36,13 +37,14 @@ class Sizes:
     @classmethod
     def of(cls, params: ChunkParams) -> Sizes:
         target = params.target
+        room = params.max_tokens - SLACK - Window.of(params).most - target // 6
         return cls(
-            distance=max(params.min_tokens, target // 2),
+            distance=max(params.min_tokens, min(target, room) // 2),
             smallest=max(1, params.min_tokens // 4),
             limit=params.max_tokens,
             prose_unit=max(2, target // 4),
             whole_unit=max(2, target * 3 // 4),
-            prose_chars=max(4, _CHARS_PER_TOKEN * target // 6),
+            prose_chars=max(4, _CHARS_PER_TOKEN * target // 8),
             whole_chars=max(8, target * 5 // 2),
         )
 
@@ -58,7 +60,7 @@ def measure(text: str, blocks: Sequence[Block], sizes: Sizes, count_tokens: Coun
         ranks.append(block.rank)
         if end - block.start > (sizes.prose_chars // 2 if block.prose else sizes.whole_chars):
             if block.prose:
-                prose.sentences(text, block.start, end, sizes.prose_chars, starts, ranks)
+                prose.split(text, block.start, end, sizes.prose_chars, starts, ranks)
             else:
                 _lines(text, block.start, end, sizes.whole_chars, starts, ranks)
         owners.extend([index] * (len(starts) - len(owners)))
@@ -74,7 +76,7 @@ def _lines(text: str, start: int, end: int, size: int, starts: list[int], ranks:
     last = start
     for cut in [*prose.line_starts(text, start, end), end]:
         if cut - last > size:
-            pieces = prose.cut_long(text, last, cut, size)
+            pieces = [place for place, _ in prose.cut_long(text, last, cut, size)]
             starts.extend(pieces)
             ranks.extend([BOUND_PIECE] * len(pieces))
         if cut < end:
@@ -103,7 +105,7 @@ def _too_large(text: str, blocks: Sequence[Block], units: Units, sizes: Sizes) -
 def _smaller(text: str, start: int, end: int, running: bool, size: int) -> _Cuts:
     if running:
         cuts = prose.cut_long(text, start, end, size)
-        return cuts, [PIECE] * len(cuts)
+        return [place for place, _ in cuts], [rank for _, rank in cuts]
     starts: list[int] = []
     ranks: list[int] = []
     _lines(text, start, end, size, starts, ranks)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor
 
-from pipeline.core.chunking.prose import word_start_near
+from pipeline.core.chunking.prose import start_near
 from pipeline.core.chunking.units import SECTION, Block, Units
 from pipeline.core.model import ChunkParams, CountTokens
 
 _TOLERANCE = 0.025
-_ROUNDS = 5
+_CHARS_PER_TOKEN = 4
+"""The first guess. A constant: with a share of the whole unit, an edit before the overlap would move its start."""
+_ROUNDS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +110,7 @@ def _whole_units(
     if best:
         return Overlap(units.starts[best[2]], best[3])
     start, end = units.starts[unit - 1], units.starts[unit]
-    share = (window.middle - tokens) / max(1, units.tokens[unit - 1])
-    return _Search(unit - 1, tokens, start, end, round(end - (end - start) * share))
+    return _Search(unit - 1, tokens, start, end, end - round((window.middle - tokens) * _CHARS_PER_TOKEN))
 
 
 def _advance(
@@ -123,7 +124,8 @@ def _advance(
     """One round for all: count from a word near the guess, then halve the range in which to guess."""
     if not searches:
         return searches
-    places = [word_start_near(text, s.low, s.place, s.high) for s in searches.values()]
+    reach = _CHARS_PER_TOKEN * (window.most - window.least) // 2
+    places = [start_near(text, s.low, s.place, s.high, reach) for s in searches.values()]
     ends = [units.starts[s.unit + 1] for s in searches.values()]
     counts = count_tokens([text[a:b] for a, b in zip(places, ends, strict=True)])
     left: dict[int, _Search] = {}
@@ -138,7 +140,9 @@ def _advance(
             search.low = place
         else:
             search.high = place
-        search.place = (search.low + search.high) // 2
+        end = units.starts[search.unit + 1]
+        guess = end - round((window.middle - search.behind) * (end - place) / max(1, count))
+        search.place = guess if search.low < guess < search.high else (search.low + search.high) // 2
         if search.high - search.low > 1:
             left[cut] = search
         else:

@@ -14,6 +14,7 @@ from pipeline.core.chunking.prose import is_torn, mix
 from pipeline.core.chunking.units import BOUND_PIECE, PIECE, Block
 from pipeline.core.model import Chunk, ChunkParams, CountTokens, Span
 
+_REACH = 12
 _EDGE = 24
 """Characters of a word at a chunk's edge that are looked at when its white space is trimmed."""
 
@@ -73,10 +74,11 @@ class _Packing:
         )
 
     def _priority(self, unit: int) -> int:
-        """The hash of the text after a boundary, and among equals of that before: 32 characters each."""
+        """The hash of the text after a boundary, and among equals of that before. Little text, for the less an edit is
+        likely to meet it."""
         at = self.units.starts[unit]
-        after = mix(crc32(self.text[at : at + 32].strip().encode()))
-        return after << 32 | mix(crc32(self.text[max(0, at - 32) : at].strip().encode()))
+        after = mix(crc32(self.text[at : at + _REACH].strip().encode()))
+        return after << 32 | crc32(self.text[max(0, at - _REACH) : at].strip().encode())
 
     def _capacity(self, unit: int) -> int:
         """Most tokens of a chunk's own text if it begins at this unit."""

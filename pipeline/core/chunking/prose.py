@@ -1,7 +1,7 @@
-"""Cutting small: running text into sentences, anything too long at lines, clauses, words, at last graphemes.
+"""Cutting small: paragraphs at lines, sentences, clauses, words, at last graphemes, only as far as needed.
 
-Every cut depends on the characters around it only, or on a chain of short windows that starts anew at each sentence and
-meets itself again within a few windows: an edit never moves cuts far away.
+Cuts are chosen as chunk boundaries are (``boundaries``): best first, by the hash of the characters around them, so that
+an edit never moves cuts far away.
 
 A cut within a line stands *before* the white space, a cut at the end of a line *after* it. So no pre-token of a BPE
 tokenizer and no word of WordPiece is torn, and token counts of neighbours add up exactly.
@@ -10,55 +10,73 @@ tokenizer and no word of WordPiece is torn, and token counts of neighbours add u
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from zlib import crc32
 
 import regex
 
+from pipeline.core.chunking.boundaries import greedy
 from pipeline.core.chunking.units import LINE, PARAGRAPH, PIECE, SENTENCE, Block
 
 _LOWER = "a-zß-öø-ÿα-ωа-я"
 _CLOSERS = "\"'”’»)\\]*_`」』）】》"
-_BREAKS = re.compile(
-    r"(\n(?:[ \t]*\n)+)"  # blank lines
-    rf"|(\n(?:(?![ \t]*[{_LOWER}])|(?<![{_LOWER},;\-]\n)))"  # a line end that does not merely wrap a sentence
-    rf"|([.!?…؟۔।][.!?…]*[{_CLOSERS}]*(?=[ \t]+[^\s{_LOWER}]))"
-    rf"|([。！？｡][。！？]*[{_CLOSERS}]*(?!\s))"
+_BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
+_LINE_ENDS = re.compile(rf"\n(?:(?![ \t]*[{_LOWER}])|(?<![{_LOWER},;\-]\n))")
+"""Line ends, but not those that merely wrap a sentence."""
+_SENTENCE_ENDS = re.compile(
+    rf"[.!?…؟۔।][.!?…]*[{_CLOSERS}]*(?=[ \t]+[^\s{_LOWER}])|[。！？｡][。！？]*[{_CLOSERS}]*(?!\s)"
 )
-_RANK_OF_GROUP = (0, PARAGRAPH, LINE, SENTENCE, SENTENCE)
-
+_CLAUSE_ENDS = re.compile(r"\n+|[,;:—–)\]}>](?=[ \t])|[、，；：]")
+_WORD_ENDS = re.compile(r"(?<=\S)(?=[^\S\n])")
+_WORD_STARTS = re.compile(r"(?<=\s)(?=\S)")
 _NEWLINES = re.compile(r"\n+")
-_CLAUSES = re.compile(r"[,;:—–)\]}>](?=[ \t])|[、，；：。！？｡]")
-_SPACES = re.compile(r"(?<=\S)(?=[^\S\n])")
 _GRAPHEME = regex.compile(r"\X")
 _LONGEST_CLUSTER = 512
 """Code points. Longer grapheme clusters do not occur in any language; they are cut like letters."""
+_UNSPACED = "\u2e80"
+"""CJK scripts and emoji begin here."""
+_THIN = 1 << 29
+"""Of single letters only those boundaries are looked at whose hash is below this: one of eight, enough to choose from."""
 
 
 def paragraphs(text: str) -> list[Block]:
-    """Plain text: one block, the sentence splitter knows the rest."""
+    """Plain text: one block, the splitter below knows the rest."""
     return [Block(0, PARAGRAPH)] if text else []
 
 
-def sentences(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:
-    """Append the cuts within ``text[start:end]`` (not ``start`` itself). No unit is longer than size characters."""
+def split(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:
+    """Append the cuts within ``text[start:end]`` (not ``start`` itself) and their ranks: at blank lines everywhere,
+    elsewhere only where units would be longer than about ``size`` characters of Latin script."""
     last = start
-    for match in _BREAKS.finditer(text, start, end):
+    for match in _BLANK_LINES.finditer(text, start, end):
         cut = match.end()
         if cut >= end:
             break
-        if cut - last > size:
-            _append_pieces(text, last, cut, size, starts, ranks)
+        if cut - last > size // 6:
+            _split_paragraph(text, last, cut, size, starts, ranks)
         starts.append(cut)
-        ranks.append(_RANK_OF_GROUP[match.lastindex or 0])
+        ranks.append(PARAGRAPH)
         last = cut
-    if end - last > size:
-        _append_pieces(text, last, end, size, starts, ranks)
+    _split_paragraph(text, last, end, size, starts, ranks)
 
 
-def _append_pieces(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:
-    pieces = cut_long(text, start, end, size)
-    starts.extend(pieces)
-    ranks.extend([PIECE] * len(pieces))
+def _split_paragraph(text: str, start: int, end: int, size: int, starts: list[int], ranks: list[int]) -> None:
+    width = size // _letters_per_letter(text, start, end)
+    if end - start > width:
+        cuts = cut_long(text, start, end, width)
+        starts += [place for place, _ in cuts]
+        ranks += [rank for _, rank in cuts]
+
+
+def _letters_per_letter(text: str, start: int, end: int) -> int:
+    """How many Latin letters one character is worth to a tokenizer, roughly: by its bytes in UTF-8."""
+    paragraph = text[start:end]
+    if paragraph.isascii():
+        return 1
+    share = len(paragraph.encode()) / len(paragraph)
+    return 1 if share < 1.3 else 3 if share < 2.3 else 6
 
 
 def line_starts(text: str, start: int, end: int) -> list[int]:
@@ -66,39 +84,63 @@ def line_starts(text: str, start: int, end: int) -> list[int]:
     return [match.end() for match in _NEWLINES.finditer(text, start, end) if match.end() < end]
 
 
-def cut_long(text: str, start: int, end: int, size: int) -> list[int]:
-    """Cuts that leave pieces of at most ``size`` characters (or one grapheme cluster), seldom under half of it."""
-    cuts: list[int] = []
-    last = start
-    while end - last > size:
-        cut = _cut_in_window(text, last, last + max(1, size // 2), last + max(1, size), end)
-        if cut >= end:
+def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]]:
+    """Cuts with their ranks that leave pieces of size / 2 … size characters (or one grapheme cluster): at line ends
+    before sentence ends, these before clauses, words, graphemes; of equals where the hash of the text around is
+    smallest."""
+    distance = max(1, size // 2)
+    key = partial(local_hash, text)
+    everywhere = range(len(text) + 1)
+    done: list[tuple[int, int]] = []
+    gaps = [(start, end)]
+    for rank, places in _LEVELS:
+        left: list[tuple[int, int]] = []
+        for a, b in gaps:
+            found = [p for p in places(text, a, b) if a + distance <= p <= b - distance]
+            if found:
+                taken = greedy(found, everywhere, distance, key)
+                done += [(place, rank) for place in taken]
+                left += [(x, y) for x, y in pairwise([a, *taken, b]) if y - x > size]
+            else:
+                left.append((a, b))
+        gaps = left
+        if not gaps:
             break
-        cuts.append(cut)
-        last = cut
-    return cuts
+    done.sort()
+    return done
 
 
-def _cut_in_window(text: str, last: int, low: int, high: int, end: int) -> int:
-    """The best cut in low … high: a line end before a clause's before a word's; of equals that of the smallest hash."""
-    for pattern in (_NEWLINES, _CLAUSES, _SPACES):
-        places = [match.end() for match in pattern.finditer(text, low, high) if match.end() < end]
-        if places:
-            return _smallest(text, places)
+def _matches(pattern: re.Pattern[str]) -> Callable[[str, int, int], list[int]]:
+    return lambda text, start, end: [match.end() for match in pattern.finditer(text, start, end)]
+
+
+def _graphemes(text: str, start: int, end: int) -> list[int]:
+    """Boundaries of grapheme clusters. A cluster of absurd length is cut like letters."""
+    if text[start:end].isascii():
+        return list(range(start + 1, end))
     places = []
-    for match in _GRAPHEME.finditer(text, last, min(end, high + _LONGEST_CLUSTER)):
-        place = int(match.end())
-        if place > high:
-            if places or place - last <= high - low:
-                break
-            return place if match.start() == last and place - last < _LONGEST_CLUSTER else max(high, match.start())
-        if place >= low:
-            places.append(place)
-    return _smallest(text, places) if places else high
+    last = start
+    for match in _GRAPHEME.finditer(text, start, end):
+        place = match.end()
+        if place - last > _LONGEST_CLUSTER:
+            places += range(last + 1, place)
+        places.append(place)
+        last = place
+    return places
 
 
-def _smallest(text: str, places: list[int]) -> int:
-    return min(places, key=lambda place: local_hash(text, place)) if len(places) > 1 else places[0]
+def _some_graphemes(text: str, start: int, end: int) -> list[int]:
+    return [place for place in _graphemes(text, start, end) if local_hash(text, place) < _THIN]
+
+
+_LEVELS: tuple[tuple[int, Callable[[str, int, int], list[int]]], ...] = (
+    (LINE, _matches(_LINE_ENDS)),
+    (SENTENCE, _matches(_SENTENCE_ENDS)),
+    (PIECE, _matches(_CLAUSE_ENDS)),
+    (PIECE, _matches(_WORD_ENDS)),
+    (PIECE, _some_graphemes),
+    (PIECE, _graphemes),
+)
 
 
 def local_hash(text: str, place: int, reach: int = 8) -> int:
@@ -113,25 +155,22 @@ def mix(value: int) -> int:
 
 
 def is_torn(text: str, place: int) -> bool:
-    """Whether a cut stands inside a word, where token counts of the two sides do not simply add up."""
-    return 0 < place < len(text) and not text[place - 1].isspace() and not text[place].isspace()
+    """Whether a cut stands inside a word, where token counts of the two sides do not simply add up. (Scripts without
+    spaces are not meant: their tokens seldom are longer than a character or two.)"""
+    return 0 < place < len(text) and text[place - 1] < _UNSPACED > text[place] and text[place - 1 : place + 1].isalnum()
 
 
-def word_start_near(text: str, low: int, place: int, high: int) -> int:
-    """The start of a word in low < … < high close to ``place``; without words, a grapheme boundary."""
-    best = -1
-    for match in _WORD_STARTS.finditer(text, max(low + 1, place - 60), min(high, place + 60)):
-        if best < 0 or abs(match.start() - place) < abs(best - place):
-            best = match.start()
-    if best >= 0:
-        return best
-    best = low
-    for match in _GRAPHEME.finditer(text, max(low, place - 64), min(high, place + _LONGEST_CLUSTER)):
-        if low < match.end() < high:
-            best = match.end()
-            if best >= place:
-                break
-    return best
+def start_near(text: str, low: int, place: int, high: int, reach: int) -> int:
+    """Where to begin reading in low < … < high close to ``place``: a sentence within reach, else a word, else a
+    grapheme."""
+    begin, end = max(low + 1, place - 60), min(high, place + 60)
+    starts = [match.end() for match in _SENTENCE_STARTS.finditer(text, begin, end)]
+    starts = [start for start in starts if abs(start - place) <= reach]
+    starts = starts or [match.start() for match in _WORD_STARTS.finditer(text, begin, end)]
+    if not starts:
+        around = max(low, place - 64)
+        starts = _graphemes(text, around, min(high, place + 64))
+    return min(starts, key=lambda start: abs(start - place), default=low)
 
 
-_WORD_STARTS = re.compile(r"(?<=\s)(?=\S)")
+_SENTENCE_STARTS = re.compile(rf"[.!?…؟۔।][{_CLOSERS}]*\s+(?=[^\s{_LOWER}])|[。！？｡]+[{_CLOSERS}]*|\n\s*\n[ \t]*")
