@@ -1,8 +1,9 @@
 """Nearest neighbours from pgvector: through the graph where the caller reads much, exactly where that is little.
 
 The graph filters while it walks: to find n rows where r of t rows pass, it visits about n · t / r. An exact scan reads
-the r rows once each. So the scan is the cheaper one up to r = √(n · t), and that is where we change over; far below it
-the walk would also give up before it had found enough.
+the r rows once each, and a visit costs about as much as VISIT_COST rows. So the scan is the cheaper one up to
+r = √(VISIT_COST · n · t), and that is where we change over. (It is the better one too: the narrower the filter, the
+more of the nearest a walk misses.)
 """
 
 from __future__ import annotations
@@ -23,14 +24,21 @@ from query.model import Candidate
 
 Scan = Literal["graph", "exact"]
 
+VISIT_COST = 6
+"""Measured: 22 µs a visit against 4 µs a row (60,000 rows of 384 dimensions, in memory)."""
+
+
+OVERFETCH = 2
+"""Of 64 nearest with a quarter of all rows readable, a walk for 64 finds 96 %, for 128 97 % (worst 77 and 86 %)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
     ef_search: int = 100
     max_scan_tuples: int = 200_000
     """Where a walk gives up. The changeover keeps the expected walk below it up to 50 M rows."""
-    always_exact_rows: int = 2_000
-    """An exact scan of so few takes milliseconds; also the answer before the table's size is known."""
+    always_exact_rows: int = 5_000
+    """An exact scan of so few takes about 20 ms; also the answer before the table's size is known."""
     random_page_cost: float = 1.0
     """The index is in memory or the service is too slow anyway; with the default a sequential scan looks cheaper."""
 
@@ -40,7 +48,7 @@ async def choose(
 ) -> Scan:
     """Count what the caller may read, but no further than the changeover."""
     rows, per_document = await _size(connection, generation)
-    most_rows = max(tuning.always_exact_rows, isqrt(limit * rows))
+    most_rows = max(tuning.always_exact_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
     cursor = await connection.execute(
         sql.SQL(
             """
@@ -125,9 +133,9 @@ _GRAPH = """
     WITH nearest AS MATERIALIZED (
         SELECT id, document_id, text, embedding <=> %(vector)s AS distance FROM {chunks}
         WHERE access_id = ANY(%(ids)s::bigint[])
-        ORDER BY embedding <=> %(vector)s LIMIT %(limit)s
+        ORDER BY embedding <=> %(vector)s LIMIT %(walked)s
     )
-    SELECT id, document_id, text, 1 - distance FROM nearest ORDER BY distance + 0, id
+    SELECT id, document_id, text, 1 - distance FROM nearest ORDER BY distance + 0, id LIMIT %(limit)s
 """
 _EXACT = """
     SELECT c.id, c.document_id, c.text, 1 - (c.embedding <=> %(vector)s)
@@ -140,8 +148,11 @@ _EXACT = """
 def build(
     generation: Generation, caller: Caller, readable: Readable, vector: Vectors, scan: Scan, *, limit: int
 ) -> tuple[sql.Composed, dict[str, Any]]:
-    """relaxed_order hands rows over slightly out of order: they are sorted again, by an expression that the graph
-    does not serve."""
+    """relaxed_order hands rows over slightly out of order: twice as many are taken and sorted again, by an expression
+    that the graph does not serve."""
     value = HalfVector(vector) if generation.vector_type == "halfvec" else Vector(vector)
     statement = sql.SQL(_GRAPH if scan == "graph" else _EXACT).format(chunks=sql.Identifier(generation.chunk_table))
-    return statement, {"vector": value, "ids": list(readable.access_ids), "tenant": caller.tenant, "limit": limit}
+    return statement, {
+        "vector": value, "ids": list(readable.access_ids), "tenant": caller.tenant,
+        "limit": limit, "walked": OVERFETCH * limit,
+    }  # fmt: skip

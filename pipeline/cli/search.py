@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from query.model import Found, Mode, Result
 
 SNIPPET_CHARACTERS = 320
+COMMON = frozenset(
+    "and are but can does for from how into not that the this was what when where which who why with".split()
+)
+"""Not worth a highlight."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
@@ -108,8 +112,8 @@ def _show_result(console: Console, number: int, result: Result, query: str) -> N
 
 def wanted(query: str) -> list[str]:
     """The query's words, cut to roughly their stem, as regular expressions; longest first."""
-    words = {word.lower() for word in re.findall(r"\w+", query) if len(word) > 2}
-    stems = {re.sub(r"(?:ing|ed|es|s|e)$", "", word) if len(word) > 5 else word for word in words}
+    words = {word.lower() for word in re.findall(r"\w+", query) if len(word) > 2} - COMMON
+    stems = {re.sub(r"(?:ing|ed|es|s|e)$", "", word) if len(word) > 4 else word for word in words}
     return [re.escape(word) for word in sorted(stems, key=lambda w: (-len(w), w))]
 
 

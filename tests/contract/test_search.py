@@ -357,6 +357,8 @@ async def fill(library: Library, tenant: str) -> tuple[Caller, Caller, Vectors]:
         "SELECT id, access_id, external_id FROM documents WHERE tenant = %s ORDER BY external_id", tenant
     )
     async with library.pool.connection() as connection:
+        [(make_index,)] = await library.execute("SELECT pg_get_indexdef('chunks_g1_hnsw'::regclass)")
+        await connection.execute("DROP INDEX chunks_g1_hnsw")  # faster to build than to grow
         async with connection.cursor().copy(
             "COPY chunks_g1 (id, document_id, access_id, text, embedding) FROM STDIN (FORMAT BINARY)"
         ) as copy:
@@ -372,6 +374,7 @@ async def fill(library: Library, tenant: str) -> tuple[Caller, Caller, Vectors]:
             " GROUP BY 1) c WHERE m.document_id = c.document_id AND c.document_id = ANY(%s)",
             [[owner for owner, _, _ in owners]],
         )
+        await connection.execute(make_index)
         await connection.execute("ANALYZE chunks_g1, documents, access_sets")
     wide, narrow = await library.caller(tenant, "all"), await library.caller(tenant, "few")
     return wide, narrow, np.asarray(centre / np.linalg.norm(centre), dtype=np.float32)
