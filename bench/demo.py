@@ -23,15 +23,16 @@ from typing import Any
 
 import psycopg
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
-PACKAGES = ("asyncio", "concurrent", "email", "http", "json", "logging", "tomllib", "urllib", "zipfile", "zoneinfo")
-MODULES = ("argparse", "bisect", "contextlib", "csv", "heapq", "pathlib", "queue", "sched", "shelve", "tempfile")
+PACKAGES = ("concurrent/futures", "http", "json", "tomllib", "urllib")
+MODULES = ("argparse", "bisect", "contextlib", "csv", "heapq", "queue", "sched", "shelve", "tempfile")
 QUESTIONS = (
-    ("How do I open a context manager in an async function?", "async with"),
-    ("What happens when an exception is not caught in a try block?", "exceptions"),
+    ("How do I open a context manager in an async function?", "async"),
+    ("What happens when an exception is not caught in a try block?", "try"),
     ("schedule events to run at a given time", "sched"),
     ("parse command line options with sub-commands", "argparse"),
 )
@@ -84,7 +85,7 @@ def search(question: str, tag: str, top: int = 3) -> list[dict[str, Any]]:
     for n, hit in enumerate(found["results"], 1):
         where = "/".join(Path(hit["external_id"]).parts[-2:])
         console.print(
-            f"  {n}. [green]{where}[/] ({' and '.join(hit['stores'])}): {' '.join(hit['text'].split())[:90]}…"
+            f"  {n}. [green]{where}[/] ({' and '.join(hit['stores'])}): {escape(' '.join(hit['text'].split())[:80])}…"
         )
     if not found["results"]:
         console.print("  [yellow]nothing[/]")
@@ -93,10 +94,9 @@ def search(question: str, tag: str, top: int = 3) -> list[dict[str, Any]]:
 
 def must(condition: bool, what: str) -> None:
     """A demonstration that does not show what it says ends here."""
+    console.print(f"[green]✓[/] {what}\n" if condition else f"[red]✗ {what}[/]")
     if not condition:
-        console.print(f"[red]✗ {what}[/]")
         sys.exit(1)
-    console.print(f"[green]✓[/] {what}\n")
 
 
 @contextmanager
@@ -120,13 +120,15 @@ def freshness(dsn: str, root: Path) -> list[float]:
             path.write_text(path.read_text() + f"\nA remark was added at {time.time_ns()}.\n")
             changed = path.stat().st_mtime
             statement = (
-                "SELECT extract(epoch FROM max(s.settled_at)) FROM documents d JOIN index_state s ON s.document_id = d.id"
+                "SELECT extract(epoch FROM max(s.settled_at))"
+                " FROM documents d JOIN index_state s ON s.document_id = d.id "
                 " WHERE d.external_id = %s AND extract(epoch FROM d.source_modified_at) >= %s"
                 " HAVING bool_and(s.seq >= s.want_seq)"
             )
             deadline = time.monotonic() + 60
             while not (row := connection.execute(statement, [str(path), changed - 0.001]).fetchone()):
-                must(time.monotonic() < deadline, f"{path.name} becomes searchable")
+                if time.monotonic() > deadline:
+                    must(False, f"{path.name} becomes searchable")
                 time.sleep(0.05)
             seconds.append(float(row[0]) - changed)
     return seconds
@@ -161,8 +163,7 @@ def run(home: Path, root: Path) -> None:
 
     hits = 0
     for question, right in QUESTIONS:
-        found = search(question, "staff")
-        hits += any(right.replace(" ", "") in Path(h["external_id"]).stem.replace("-", "") for h in found)
+        hits += right in [Path(h["external_id"]).stem for h in search(question, "staff")]
     console.print(f"  the expected document among the first three: {hits} of {len(QUESTIONS)}\n")
 
     again = penstock("ingest", str(root), "--acl", "staff", "--wait", show="ingest input/ --acl staff --wait   # again")

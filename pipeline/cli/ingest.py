@@ -29,12 +29,27 @@ if TYPE_CHECKING:
     from pipeline.ledger.arrivals import Arrival
     from pipeline.stores.postgres import Pool
 
-Paths = Annotated[list[Path], typer.Argument(help="Folders or files.", show_default=False)]
+
+def _tag(value: str) -> str:
+    if not value.strip() or "\x00" in value:
+        raise typer.BadParameter("a tag cannot be empty: without --acl only you can read what you ingest")
+    return value
+
+
+Paths = Annotated[list[Path], typer.Argument(help="Folders or files.", show_default=False, exists=True)]
 Acl = Annotated[
     list[str] | None,
-    typer.Option("--acl", help="Who may read: a tag, repeatable (any of them). Default: only you, as user:NAME."),
+    typer.Option(
+        "--acl",
+        help="Who may read: a tag, repeatable (any of them). Default: only you, as user:NAME.",
+        parser=_tag,
+        metavar="TAG",
+    ),
 ]
-Required = Annotated[list[str] | None, typer.Option("--required", help="A tag that every reader needs, repeatable.")]
+Required = Annotated[
+    list[str] | None,
+    typer.Option("--required", help="A tag that every reader needs, repeatable.", parser=_tag, metavar="TAG"),
+]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose documents these are.")]
 MassDelete = Annotated[
     bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder is really gone.")
@@ -204,7 +219,7 @@ def _expected(tenant: str, source: str, report: ScanReport) -> dict[UUID, Expect
 
 
 async def _lost(pool: Pool, tenant: str, source: str, report: ScanReport) -> list[str]:
-    """Documents that the checkpoint holds for published and the ledger has never heard of: in a topic still, or lost."""
+    """Documents that the checkpoint calls published and the ledger has never heard of: in a topic still, or lost."""
     from pipeline.ledger.arrivals import known
 
     names = [name for name, _ in report.unchanged]
