@@ -44,7 +44,9 @@ _EXCLUDED = ["utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le",
 
 _WESTERN_LETTERS = frozenset("àâäáãåæçèéêëìíîïñòóôöõøœùúûüÿßÀÂÄÁÃÅÆÇÈÉÊËÌÍÎÏÑÒÓÔÖÕØŒÙÚÛÜŸ")
 _WESTERN_MARKS = frozenset("‘’“”„‚–—…•€£§©®™°«»¿¡·½¼¾×±\xa0")
-_INSIDE_A_WORD = re.compile(r"[^\W\d_][¿¡€£§©®™°«»•½¼¾×±·][^\W\d_]|[a-zß-ÿ][À-ÖØ-ÞŒ]")
+_MISPLACED = re.compile(r"[^\W\d_](?:[¿¡€£§©®™°«»•½¼¾×±·][^\W\d_]|[‚„])|[a-zß-ÿ][À-ÖØ-ÞŒ]")
+_PORTUGUESE = re.compile("ã[oe]|õe", re.I)
+"""Portuguese has these wherever it has ã; Romanian read as Western has the ã alone."""
 MAX_WESTERN_SHARE = 0.2
 
 
@@ -160,4 +162,6 @@ def _looks_western(text: str) -> bool:
     accented = sum(char in _WESTERN_LETTERS for char in high)
     if accented > MAX_WESTERN_SHARE * sum(char.isalpha() for char in text):
         return False
-    return not _INSIDE_A_WORD.search(text)
+    if "ã" in text and not _PORTUGUESE.search(text):
+        return False
+    return not _MISPLACED.search(text)

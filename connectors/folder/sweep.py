@@ -27,6 +27,8 @@ BATCH = 256
 """Files looked up in the checkpoint at once."""
 READERS = 4
 """Files read side by side; the largest readable one takes about 100 MB for a moment."""
+GROUP = 32
+GROUP_BYTES = 1024 * 1024
 FEW = 50
 """As many files never seen before go live; the rest of a large first load goes to the backfill lane."""
 MASS_SHARE = 0.3
@@ -99,11 +101,12 @@ class Sweep:
             await asyncio.gather(*readers, return_exceptions=True)
 
     async def _read_all(self, queue: Iterator[tuple[Candidate, Item]]) -> None:
-        for candidate, item in queue:
-            observed_at = self.clock.stamp()  # before the file is read
-            file = await asyncio.to_thread(read, candidate.path, candidate.stat)
-            await self._changed(candidate, item, file, observed_at)
-            self.on_done(0, 1)
+        while group := _group(queue):
+            stamps = [self.clock.stamp() for _ in group]  # before any of them is read
+            files = await asyncio.to_thread(_read_group, [candidate for candidate, _ in group])
+            for (candidate, item), file, observed_at in zip(group, files, stamps, strict=True):
+                await self._changed(candidate, item, file, observed_at)
+                self.on_done(0, 1)
 
     async def _unread(self, candidate: Candidate, item: Item) -> None:
         """The file is as it was when it was read last."""
@@ -222,6 +225,20 @@ class Sweep:
 
 def _take(entries: Iterator[Candidate | Problem]) -> list[Candidate | Problem]:
     return list(islice(entries, BATCH))
+
+
+def _group(queue: Iterator[tuple[Candidate, Item]]) -> list[tuple[Candidate, Item]]:
+    """The next few to read in one go: a thread's hand-over costs as much as reading a small file."""
+    group: list[tuple[Candidate, Item]] = []
+    size = 0
+    while len(group) < GROUP and size < GROUP_BYTES and (one := next(queue, None)):
+        group.append(one)
+        size += one[0].stat.st_size
+    return group
+
+
+def _read_group(candidates: Sequence[Candidate]) -> list[FileRead]:
+    return [read(candidate.path, candidate.stat) for candidate in candidates]
 
 
 def _unless(known: int) -> str:
