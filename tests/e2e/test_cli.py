@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +37,9 @@ def found(space: Space, query: str, *options: str) -> list[str]:
 
 
 @pytest.fixture
-def working(space: Space) -> Iterator[Space]:
+def working(space: Space) -> Space:
     space.start(*WORKERS)
-    yield space
+    return space
 
 
 @pytest.fixture

@@ -137,7 +137,9 @@ upserts = st.builds(
     st.integers(0, 5), seconds, hashes, hashes, tags,
 )  # fmt: skip
 events = st.one_of(
-    upserts, st.builds(lambda o: Delete(0, at(o)), seconds), st.builds(lambda o, a, r: Access(at(o), a, r), seconds, tags, tags)
+    upserts,
+    st.builds(lambda o: Delete(0, at(o)), seconds),
+    st.builds(lambda o, a, r: Access(at(o), a, r), seconds, tags, tags),
 )  # fmt: skip
 
 
