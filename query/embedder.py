@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedder, Vectors
+from pipeline.settings import EmbeddingSettings
 
 
 @asynccontextmanager
@@ -31,6 +34,17 @@ class QueryEmbedder:
         self._load_seconds = load_seconds
         self._embed_seconds = embed_seconds
         self._loading: asyncio.Task[Embedder] | None = None
+
+    @classmethod
+    def by_settings(cls, settings: EmbeddingSettings, models: Path) -> Self:
+        """models: the folder that converted models are kept in."""
+
+        def load() -> Embedder:
+            from pipeline.embedding.choose import embedder  # slow to import: in the loading thread, if at all
+
+            return embedder(settings, models)
+
+        return cls(load)
 
     def start(self) -> None:
         """Begin to load, unless that is done or under way. Needs a running event loop."""

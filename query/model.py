@@ -90,6 +90,21 @@ class Found:
         return tuple(str(step.facts.get("reason", step.name)) for step in self.steps if step.degraded)
 
 
+def check(query: str, top: int, mode: str) -> str:
+    """The query as it is asked. Raises BadQuery."""
+    # What a terminal may hand over and no store takes: lone surrogates and NUL.
+    text = query.encode("utf-8", "replace").decode().replace("\x00", " ").strip()
+    if not text:
+        raise BadQuery("the query is empty: say what to search for")
+    if len(text) > MAX_QUERY_CHARACTERS:
+        raise BadQuery(f"the query has {len(text)} characters, at most {MAX_QUERY_CHARACTERS} are taken")
+    if not 1 <= top <= MAX_TOP:
+        raise BadQuery(f"top is {top}, must be 1 to {MAX_TOP}")
+    if mode not in MODES:
+        raise BadQuery(f"mode is {mode!r}, must be one of {', '.join(MODES)}")
+    return text
+
+
 def as_json(found: Found) -> dict[str, Any]:
     """The command contract's shape."""
     return {

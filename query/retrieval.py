@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
@@ -27,10 +26,6 @@ from query.embedder import QueryEmbedder, bounded, require_same
 from query.fusion import Ranking, diversify, fuse
 from query.keywords import bm25
 from query.model import (
-    MAX_QUERY_CHARACTERS,
-    MAX_TOP,
-    MODES,
-    BadQuery,
     Candidate,
     Facts,
     Found,
@@ -38,6 +33,7 @@ from query.model import (
     Passage,
     Ranker,
     Result,
+    check,
 )
 from query.steps import Steps
 from query.vectors import Tuning
@@ -208,21 +204,6 @@ class Search:
                     yield connection
 
 
-def check(query: str, top: int, mode: str) -> str:
-    """The query as it is asked. Raises BadQuery."""
-    # What a terminal may hand over and no store takes: lone surrogates and NUL.
-    text = query.encode("utf-8", "replace").decode().replace("\x00", " ").strip()
-    if not text:
-        raise BadQuery("the query is empty: say what to search for")
-    if len(text) > MAX_QUERY_CHARACTERS:
-        raise BadQuery(f"the query has {len(text)} characters, at most {MAX_QUERY_CHARACTERS} are taken")
-    if not 1 <= top <= MAX_TOP:
-        raise BadQuery(f"top is {top}, must be 1 to {MAX_TOP}")
-    if mode not in MODES:
-        raise BadQuery(f"mode is {mode!r}, must be one of {', '.join(MODES)}")
-    return text
-
-
 def _require_one(offers: Mapping[Ranker, _Offer]) -> None:
     """Raise when no store answered."""
     errors = [offer.error for offer in offers.values() if offer.error is not None]
@@ -245,22 +226,14 @@ def _ranked(
 
 
 @asynccontextmanager
-async def open_search(settings: Settings, models: Path, *, start_model: bool = True) -> AsyncIterator[Search]:
-    """A Search by the settings. models: the folder that converted models are kept in. start_model: load the model at
-    once, while the connections are opened; else with the first query that needs it."""
-
-    def load() -> Embedder:
-        from pipeline.embedding.choose import embedder  # slow to import: in the loading thread, if at all
-
-        return embedder(settings.embedding, models)
-
-    query_embedder = QueryEmbedder(load)
+async def open_search(settings: Settings, query_embedder: QueryEmbedder | None) -> AsyncIterator[Search]:
+    """A Search on connections of its own, closed at the end together with the embedder. Raises Retryable when Postgres
+    cannot be reached."""
     es = connect(settings.elasticsearch)
     try:
-        if start_model:
-            query_embedder.start()
         async with open_pool(settings.postgres) as pool:
             yield Search(pool, es, query_embedder)
     finally:
-        await query_embedder.aclose()
+        if query_embedder is not None:
+            await query_embedder.aclose()
         await es.close()

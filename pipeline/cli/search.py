@@ -64,10 +64,19 @@ async def _search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode
 ) -> tuple[Caller, Found]:
     from pipeline.settings import dist, load
-    from query.retrieval import check, open_search
+    from query.embedder import QueryEmbedder
+    from query.model import check
 
     check(query, top, mode)
-    async with open_search(load(), dist() / "models", start_model=mode != "keyword") as library:
+    settings = load()
+    embedder = None
+    if mode != "keyword":
+        embedder = QueryEmbedder.by_settings(settings.embedding, dist() / "models")
+        embedder.start()  # loads while the clients are imported and connected
+        await asyncio.sleep(0)
+    from query.retrieval import open_search
+
+    async with open_search(settings, embedder) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
         return caller, await library.search(query, caller, top=top, mode=mode)
 

@@ -115,27 +115,43 @@ class Story:
 async def find(connection: Connection, tenant: str, names: Sequence[str]) -> list[tuple[Identity, str | None]]:
     """The documents that one of these names means, with their titles; at most CANDIDATES_SHOWN.
 
-    A name is an id, an external id (``source/external_id`` too) or a URL. Where none is one exactly: the end of an
-    external id, or a title.
+    A name is an id or an external id (``source/external_id`` too). Where none is one: a URL, a title, or the end of an
+    external id.
     """
-    exact = """
-        SELECT id, tenant, source, external_id, title FROM documents
-        WHERE tenant = %(tenant)s AND (id::text = ANY(%(names)s) OR external_id = ANY(%(names)s)
-            OR source_url = ANY(%(names)s) OR source || '/' || external_id = ANY(%(names)s))
-    """
-    loose = """
-        SELECT id, tenant, source, external_id, title FROM documents
-        WHERE tenant = %(tenant)s AND (lower(title) = ANY(%(lower)s) OR EXISTS (
-            SELECT FROM unnest(%(names)s::text[]) n WHERE right(external_id, length(n)) = n))
-    """
-    for statement in (exact, loose):
+    qualified = [tuple(name.split("/", 1)) for name in names if "/" in name]
+    values = {
+        "tenant": tenant, "names": list(names), "lower": [n.lower() for n in names], "limit": CANDIDATES_SHOWN,
+        "ids": [id_ for id_ in map(_uuid, names) if id_ is not None],
+        "sources": [source for source, _ in qualified], "rests": [rest for _, rest in qualified],
+    }  # fmt: skip
+    for condition in (_INDEXED, _SCANNED):
         cursor = await connection.execute(
-            (statement + " ORDER BY source, external_id LIMIT %(limit)s").encode(),
-            {"tenant": tenant, "names": list(names), "lower": [n.lower() for n in names], "limit": CANDIDATES_SHOWN},
+            "SELECT id, tenant, source, external_id, title FROM documents"
+            f" WHERE tenant = %(tenant)s AND ({condition}) ORDER BY source, external_id LIMIT %(limit)s".encode(),
+            values,
         )
         if rows := await cursor.fetchall():
             return [(Identity(*identity), title) for *identity, title in rows]
     return []
+
+
+_INDEXED = """
+    id = ANY(%(ids)s::uuid[]) OR external_id = ANY(%(names)s) OR (external_id = ANY(%(rests)s)
+        AND EXISTS (SELECT FROM unnest(%(sources)s::text[], %(rests)s::text[]) n (source, rest)
+                    WHERE n.source = documents.source AND n.rest = external_id))
+"""
+_SCANNED = """
+    source_url = ANY(%(names)s) OR lower(title) = ANY(%(lower)s)
+        OR EXISTS (SELECT FROM unnest(%(names)s::text[]) n WHERE right(external_id, length(n)) = n)
+"""
+"""A second on two million documents: people ask this one at a time."""
+
+
+def _uuid(name: str) -> UUID | None:
+    try:
+        return UUID(name)
+    except ValueError:
+        return None
 
 
 async def tell(connection: Connection, document: UUID) -> Story:
