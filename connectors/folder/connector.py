@@ -10,6 +10,7 @@ from pathlib import Path
 from connectors.checkpoint import Checkpoint
 from connectors.clock import Clock
 from connectors.folder.options import FolderOptions
+from connectors.folder.policy import is_skipped
 from connectors.folder.sweep import Sweep
 from connectors.folder.walk import is_within, root_problem
 from connectors.folder.watch import Hints
@@ -29,7 +30,7 @@ class FolderConnector:
     def __init__(
         self, roots: Sequence[Path], *, options: FolderOptions, producer: Producer, checkpoint: Checkpoint
     ) -> None:
-        """roots: folders, and files named themselves. A folder within another root is swept with that one."""
+        """roots: folders, and files named themselves. What lies within another root is swept with that one."""
         self._roots = _outermost(os.path.realpath(root) for root in roots)
         self._options = options
         self._producer = producer
@@ -100,9 +101,9 @@ class FolderConnector:
 
 
 def _outermost(roots: Iterable[str]) -> list[str]:
-    """Without those that another one holds."""
+    """Without those that another one's listing finds anyway."""
     found: list[str] = []
     for root in sorted(set(roots)):
-        if not any(is_within(root, outer) for outer in found):
+        if not any(is_within(root, outer) and not is_skipped(root, outer) for outer in found):
             found.append(root)
     return found

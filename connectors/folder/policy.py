@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat as modes
 import tomllib
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,11 @@ MAX_BYTES = 1024 * 1024
 
 SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
 """Hidden names, what programs leave behind, and what editors and downloads write in passing."""
+
+
+def is_skipped(path: str, root: str) -> bool:
+    """Whether a name on the way from the root to the path is one that is skipped by default."""
+    return path != root and any(SKIPPED.fullmatch(name) for name in os.path.relpath(path, root).split("/"))
 
 
 class PolicyError(Exception):
@@ -87,6 +93,8 @@ def _read(path: str) -> bytes | None:
         raise PolicyError(f"cannot be read ({error.strerror})") from error
     try:
         with open(descriptor, "rb") as file:
+            if not modes.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PolicyError("is no regular file")
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise PolicyError(f"cannot be read ({error.strerror})") from error

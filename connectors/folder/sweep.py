@@ -181,15 +181,17 @@ class Sweep:
     async def _delete_gone(self, walk: Walk, started: datetime) -> None:
         """What a completed listing did not find. Not where the listing failed, and not much at once unconfirmed."""
         tenant, source = self.options.tenant, self.options.source
+        observed_at = self.clock.stamp()
+        gone = [
+            row async for row in self.checkpoint.unseen(tenant, source, self.target, started) if _is_gone(row, walk)
+        ]
+        if not gone:
+            return
         known = await self.checkpoint.count(tenant, source, self.root)
         confirmed = self.options.allow_mass_delete
         if known and not confirmed and await asyncio.to_thread(self._looks_lost, walk):
             self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(known)}")
             return
-        observed_at = self.clock.stamp()
-        gone = [
-            row async for row in self.checkpoint.unseen(tenant, source, self.target, started) if _is_gone(row, walk)
-        ]
         published = [(row.external_id, row.version) for row in gone if row.version is not None]
         if len(published) > max(MASS_COUNT, MASS_SHARE * known) and not confirmed:
             self._problem(

@@ -11,7 +11,7 @@ from typing import Self
 
 from watchfiles import Change, awatch
 
-from connectors.folder.policy import FILE, SKIPPED
+from connectors.folder.policy import FILE, is_skipped
 from connectors.folder.walk import is_within
 from connectors.protocol import Problem
 
@@ -108,8 +108,7 @@ class Hints:
             if path in (root, os.path.join(os.path.dirname(root), FILE)):
                 return True
             if is_within(path, root):
-                names = os.path.relpath(path, root).split("/")
-                return not any(SKIPPED.fullmatch(name) for name in names[:-1]) and (
-                    names[-1] == FILE or not SKIPPED.fullmatch(names[-1])
-                )
+                folder, name = os.path.split(path)
+                if not is_skipped(folder if name == FILE else path, root):
+                    return True
         return False

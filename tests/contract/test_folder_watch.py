@@ -1,0 +1,136 @@
+"""Watching a folder: changes come by themselves, and what was not heard is found by the next scan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.folder.watch import Hints
+from connectors.protocol import ScanReport
+from deploy.local.stack import Stack
+from tests.folder_kit import Desk, codes, desk_in, own_database
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture(scope="module")
+def dsn(stack: Stack) -> Iterator[str]:
+    with own_database(stack) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path, dsn) as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def watching(desk: Desk, *roots: Path, **options: Any) -> AsyncIterator[list[ScanReport]]:
+    stop, reports = asyncio.Event(), list[ScanReport]()
+    task = asyncio.create_task(desk.connector(*roots, **options).watch(stop, reports.append))
+    try:
+        await asyncio.sleep(0.5)  # the watch is set up
+        yield reports
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+async def until(holds: Callable[[], bool], within_seconds: float = 20) -> None:
+    async with asyncio.timeout(within_seconds):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
+    desk.write("a.txt", "one")
+    desk.write("gone.txt")
+    async with watching(desk):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        desk.recorder.take()
+        desk.write("a.txt", "two")
+        desk.write("new/deep/b.txt")  # a folder that was not watched when it was made
+        (desk.root / "gone.txt").unlink()
+        await until(lambda: len(desk.recorder.sent) == 3)
+        assert desk.names(desk.recorder.take()) == [
+            ("deleted", "gone.txt"), ("upserted", "a.txt"), ("upserted", "new/deep/b.txt"),
+        ]  # fmt: skip
+        (desk.root / "new").rename(desk.root / "newer")
+        await until(lambda: len(desk.recorder.sent) == 2)
+        assert desk.names(desk.recorder.take()) == [
+            ("deleted", "new/deep/b.txt"), ("upserted", "newer/deep/b.txt"),
+        ]  # fmt: skip
+
+
+async def test_new_rules_of_access_are_obeyed(desk: Desk) -> None:
+    desk.write("hr/a.txt")
+    desk.write("b.txt")
+    async with watching(desk):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        desk.recorder.take()
+        rules = desk.write("hr/.penstock.toml", 'acl = ["hr"]')
+        await until(lambda: len(desk.recorder.sent) == 1)
+        assert [event.acl_tags for event in desk.recorder.take()] == [["hr"]]
+        rules.unlink()
+        await until(lambda: len(desk.recorder.sent) == 1)
+        assert [event.acl_tags for event in desk.recorder.take()] == [["staff"]]
+
+
+async def test_a_named_file_is_watched_through_being_replaced(desk: Desk) -> None:
+    path = desk.write("a.txt", "one")
+    async with watching(desk, path):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        desk.write("b.txt")
+        desk.write("a.tmp", "two").replace(path)  # as editors save
+        await until(lambda: len(desk.recorder.sent) == 2)
+    assert [event.content for event in desk.recorder.take()] == ["one", "two"]
+
+
+async def test_what_was_not_heard_is_found_by_the_next_scan(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hints, "_concerns", lambda *_: False)
+    desk.write("a.txt", "one")
+    async with watching(desk, scan_interval_seconds=0.5):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        desk.write("a.txt", "three")
+        await until(lambda: len(desk.recorder.sent) == 2)
+
+
+async def test_an_outage_is_told_once_and_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.folder.connector.RETRY_SECONDS", 0.1)
+    desk.write("a.txt")
+    desk.recorder.lose_from = 0
+    async with watching(desk) as reports:
+        await until(lambda: len(reports) == 1)
+        await asyncio.sleep(0.5)
+        assert [codes(report.problems) for report in reports] == [["unavailable"]]
+        desk.recorder.lose_from = None
+        await until(lambda: len(desk.recorder.sent) == 1)
+        await until(lambda: len(reports) == 2)
+        assert (len(reports[1].published), reports[1].problems) == (1, [])
+
+
+async def test_a_folder_that_comes_later_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.folder.watch.RESTART_SECONDS", 0.2)
+    late = desk.root / "late"
+    async with watching(desk, late, scan_interval_seconds=1) as reports:
+        await until(lambda: bool(reports))
+        assert "missing" in codes(reports[0].problems)
+        desk.write("late/a.txt")
+        await until(lambda: len(desk.recorder.sent) == 1)
+
+
+async def test_hints_name_the_smallest_part_to_look_at(tmp_path: Path) -> None:
+    async with Hints(["/r", "/s/f.txt"]) as hints:
+        hints._changed = {"/r/a", "/r/a/b", "/r/c/.penstock.toml", "/r/c/d", "/s/f.txt", "/elsewhere"}
+        assert await hints.next(asyncio.Event(), 0) == [("/r", "/r/a"), ("/r", "/r/c"), ("/s/f.txt", "/s/f.txt")]
+        hints._changed = {"/s/.penstock.toml"}
+        assert await hints.next(asyncio.Event(), 0) == [("/s/f.txt", "/s/f.txt")]
+        hints._changed = {f"/r/{n}" for n in range(1000)}
+        assert await hints.next(asyncio.Event(), 0) is None
+        assert await hints.next(asyncio.Event(), 0) is None
