@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka.helpers import create_ssl_context
@@ -29,9 +30,14 @@ def security(kafka: KafkaSettings) -> dict[str, Any]:
     return options
 
 
-def producer(kafka: KafkaSettings) -> Producer:
-    """A producer, not started: use it as an async context manager."""
-    return Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka))
+@asynccontextmanager
+async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
+    """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away."""
+    try:
+        async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka)) as started:
+            yield started
+    except NotDelivered as error:
+        raise Retryable(str(error)) from error
 
 
 async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:
