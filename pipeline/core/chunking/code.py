@@ -171,6 +171,9 @@ class _Walk:
             self.members(definition, depth + 1, path, prefix, glued=True)
             return
         first = next((c.start_point.row for c in body.named_children), body.start_point.row)
+        remarks = (c for c in definition.children if "comment" in c.type and c.end_byte <= body.start_byte)
+        # A remark above the first member is the member's: every chunk of the definition would change with it.
+        first = min([first, *(c.start_point.row for c in remarks if c.start_point.row > definition.start_point.row)])
         signature = self._signature(definition.start_point.row, first)
         self.members(body, depth + 1, path, (*prefix, signature) if signature else prefix, glued=True)
 
