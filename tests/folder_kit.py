@@ -34,10 +34,14 @@ class Recorder(Producer):
         self.sent: list[tuple[str, Any]] = []
         self.lose_from: int | None = None
         """From this many messages on, none is acknowledged."""
+        self.held: list[Delivery] | None = None
+        """If a list: deliveries are left open, in it."""
 
     async def send(self, topic: Topic, message: AnyMessage, traceparent: str | None = None) -> Delivery:
         delivery: Delivery = asyncio.get_running_loop().create_future()
-        if self.lose_from is not None and len(self.sent) >= self.lose_from:
+        if self.held is not None:
+            self.held.append(delivery)
+        elif self.lose_from is not None and len(self.sent) >= self.lose_from:
             delivery.set_exception(DeliveryUnknown("Kafka has not acknowledged it"))
             delivery.exception()
         else:

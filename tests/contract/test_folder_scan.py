@@ -15,10 +15,13 @@ from connectors.checkpoint import Checkpoint, Item
 from connectors.folder import sweep as sweep_module
 from connectors.folder.connector import FolderConnector, FolderOptions
 from connectors.folder.walk import Candidate
+from connectors.publisher import Publisher
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.folder_kit import Desk, codes, desk_in, own_database
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.producer import DeliveryUnknown
+from topics.registry import DOCUMENTS_LIVE
 
 pytestmark = pytest.mark.stack
 
@@ -64,8 +67,14 @@ async def test_unchanged_files_are_not_even_read(desk: Desk, monkeypatch: pytest
     assert sorted(second.unchanged) == sorted((p.external_id, p.version) for p in first.published)
 
 
-async def test_a_file_changed_just_now_is_read_again(desk: Desk) -> None:
+async def test_a_file_changed_just_now_is_read_again(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the file system's step of time an edit may leave size and times as they were."""
+
+    def without_ctime(stat: os.stat_result) -> dict[str, int]:
+        return {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+    monkeypatch.setattr(sweep_module, "describe", without_ctime)
+    monkeypatch.setattr("connectors.folder.read.describe", without_ctime)
     path = desk.write("a.txt", "one")
     stat = path.stat()
     await desk.scan()
@@ -360,6 +369,23 @@ async def test_without_an_acknowledgement_the_checkpoint_stays(desk: Desk) -> No
     assert len(acknowledged) == 100
     assert len(again) == 200  # what was acknowledged is not published again, and nothing is lost
     assert len(acknowledged | again) == len(report.published) + len(report.unchanged) == 300
+
+
+async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: Desk) -> None:
+    publisher = Publisher(desk.recorder, desk.checkpoint, tenant=desk.tenant, source="folder", scope="/r")
+    desk.recorder.held = []
+    for n in range(3):
+        event = DocumentDeleted(
+            tenant=desk.tenant, source="folder", external_id=f"/r/{n}", observed_at=datetime.now(UTC)
+        )
+        await publisher.publish(DOCUMENTS_LIVE, event, Item(f"/r/{n}", 1))
+    first, second, _ = desk.recorder.held
+    second.set_result(None)
+    first.set_exception(DeliveryUnknown("Kafka has not acknowledged it"))
+    with pytest.raises(Retryable):
+        await publisher.settle()
+    await publisher.abandon()
+    assert set(await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])) == {"/r/1"}
 
 
 async def test_ten_thousand_tiny_files(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.extract import Unreadable, extract
@@ -96,6 +96,7 @@ def test_binary_under_a_text_name(data: bytes) -> None:
     assert refused(data) == "binary"
 
 
+@settings(deadline=None)  # a PDF starts a process
 @given(st.binary(max_size=4000))
 def test_any_bytes_give_text_or_a_reason(data: bytes) -> None:
     text = outcome(data)
