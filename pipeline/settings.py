@@ -143,7 +143,7 @@ class StreamSettings(_Settings):
     batch_size: int = 32
     """Most records that a lane works on at once."""
     batch_wait_seconds: float = 0.02
-    lane_queue: int = 128
+    lane_queue: int = 64
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1
     """Share of a busy lane's work kept for backfill, so that neither starves."""

@@ -125,16 +125,17 @@ class Space:
     def _await_ready(self, name: str) -> None:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
-            assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)}"
+            assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
             try:
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/readyz", timeout=2):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
-        raise AssertionError(f"{name} did not become ready:\n{self.log(name)}")
+        raise AssertionError(f"{name} did not become ready:\n{self.log(name)[-4000:]}")
 
     def log(self, name: str) -> str:
-        return (self.home / f"{name}.log").read_text()[-4000:]
+        """Everything that a worker and its predecessors of that name have written."""
+        return (self.home / f"{name}.log").read_text()
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a machine that loses power would."""

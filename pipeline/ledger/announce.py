@@ -46,7 +46,7 @@ async def ready(
     connection: Connection, ids: Collection[UUID] | None = None, *, limit: int = 1000
 ) -> list[Announcement]:
     """What can be announced, among these documents or (None) all of them."""
-    query = _READY + (" AND d.id = ANY(%s)" if ids is not None else " AND d.id IS NOT NULL")
+    query = _READY + (" AND d.id = ANY(%s)" if ids is not None else "")
     cursor = await connection.execute(
         query + " ORDER BY d.seq LIMIT %s", [*([list(ids)] if ids is not None else []), limit]
     )

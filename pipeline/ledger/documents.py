@@ -173,7 +173,7 @@ async def write(
     The caller holds the rows' locks and, where anything draws a number, the shared generations lock. ``grace_seconds``:
     how long the sweeper leaves the new work to the hints.
     """
-    drawing = [a for a in accepted if a.draws_seq]
+    drawing = sorted((a for a in accepted if a.draws_seq), key=lambda a: a.identity.id)  # the sinks' lock order
     drawn = await draw_seqs(connection, [a.before for a in drawing]) if drawing else []
     seqs = {a.identity.id: seq for a, seq in zip(drawing, drawn, strict=True)}
     access = await intern_access(
@@ -199,9 +199,9 @@ async def write(
                 _WANT,
                 [
                     (a.identity.id, generation.name, store, seqs[a.identity.id], grace_seconds * _PATIENCE[a.lane])
-                    for a in drawing
                     for generation in generations
                     for store in STORES
+                    for a in drawing
                 ],
             )
         history = [

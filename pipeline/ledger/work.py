@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.core.model import Lane, Manifest, Store
+from pipeline.core.model import Lane, Manifest, Span, Store
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import Connection
 
@@ -19,7 +19,6 @@ class Work:
 
     identity: Identity
     want_seq: int
-    seq: int
     wanted: bool
     """Alive and readable by somebody; otherwise nothing of it shall stand in the store."""
     content_hash: bytes | None
@@ -44,8 +43,9 @@ class Work:
         return self.manifest.chunk_ids if self.wanted and self.manifest else ()
 
     @property
-    def settled(self) -> bool:
-        return self.seq >= self.want_seq
+    def spans(self) -> dict[UUID, tuple[Span, ...]]:
+        """Where each wanted chunk stands in the text."""
+        return dict(zip(self.chunk_ids, self.manifest.spans, strict=True)) if self.wanted and self.manifest else {}
 
     @property
     def needs_chunking(self) -> bool:
@@ -54,7 +54,7 @@ class Work:
 
 
 _WORK = """
-    SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, s.seq, d.deleted_at IS NULL AND d.version IS NOT NULL,
+    SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, d.deleted_at IS NULL AND d.version IS NOT NULL,
         d.content_hash, d.access_id, a.acl_tags, a.required_tags, d.title, d.source_url, d.author, d.media_type,
         d.source_modified_at, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
         m.content_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
@@ -62,21 +62,21 @@ _WORK = """
     JOIN documents d ON d.id = s.document_id
     LEFT JOIN access_sets a ON a.id = d.access_id
     LEFT JOIN manifests m ON m.document_id = s.document_id AND m.generation = s.generation
-    WHERE s.generation = %s AND s.store = %s AND s.document_id = ANY(%s)
+    WHERE s.generation = %s AND s.store = %s AND s.document_id = ANY(%s) AND s.seq < s.want_seq
     ORDER BY d.id
 """
 
 
 async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
-    """The current work of these documents, settled ones included, in the order of their ids. One statement, so that
-    what is wanted and want_seq belong together."""
+    """The work still to do for these documents, in the order of their ids; settled ones are absent. One statement, so
+    that what is wanted and want_seq belong together."""
     cursor = await connection.execute(_WORK, [generation, store, list(ids)])
     return [_work(row) for row in await cursor.fetchall()]
 
 
 def _work(row: tuple[Any, ...]) -> Work:
     (
-        id_, tenant, source, external_id, want_seq, seq, alive, content_hash, access_id, acl, required, title,
+        id_, tenant, source, external_id, want_seq, alive, content_hash, access_id, acl, required, title,
         source_url, author, media_type, modified, lane, claimed, confirmed, hashes, refused, attempts,
         cut_from, chunk_ids, token_counts, spans, headings,
     ) = row  # fmt: skip
@@ -90,18 +90,22 @@ def _work(row: tuple[Any, ...]) -> Work:
             tuple(tuple(path) for path in headings),
         )
     return Work(
-        Identity(id_, tenant, source, external_id), want_seq, seq, bool(alive and acl), content_hash, access_id,
+        Identity(id_, tenant, source, external_id), want_seq, bool(alive and acl), content_hash, access_id,
         tuple(acl or ()), tuple(required or ()), title or "", source_url, author, media_type or "text/plain", modified,
         manifest, lane, tuple(claimed), dict(zip(confirmed, hashes, strict=True)), tuple(refused), attempts,
     )  # fmt: skip
 
 
-async def bodies(connection: Connection, ids: Collection[UUID]) -> dict[UUID, tuple[str, dict[str, object]]]:
-    """Normalised text and metadata of documents."""
+async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, tuple[str, dict[str, object]]]:
+    """Normalised text and metadata of documents, as far as the text is still the one that their manifests were cut
+    from: a document that changed since it was loaded is absent (its spans would cut the new text wrongly)."""
+    hashes = {w.identity.id: w.content_hash for w in works}
     cursor = await connection.execute(
-        "SELECT document_id, text, metadata FROM document_bodies WHERE document_id = ANY(%s)", [list(ids)]
+        "SELECT b.document_id, b.text, b.metadata, d.content_hash FROM document_bodies b"
+        " JOIN documents d ON d.id = b.document_id WHERE b.document_id = ANY(%s)",
+        [list(hashes)],
     )
-    return {id_: (text, metadata) for id_, text, metadata in await cursor.fetchall()}
+    return {id_: (text, data) for id_, text, data, digest in await cursor.fetchall() if digest == hashes[id_]}
 
 
 async def lock_wants(connection: Connection, generation: str, store: Store, ids: Sequence[UUID]) -> dict[UUID, int]:
@@ -129,19 +133,35 @@ async def settle_vectors(
 async def claim(
     connection: Connection, generation: str, claims: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> set[UUID]:
-    """Before writing to Elasticsearch: add chunk ids to what may stand there, for each (document, want_seq, chunk ids),
-    unless the document's want_seq has moved. Returns the documents that were claimed."""
+    """Before writing to Elasticsearch, for each (document, want_seq, ids of all chunks to be written or deleted): they
+    may stand there in any form from now on, so they become claimed and are confirmed no more. Skips a document whose
+    want_seq has moved; returns those that were claimed."""
     claimed: set[UUID] = set()
     for id_, want_seq, chunk_ids in claims:
         cursor = await connection.execute(
-            "UPDATE index_state SET claimed = ARRAY(SELECT unnest(claimed) UNION SELECT unnest(%s::uuid[]))"
-            " WHERE document_id = %s AND generation = %s AND store = 'keywords' AND want_seq = %s"
-            " RETURNING document_id",
-            [list(chunk_ids), id_, generation, want_seq],
+            f"""
+            UPDATE index_state s SET
+                claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
+                confirmed = kept.ids, confirmed_hashes = kept.hashes
+            FROM {_KEPT} kept
+            WHERE s.document_id = %(document)s AND s.generation = %(generation)s AND s.store = 'keywords'
+              AND s.want_seq = %(seq)s
+            RETURNING s.document_id
+            """,
+            {"ids": list(chunk_ids), "seq": want_seq, "document": id_, "generation": generation},
         )
         if await cursor.fetchone():
             claimed.add(id_)
     return claimed
+
+
+_KEPT = """(
+    SELECT coalesce(array_agg(c.id), '{}') AS ids, coalesce(array_agg(c.hash), '{}') AS hashes
+    FROM index_state i, unnest(i.confirmed, i.confirmed_hashes) AS c (id, hash)
+    WHERE i.document_id = %(document)s AND i.generation = %(generation)s AND i.store = 'keywords'
+      AND c.id <> ALL (%(ids)s::uuid[])
+)"""
+"""What stays confirmed of a document without the chunks named."""
 
 
 async def confirm_keywords(
@@ -165,19 +185,14 @@ async def confirm_keywords(
 async def reopen_keywords(
     connection: Connection, generation: str, late: Sequence[tuple[UUID, int, Sequence[UUID]]]
 ) -> None:
-    """My writes landed after somebody newer: for each (document, my seq, chunk ids that I wrote) put the ids back into
-    claimed, forget their confirmation and lower the reached seq, so that the document converges once more."""
+    """My operations may have landed after somebody newer's: for each (document, my seq, ids that I wrote or deleted)
+    put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges again."""
     await connection.cursor().executemany(
-        """
+        f"""
         UPDATE index_state s SET
             claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
             confirmed = kept.ids, confirmed_hashes = kept.hashes, seq = least(s.seq, %(seq)s)
-        FROM (
-            SELECT coalesce(array_agg(c.id), '{}') AS ids, coalesce(array_agg(c.hash), '{}') AS hashes
-            FROM index_state i, unnest(i.confirmed, i.confirmed_hashes) AS c (id, hash)
-            WHERE i.document_id = %(document)s AND i.generation = %(generation)s AND i.store = 'keywords'
-              AND c.id <> ALL (%(ids)s::uuid[])
-        ) kept
+        FROM {_KEPT} kept
         WHERE s.document_id = %(document)s AND s.generation = %(generation)s AND s.store = 'keywords'
         """,
         [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],
@@ -226,16 +241,18 @@ class Due:
 
 
 async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[Due]:
-    """Take pending work whose time has come, each (document, generation) once, and put it off so that the next sweep
-    does not take it again at once."""
+    """Take pending work whose time has come, each (document, generation) once, and put it off: by again_in_seconds, or
+    by as long as it has been pending already (what waits in a long queue is not hinted over and over)."""
     cursor = await connection.execute(
         """
         WITH taken AS (
             SELECT document_id, generation, store FROM index_state
             WHERE seq < want_seq AND next_at <= clock_timestamp()
+              AND generation IN (SELECT name FROM generations WHERE state <> 'retired')
             ORDER BY next_at LIMIT %s FOR UPDATE SKIP LOCKED
         ), put_off AS (
-            UPDATE index_state s SET next_at = clock_timestamp() + make_interval(secs => %s)
+            UPDATE index_state s SET next_at = clock_timestamp()
+                + greatest(make_interval(secs => %s), clock_timestamp() - s.pending_since)
             FROM taken t
             WHERE (s.document_id, s.generation, s.store) = (t.document_id, t.generation, t.store)
             RETURNING s.document_id, s.generation

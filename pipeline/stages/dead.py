@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import UTC, datetime
 
 import structlog
@@ -13,13 +14,14 @@ from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from topics.producer import Producer
-from topics.registry import DEAD_LETTERS
+from topics.registry import DEAD_LETTERS, MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
 
 class DeadLetters:
-    """Law: after ``bury`` returns, the record is on the dead letter topic, and listed; repeats are listed once."""
+    """Law: after ``bury`` returns, the record is on the dead letter topic, and listed; repeats are listed once. Of a
+    value larger than any message of the contract only size and digest are kept."""
 
     def __init__(self, pool: Pool, producer: Producer, metrics: Metrics) -> None:
         self._pool = pool
@@ -41,7 +43,12 @@ class DeadLetters:
             ("__connect.errors.exception.message", message[:500].encode()),
             ("penstock.failed.at", now.encode()),
         ]
-        await deliver([self._producer.send_raw(DEAD_LETTERS, record.key, record.value, headers)])
+        value = record.value
+        if len(value or b"") > MAX_MESSAGE_BYTES:  # a broker limits compressed batches: larger records can come in
+            value = None
+            headers.append(("penstock.value.bytes", str(len(record.value or b"")).encode()))
+            headers.append(("penstock.value.sha256", hashlib.sha256(record.value or b"").hexdigest().encode()))
+        await deliver([self._producer.send_raw(DEAD_LETTERS, record.key, value, headers)])
         tenant, source, external_id = _named(record.key)
         with translated("dead letters"):
             async with self._pool.connection() as connection:

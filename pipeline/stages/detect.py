@@ -30,7 +30,7 @@ from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
 from pipeline.telemetry import Metrics
 from topics.codec import BadMessage, decode
-from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
@@ -62,12 +62,7 @@ def read_event(record: Incoming, *, now: datetime) -> Arrival:
         raise Poison(error.code, str(error)) from error
     if not isinstance(message, DocumentEvent):
         raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
-    if record.key != message.key.encode():
-        raise Poison(
-            "wrong_key", "the record's key is not tenant/source/external_id of its message: order would be lost"
-        )
-    if message.observed_at > now + MAX_AHEAD:
-        raise Poison("from_the_future", f"observed_at {message.observed_at.isoformat()} is ahead of our clock")
+    check_record(record, message, now=now)
     identity = Identity(
         document_id(message.tenant, message.source, message.external_id),
         message.tenant, message.source, message.external_id,
@@ -81,6 +76,14 @@ def read_event(record: Incoming, *, now: datetime) -> Arrival:
             return Arrival(identity, Access(message.observed_at, *tags), message.kind, record.lane)
         case DocumentUpserted():
             return _upsert(identity, message, record.lane)
+
+
+def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> None:
+    """The record's key and its observed_at keep the order of events. Raises Poison."""
+    if record.key != message.key.encode():
+        raise Poison("wrong_key", "the record's key is not the one of its message: order would be lost")
+    if message.observed_at > now + MAX_AHEAD:
+        raise Poison("from_the_future", f"observed_at {message.observed_at.isoformat()} is ahead of our clock")
 
 
 def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arrival:
@@ -284,6 +287,7 @@ def _accepted(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
             arrival.lane,
         )
         for arrival, step in folded.steps
+        if step.outcome != "duplicate"  # a retry is no event
     )
     return Accepted(
         folded.identity,

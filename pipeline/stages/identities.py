@@ -1,12 +1,14 @@
-"""identities: a principal's full set of groups, the newest observation wins."""
+"""identities: a principal's full set of groups; the newest observation wins, at a tie the narrower."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from pipeline.core.errors import Poison
 from pipeline.core.model import Lane
 from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import check_record
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.codec import BadMessage, decode
@@ -39,8 +41,10 @@ class Identities:
                 await connection.cursor().executemany(
                     "INSERT INTO memberships AS m (tenant, source, principal, groups, observed_at)"
                     " VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source) DO UPDATE"
-                    " SET groups = excluded.groups, observed_at = excluded.observed_at"
-                    " WHERE excluded.observed_at > m.observed_at",
+                    " SET observed_at = excluded.observed_at, groups = CASE"
+                    " WHEN excluded.observed_at > m.observed_at THEN excluded.groups"
+                    " ELSE ARRAY(SELECT unnest(m.groups) INTERSECT SELECT unnest(excluded.groups)) END"
+                    " WHERE excluded.observed_at >= m.observed_at",
                     rows,
                 )
 
@@ -54,5 +58,6 @@ def _identity(record: Incoming) -> IdentityChanged:
     except BadMessage as error:
         raise Poison(error.code, str(error)) from error
     if isinstance(message, IdentityChanged):
+        check_record(record, message, now=datetime.now(UTC))
         return message
     raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")

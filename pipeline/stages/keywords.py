@@ -7,7 +7,7 @@ defeats a worker that was paused between its check and its write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -24,8 +24,8 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
+from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming
-from pipeline.stages.vectors import by_generation, set_aside
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
@@ -44,7 +44,12 @@ class _Plan:
 
     @property
     def touched(self) -> tuple[UUID, ...]:
-        return tuple(w.id for w in self.writes if w.body is not None)
+        """Every chunk that is written or deleted."""
+        return tuple(w.id for w in self.writes)
+
+    @property
+    def written(self) -> int:
+        return sum(w.body is not None for w in self.writes)
 
 
 class KeywordSink:
@@ -57,7 +62,7 @@ class KeywordSink:
         self,
         pool: Pool,
         keywords: Keywords,
-        generations: Mapping[str, Generation],
+        generations: Callable[[], Awaitable[Mapping[str, Generation]]],
         chunker: Chunker,
         announcer: Announcer,
         dead: DeadLetters,
@@ -67,15 +72,18 @@ class KeywordSink:
     ) -> None:
         self._pool = pool
         self._keywords = keywords
-        self._generations = generations
+        self._generations = Generations(generations)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
+        self._unfinished: dict[tuple[str, UUID], tuple[int, tuple[UUID, ...]]] = {}
+        """(generation, document) → (seq, chunk ids) whose operations were sent and never confirmed: a bulk of unknown
+        outcome may land after somebody newer has settled, so they are reopened before anything else."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        for generation, ids in by_generation(batch, self._generations):
+        for generation, ids in await self._generations.sort(batch):
             await self.converge(generation, ids)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
@@ -88,23 +96,43 @@ class KeywordSink:
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         """Make the index equal to the ledger for these documents. Raises Retryable."""
+        await self._reopen(generation, ids)
         aside: set[UUID] = set()
         while plans := await self._plan(generation, [i for i in ids if i not in aside]):
             aside |= await self._apply(generation, plans)
         await self._announcer.announce(ids)
 
+    async def _reopen(self, generation: Generation, ids: Sequence[UUID]) -> None:
+        late = {i: self._unfinished[generation.name, i] for i in ids if (generation.name, i) in self._unfinished}
+        if not late:
+            return
+        with translated("keywords"):
+            async with self._pool.connection() as connection, connection.transaction():
+                wants = await work.lock_wants(connection, generation.name, "keywords", list(late))
+                await work.reopen_keywords(
+                    connection,
+                    generation.name,
+                    [(i, seq, touched) for i, (seq, touched) in late.items() if wants.get(i) != seq],
+                )
+        for i in late:
+            del self._unfinished[generation.name, i]
+
     async def _plan(self, generation: Generation, ids: Sequence[UUID]) -> list[_Plan]:
         with translated("keywords"):
             async with self._pool.connection() as connection:
-                found = [w for w in await work.load(connection, generation.name, "keywords", ids) if not w.settled]
+                found = await work.load(connection, generation.name, "keywords", ids)
                 found = await self._chunker.complete(connection, generation, found, "keywords")
-                bodies = await work.bodies(connection, [w.identity.id for w in found if w.chunk_ids])
-                plans = [_plan(generation, w, *bodies.get(w.identity.id, ("", {}))) for w in found]
+                bodies = await work.bodies(connection, [w for w in found if w.chunk_ids])
+                plans = [
+                    _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
+                    for w in found
+                    if not w.chunk_ids or w.identity.id in bodies
+                ]
                 claimed = await work.claim(
                     connection, generation.name, [(p.work.identity.id, p.work.want_seq, p.touched) for p in plans]
                 )
         return [p for p in plans if p.work.identity.id in claimed] or (
-            await self._plan(generation, ids) if plans else []  # all of them moved between the look and the claim
+            await self._plan(generation, ids) if found else []  # all of them moved since they were loaded
         )
 
     async def _apply(self, generation: Generation, plans: Sequence[_Plan]) -> set[UUID]:
@@ -112,6 +140,8 @@ class KeywordSink:
         writes = [w for p in plans for w in p.writes]
         outcomes: dict[UUID, Outcome] = {}
         if writes:
+            for p in plans:
+                self._unfinished[generation.name, p.work.identity.id] = (p.work.want_seq, p.touched)
             outcomes = dict(zip((w.id for w in writes), await self._keywords.apply(writes), strict=True))
             await self._keywords.refreshed(generation.keyword_index)
         refused = {
@@ -138,7 +168,7 @@ class KeywordSink:
                     await work.confirm_keywords(
                         connection,
                         generation.name,
-                        [(p.work.identity.id, p.work.want_seq, p.entries, len(p.touched)) for p in reached],
+                        [(p.work.identity.id, p.work.want_seq, p.entries, p.written) for p in reached],
                     )
                     await work.reopen_keywords(
                         connection,
@@ -149,9 +179,11 @@ class KeywordSink:
                     async with connection.transaction():
                         await work.raise_want(connection, generation.name, "keywords", document, found)
                     log.warning("index_ahead_of_ledger", document=str(document), found=found)
+        for document in by_id:
+            self._unfinished.pop((generation.name, document), None)
         self._metrics.moved.labels("keywords").inc(len(moved))
-        self._metrics.written.labels("keywords").inc(sum(len(p.touched) for p in reached))
-        self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - len(p.touched) for p in reached))
+        self._metrics.written.labels("keywords").inc(sum(p.written for p in reached))
+        self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - p.written for p in reached))
 
 
 def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:

@@ -24,13 +24,17 @@ class Chunker:
         stale = [w for w in found if w.needs_chunking]
         if not stale:
             return list(found)
-        bodies = await work.bodies(connection, [w.identity.id for w in stale])
+        bodies = await work.bodies(connection, stale)
+        await connection.commit()  # cutting takes its time: no transaction waits for it
+        cut = []
         for w in stale:
-            assert w.content_hash is not None
-            manifest = await asyncio.to_thread(
-                build_manifest, w.identity.id, bodies[w.identity.id][0], w.media_type, w.content_hash, generation,
-                self._counters(generation),
-            )  # fmt: skip
+            if w.identity.id in bodies and w.content_hash is not None:
+                text, digest, count = bodies[w.identity.id][0], w.content_hash, self._counters(generation)
+                manifest = await asyncio.to_thread(
+                    build_manifest, w.identity.id, text, w.media_type, digest, generation, count
+                )
+                cut.append((w, manifest))
+        for w, manifest in cut:
             async with connection.transaction():
                 # Under the document's lock: detect may have written a newer manifest meanwhile, which stands.
                 cursor = await connection.execute(
@@ -40,4 +44,4 @@ class Chunker:
                 if row is not None and row[0] == w.content_hash:
                     await connection.execute(UPSERT_MANIFEST, manifest_row(w.identity.id, generation.name, manifest))
         reread = await work.load(connection, generation.name, store, [w.identity.id for w in found])
-        return [w for w in reread if not w.settled and not w.needs_chunking]
+        return [w for w in reread if not w.needs_chunking]

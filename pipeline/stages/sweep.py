@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
 
 import structlog
 
@@ -18,10 +19,13 @@ log = structlog.get_logger()
 
 SWEEP_LIMIT = 500
 """Documents hinted again in one round."""
+ANNOUNCE_EVERY = 30
+"""Rounds between two looks for announcements that a crash cut off: that look reads everything pending."""
 
 
 class Sweeper:
-    """One leader among all detect workers, by an advisory lock that is held only during a round."""
+    """Runs in every detect worker; an advisory lock lets one of them look at a time, and what one has taken is put off
+    for the others."""
 
     def __init__(
         self,
@@ -40,14 +44,17 @@ class Sweeper:
         self._interval = interval_seconds
         self._again = again_in_seconds
 
-    async def run(self) -> None:
+    async def run(self) -> BaseException:
         """Sweep until cancelled; a world that is down is waited for."""
-        while True:
+        for round_ in count():
             try:
                 await self.sweep()
+                if round_ % ANNOUNCE_EVERY == 0:
+                    await self._announcer.announce(None)
             except PenstockError as error:
                 log.warning("sweep_failed", reason=str(error)[:200])
             await asyncio.sleep(self._interval)
+        raise AssertionError("unreachable: the count has no end")
 
     async def sweep(self) -> int:
         """One round; returns how many hints were sent again. Does nothing when another worker is at it."""
@@ -58,9 +65,8 @@ class Sweeper:
                 if not (row and row[0]):
                     return 0
                 due = await work.due(connection, limit=SWEEP_LIMIT, again_in_seconds=self._again)
-        count = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
-        if count:
-            self._metrics.rescued.inc(count)
-            log.warning("rescued", hints=count)
-        await self._announcer.announce(None)
-        return count
+        sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
+        if sent:
+            self._metrics.rescued.inc(sent)
+            log.warning("rescued", hints=sent)
+        return sent

@@ -7,7 +7,7 @@ the documents' locks that nothing newer was accepted; what moved keeps its embed
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -17,9 +17,8 @@ from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.diff import diff_vectors
-from pipeline.core.errors import PenstockError, Poison
+from pipeline.core.errors import Poison
 from pipeline.core.model import Generation, Lane
-from pipeline.core.retry import backoff
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.ledger import work
 from pipeline.ledger.work import Work
@@ -27,6 +26,7 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
+from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.telemetry import Metrics
@@ -38,7 +38,6 @@ WRITE_CHUNKS = 200
 """Most rows of one transaction: HNSW takes about 6 ms a row, and a revocation waits for the lock that long."""
 KEPT_VECTORS = 20_000
 """Embeddings kept in memory until they are written, so that a database outage does not pay twice (≤ 120 MB at 1536)."""
-SET_ASIDE_BASE_SECONDS, SET_ASIDE_CAP_SECONDS = 30.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class VectorSink:
         self,
         pool: Pool,
         embedder: Embedder,
-        generations: Mapping[str, Generation],
+        generations: Callable[[], Awaitable[Mapping[str, Generation]]],
         chunker: Chunker,
         announcer: Announcer,
         dead: DeadLetters,
@@ -70,16 +69,16 @@ class VectorSink:
     ) -> None:
         self._pool = pool
         self._embedder = embedder
-        self._generations = generations
+        self._generations = Generations(generations)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
-        self._kept: OrderedDict[UUID, Vectors] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        for generation, ids in by_generation(batch, self._generations):
+        for generation, ids in await self._generations.sort(batch):
             await self.converge(generation, ids)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
@@ -88,52 +87,70 @@ class VectorSink:
         except Poison:  # no hint at all
             await self._dead.bury(record, stage=self.name, error=error)
             return
-        await set_aside(self._pool, self.name, document, generation, error, self._metrics)
+        await set_aside(self._pool, "vectors", document, generation, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         """Make the table equal to the ledger for these documents. Raises Retryable."""
         open_ids = list(ids)
         embedded: dict[UUID, int] = {}
         refused: dict[UUID, set[UUID]] = {}
-        while plans := await self._plan(generation, open_ids):  # every round writes, or meets something newer
+        last: list[_Plan] = []
+        while plans := await self._plan(generation, open_ids, refused):  # each round writes, or meets something newer
+            if [(p.work.want_seq, p.missing) for p in plans] == [(p.work.want_seq, p.missing) for p in last]:
+                raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
+            last = plans if all(p.missing for p in plans) else []
             for group in _groups(plans):
-                await self._embed(group, embedded, refused)
+                await self._embed(generation, group, embedded, refused)
                 await self._write(generation, group, embedded, refused)
             open_ids = [plan.work.identity.id for plan in plans]
         await self._announcer.announce(ids)
 
-    async def _plan(self, generation: Generation, ids: Sequence[UUID]) -> list[_Plan]:
+    async def _plan(
+        self, generation: Generation, ids: Sequence[UUID], refused: Mapping[UUID, set[UUID]]
+    ) -> list[_Plan]:
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                found = [w for w in await work.load(connection, generation.name, "vectors", ids) if not w.settled]
+                found = await work.load(connection, generation.name, "vectors", ids)
                 found = await self._chunker.complete(connection, generation, found, "vectors")
                 present = await _present(connection, generation, [w.identity.id for w in found])
         plans = []
         for w in found:
-            diff = diff_vectors(w.chunk_ids, present.get(w.identity.id, ()), w.refused)
+            known = present.get(w.identity.id, set())
+            diff = diff_vectors(w.chunk_ids, known, {*w.refused, *refused.get(w.identity.id, ())})
             plans.append(_Plan(w, diff.write, diff.delete))
         return plans
 
-    async def _embed(self, plans: Sequence[_Plan], embedded: dict[UUID, int], refused: dict[UUID, set[UUID]]) -> None:
+    async def _embed(
+        self,
+        generation: Generation,
+        plans: Sequence[_Plan],
+        embedded: dict[UUID, int],
+        refused: dict[UUID, set[UUID]],
+    ) -> None:
         """Embed what is missing and not kept from an earlier try, equal texts once."""
-        wanted = [(p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if i not in self._kept]
-        wanted = [(w, i) for w, i in wanted if i not in refused.get(w.identity.id, ())]
+        wanted = [
+            (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._kept
+        ]
         if not wanted:
             return
         texts = await self._texts(wanted)
         unique = list(dict.fromkeys(texts.values()))
+        if not unique:
+            return  # every one of them changed since it was loaded: the next round meets the new text
         result = await self._embedder.embed_documents(unique)
         self._metrics.embedding_tokens.inc(result.tokens)
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()
         for w, chunk in wanted:
+            if chunk not in texts:
+                continue
             n = row[texts[chunk]]
             if n in result.refused:
                 refused.setdefault(w.identity.id, set()).add(chunk)
                 log.warning("chunk_refused", document=str(w.identity.id), chunk=str(chunk), reason=result.refused[n])
                 continue
-            self._kept[chunk] = result.vectors[n]
+            self._kept[generation.name, chunk] = (texts[chunk], result.vectors[n])
             if n not in counted:
                 counted.add(n)
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
@@ -141,10 +158,17 @@ class VectorSink:
             self._kept.popitem(last=False)
 
     async def _texts(self, wanted: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
+        """The chunks' texts; those of a document that changed since it was loaded are absent."""
+        works = {w.identity.id: w for w, _ in wanted}
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                bodies = await work.bodies(connection, {w.identity.id for w, _ in wanted})
-        return {i: chunk_text(w, bodies[w.identity.id][0], i) for w, i in wanted}
+                bodies = await work.bodies(connection, works.values())
+        spans = {id_: w.spans for id_, w in works.items()}
+        return {
+            i: "".join(bodies[w.identity.id][0][start:end] for start, end in spans[w.identity.id][i])
+            for w, i in wanted
+            if w.identity.id in bodies
+        }
 
     async def _write(
         self,
@@ -154,7 +178,6 @@ class VectorSink:
         refused: Mapping[UUID, set[UUID]],
     ) -> None:
         """One transaction for a group of documents; whoever moved meanwhile is left for the next round."""
-        texts = await self._texts([(p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if i in self._kept])
         with translated("vectors"):
             async with self._pool.connection() as connection, connection.transaction():
                 wants = await work.lock_wants(
@@ -162,75 +185,34 @@ class VectorSink:
                 )
                 still = [p for p in plans if wants.get(p.work.identity.id) == p.work.want_seq]
                 self._metrics.moved.labels("vectors").inc(len(plans) - len(still))
-                rows = [
-                    (i, p.work.identity.id, p.work.access_id, texts[i], self._value(generation, self._kept[i]))
-                    for p in still
-                    for i in p.missing[:WRITE_CHUNKS]
-                    if i in self._kept and i in texts
-                ]
+                rows = []
+                for p in still:
+                    for i in p.missing[:WRITE_CHUNKS]:
+                        if kept := self._kept.get((generation.name, i)):
+                            text, vector = kept
+                            rows.append(
+                                (i, p.work.identity.id, p.work.access_id, text, self._value(generation, vector))
+                            )
                 await _insert(connection, generation, rows)
                 await _delete(connection, generation, [i for p in still for i in p.gone])
-                await _restamp_access(connection, generation, [p.work for p in still])
+                unstamped = await _restamp_access(connection, generation, [p.work for p in still])
                 written = {row[0] for row in rows}
                 complete = [
-                    (
-                        p.work.identity.id,
-                        p.work.want_seq,
-                        sorted({*p.work.refused, *refused.get(p.work.identity.id, ())} & set(p.work.chunk_ids)),
-                        embedded.get(p.work.identity.id, 0),
-                        _partial_reason(refused.get(p.work.identity.id)),
-                    )
+                    _settled(p.work, refused.get(p.work.identity.id, set()), embedded.get(p.work.identity.id, 0))
                     for p in still
-                    if written | refused.get(p.work.identity.id, set()) >= set(p.missing)
+                    if not unstamped and written | refused.get(p.work.identity.id, set()) >= set(p.missing)
                 ]
                 await work.settle_vectors(connection, generation.name, complete)
         for id_, *_ in complete:
             embedded.pop(id_, None)
         for i in written:
-            self._kept.pop(i, None)
+            self._kept.pop((generation.name, i), None)
         self._metrics.written.labels("vectors").inc(len(written))
         self._metrics.deleted.labels("vectors").inc(sum(len(p.gone) for p in still))
 
     @staticmethod
     def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
         return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
-
-
-def chunk_text(w: Work, body: str, chunk: UUID) -> str:
-    """A chunk's text, cut from the body by its spans."""
-    assert w.manifest is not None
-    spans = w.manifest.spans[w.manifest.chunk_ids.index(chunk)]
-    return "".join(body[start:end] for start, end in spans)
-
-
-def by_generation(
-    batch: Sequence[Incoming], generations: Mapping[str, Generation]
-) -> Iterator[tuple[Generation, list[UUID]]]:
-    """A batch of hints as documents by generation; one hint each is enough."""
-    ids: dict[str, dict[UUID, None]] = {}
-    for record in batch:
-        document, generation = read_hint(record)
-        ids.setdefault(generation, {})[document] = None
-    for name, documents in ids.items():
-        if name in generations:
-            yield generations[name], list(documents)
-
-
-async def set_aside(
-    pool: Pool, store: str, document: UUID, generation: str, error: Exception, metrics: Metrics
-) -> None:
-    """Record one document's failure with its reason; the sweeper brings it back, later and later."""
-    reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__} in {store}"
-    with translated(store):
-        async with pool.connection() as connection:
-            found = await work.load(connection, generation, store, [document])  # type: ignore[arg-type]  # a stage's name
-            for w in found:
-                wait = backoff(
-                    w.attempts + 1, base=SET_ASIDE_BASE_SECONDS, cap=SET_ASIDE_CAP_SECONDS, retry_after=None, random=1.0
-                )
-                await work.failed(connection, generation, store, document, error=reason, retry_in_seconds=wait)  # type: ignore[arg-type]
-    metrics.failed_documents.labels(store).inc()
-    log.error("document_set_aside", store=store, document=str(document), reason=reason, exc_info=error)
 
 
 def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
@@ -248,8 +230,11 @@ def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
         yield group
 
 
-def _partial_reason(refused: set[UUID] | None) -> str | None:
-    return f"{len(refused)} chunks can not be embedded" if refused else None
+def _settled(w: Work, refused: set[UUID], embedded: int) -> tuple[UUID, int, list[UUID], int, str | None]:
+    """What the ledger is told of a document that is complete: some of its chunks may never be embedded."""
+    never = sorted({*w.refused, *refused} & set(w.chunk_ids))
+    reason = f"{len(never)} of {len(w.chunk_ids)} chunks can not be embedded" if never else None
+    return w.identity.id, w.want_seq, never, embedded, reason
 
 
 async def _present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
@@ -283,13 +268,20 @@ async def _delete(connection: Connection, generation: Generation, ids: Sequence[
         )
 
 
-async def _restamp_access(connection: Connection, generation: Generation, works: Sequence[Work]) -> None:
-    """access_id on the rows is a hint for filtering: follow the document's. Unchanged rows are not touched."""
-    if works:
-        await connection.execute(
-            sql.SQL(
-                "UPDATE {} c SET access_id = w.access_id FROM unnest(%s::uuid[], %s::bigint[]) AS w (id, access_id)"
-                " WHERE c.document_id = w.id AND c.access_id <> w.access_id"
-            ).format(sql.Identifier(generation.chunk_table)),
-            [[w.identity.id for w in works], [w.access_id for w in works]],
-        )
+async def _restamp_access(connection: Connection, generation: Generation, works: Sequence[Work]) -> bool:
+    """access_id on the rows is a hint for filtering: follow the document's, WRITE_CHUNKS rows at a time. Returns
+    whether any rows may be left. Rows that have it already are not touched."""
+    if not works:
+        return False
+    table = sql.Identifier(generation.chunk_table)
+    cursor = await connection.execute(
+        sql.SQL(
+            "UPDATE {table} c SET access_id = stale.access_id FROM ("
+            " SELECT c.id, w.access_id FROM {table} c"
+            " JOIN unnest(%s::uuid[], %s::bigint[]) AS w (document_id, access_id) USING (document_id)"
+            " WHERE c.access_id <> w.access_id LIMIT %s"
+            ") stale WHERE c.id = stale.id"
+        ).format(table=table),
+        [[w.identity.id for w in works], [w.access_id for w in works], WRITE_CHUNKS],
+    )
+    return cursor.rowcount == WRITE_CHUNKS

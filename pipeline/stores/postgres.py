@@ -87,7 +87,9 @@ class translated:
             return
         code = error.sqlstate
         summary = f"{self.what}: {type(error).__name__}" + (f" ({code})" if code else "")
-        match "retry" if code is None else classify_sqlstate(code):
+        if code is None:  # the client's own: no server, or a value that it cannot send
+            world = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+        match ("retry" if world else "poison") if code is None else classify_sqlstate(code):
             case "poison":
                 raise Poison("postgres_refused", summary) from error
             case "misconfigured":
@@ -139,8 +141,8 @@ async def _check_pgvector(connection: Connection) -> None:
 async def create_chunk_table(connection: Connection, generation: Generation) -> None:
     """The generation's chunk table with its HNSW index, and the readers' view over it. Repeats are harmless.
 
-    access_id is a hint for filtering and deliberately not indexed: changing it stays a HOT update that leaves the
-    graph alone.
+    access_id is a hint for filtering and deliberately not indexed: where a page has room, changing it is a HOT update
+    that leaves the graph alone.
     """
     table = sql.Identifier(generation.chunk_table)
     vector = sql.SQL(f"{generation.vector_type}({generation.dimensions})")

@@ -7,8 +7,10 @@ prefix (``Progress``), whatever it thinks was acked; revoked partitions are forg
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import faust
@@ -26,6 +28,8 @@ from topics.registry import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
+POLL_RECORDS = 20
+COMMIT_SECONDS = 5.0
 DRAIN_SECONDS = 12.0
 """How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
 
@@ -38,8 +42,11 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
         "broker_credentials": _credentials(kafka),
         "key_serializer": "raw",
         "value_serializer": "raw",
-        "stream_buffer_maxsize": 128,
-        "broker_max_poll_records": 100,
+        # A partition is held back when its topic's buffer is four fifths full; until then each may still bring
+        # one poll. If that did not fit, faust's one loop would wait for room, and live with backfill.
+        "stream_buffer_maxsize": 5 * POLL_RECORDS * max(t.partitions for t in stage.topics.values()),
+        "broker_max_poll_records": POLL_RECORDS,
+        "datadir": str(Path(tempfile.gettempdir()) / "penstock-faust"),
         "consumer_max_fetch_size": MAX_MESSAGE_BYTES + 2**20,
         "consumer_auto_offset_reset": "earliest",
         "broker_commit_every": 200,
@@ -146,25 +153,38 @@ class Consumption:
         try:
             yield
         finally:
-            self._draining = True
-            await self._lanes.stop(within_seconds=DRAIN_SECONDS)
-            if self.app.consumer is not None and not self.app.crashed:
-                await self.app.consumer.commit()
-            await self.app.stop()
+            try:
+                await self.drain()
+            finally:
+                await self.app.stop()
+
+    async def drain(self) -> None:
+        """Finish the batches at work, start no other, and commit what is done. Repeats are harmless."""
+        self._draining = True
+        await self._lanes.stop(within_seconds=DRAIN_SECONDS)
+        if self.app.consumer is not None and not self.app.crashed:
+            try:
+                async with asyncio.timeout(COMMIT_SECONDS):
+                    await self.app.consumer.commit()
+            except TimeoutError:
+                log.warning("commit_timed_out", stage=self._stage.name)  # it will be read again: nothing is lost
 
     async def crashed(self) -> BaseException:
-        """Return when faust gave up (a lost thread, a fatal broker error): the process should end and start anew."""
-        await self.app.wait_until_stopped()
-        return self.app.crash_reason or RuntimeError("the Kafka consumer stopped")
+        """Return when faust gave up (a lost thread, a fatal broker error) or a lane ended: the process should end and
+        start anew."""
+        lanes = asyncio.create_task(self._lanes.failed())
+        app = asyncio.create_task(self.app.wait_until_stopped())
+        try:
+            await asyncio.wait([lanes, app], return_when=asyncio.FIRST_COMPLETED)
+            return (lanes.result() if lanes.done() else self.app.crash_reason) or RuntimeError("the consumer stopped")
+        finally:
+            lanes.cancel()
+            app.cancel()
 
     @property
     def ready(self) -> bool:
         """Partitions were assigned (perhaps none, when there are more workers than partitions)."""
         return self.assigned.is_set() and not self.app.crashed
-
-    @property
-    def waiting(self) -> dict[Lane, int]:
-        return self._lanes.waiting
 
 
 def _consumer_class(progress: Progress[Any]) -> type:

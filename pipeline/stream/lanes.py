@@ -24,6 +24,8 @@ log = structlog.get_logger()
 
 RETRY_BASE_SECONDS = 0.2
 RETRY_CAP_SECONDS = 20.0
+BATCH_BYTES = 4 * 1024 * 1024
+"""A batch is closed when its records reach this: one large document a batch, so that others wait for one only."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +38,6 @@ class _KeyLane:
         default_factory=lambda: {"live": asyncio.Event(), "backfill": asyncio.Event()}
     )
     live_batches: int = 0
-    busy: bool = False
 
 
 class Lanes:
@@ -85,15 +86,16 @@ class Lanes:
                 queue.extend(kept)
                 lane.room[name].set()
 
-    @property
-    def waiting(self) -> dict[Lane, int]:
-        """Records queued, by lane class."""
-        names: tuple[Lane, Lane] = ("live", "backfill")
-        return {name: sum(len(lane.queues[name]) for lane in self._lanes) for name in names}
-
-    @property
-    def busy(self) -> bool:
-        return any(lane.busy for lane in self._lanes)
+    async def failed(self) -> BaseException:
+        """Return when a lane ended although nobody stopped it: a fault of ours, not of a record."""
+        while self._tasks:
+            done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if not task.cancelled() and (error := task.exception()) is not None:
+                    return error
+            if self._stopping.is_set():
+                break
+        return await asyncio.Future()
 
     async def stop(self, *, within_seconds: float) -> None:
         """Finish the batches at work, start no other, drop what waits. Unfinished records are not done: the broker
@@ -114,11 +116,7 @@ class Lanes:
             batch = await self._gather(lane)
             if not batch:
                 continue
-            lane.busy = True
-            try:
-                await self._work(batch)
-            finally:
-                lane.busy = False
+            await self._work(batch)
 
     async def _gather(self, lane: _KeyLane) -> list[tuple[Incoming, object]]:
         """The next batch, all live or all backfill: after a run of live batches one of backfill has its turn."""
@@ -134,7 +132,11 @@ class Lanes:
         name: Lane = "live" if live and not starved else "backfill"
         lane.live_batches = lane.live_batches + 1 if name == "live" else 0
         queue = lane.queues[name]
-        batch = [queue.popleft() for _ in range(min(len(queue), self._stage.batch_size))]
+        batch: list[tuple[Incoming, object]] = []
+        size = 0
+        while queue and len(batch) < self._stage.batch_size and size < BATCH_BYTES:
+            batch.append(queue.popleft())
+            size += len(batch[-1][0].value or b"")
         lane.room[name].set()
         return batch
 

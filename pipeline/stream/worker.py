@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -31,7 +31,7 @@ from pipeline.stages.sweep import Sweeper
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords
-from pipeline.stores.postgres import Pool, open_pool
+from pipeline.stores.postgres import Pool, open_pool, translated
 from pipeline.stream.consume import Consumption
 from pipeline.telemetry import Metrics
 from topics.producer import Producer
@@ -41,7 +41,7 @@ log = structlog.get_logger()
 MODELS = "models"
 """Folder under dist() that holds converted models."""
 
-BATCH_FACTOR = {"detect": 2.0, "vectors": 0.25, "keywords": 2.0}
+BATCH_FACTOR = {"detect": 0.5, "vectors": 0.25, "keywords": 2.0}
 """Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
 
 
@@ -67,9 +67,10 @@ class _Parts:
     def batch_size(self, name: str) -> int:
         return max(1, round(self.settings.stream.batch_size * BATCH_FACTOR[name]))
 
-    async def generations(self) -> Mapping[str, Generation]:
-        async with self.pool.connection() as connection:
-            return {g.name: g for g in await generations.writable(connection)}
+    async def generations(self) -> dict[str, Generation]:
+        with translated("generations"):
+            async with self.pool.connection() as connection:
+                return {g.name: g for g in await generations.writable(connection)}
 
     async def detect(self) -> list[Stage]:
         stage = Detect(
@@ -84,8 +85,14 @@ class _Parts:
         model.on_truncated = self.metrics.truncated.inc
         async with self.pool.connection() as connection:
             await generations.check_model(connection, await generations.active(connection), model)
+
+        async def mine() -> dict[str, Generation]:
+            """One model a process: models never mix."""
+            served = (model.model, model.dimensions)
+            return {n: g for n, g in (await self.generations()).items() if (g.model, g.dimensions) == served}
+
         stage = VectorSink(
-            self.pool, model, await self.generations(), Chunker(self.counters), self.announcer, self.dead, self.metrics,
+            self.pool, model, mine, Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("vectors"),
         )  # fmt: skip
         return [stage]
@@ -95,7 +102,7 @@ class _Parts:
         store = Keywords(es)
         self.stack.push_async_callback(store.aclose)
         stage = KeywordSink(
-            self.pool, store, await self.generations(), Chunker(self.counters), self.announcer, self.dead, self.metrics,
+            self.pool, store, self.generations, Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("keywords"),
         )  # fmt: skip
         return [stage]
@@ -131,33 +138,27 @@ async def run(name: str, settings: Settings) -> None:
             consumption = Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics)
             await stack.enter_async_context(consumption.running())
             consuming.append(consumption)
+        ending = [c.crashed() for c in consuming]
         if name == "detect":
-            await stack.enter_async_context(_background(parts.sweeper().run(), "sweeper"))
+            ending.append(parts.sweeper().run())
         log.info("worker_started", worker=name)
-        await _until_stopped(stop, consuming)
+        await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)
+        await asyncio.gather(*(c.drain() for c in consuming))
     log.info("worker_stopped", worker=name)
 
 
-async def _until_stopped(stop: asyncio.Event, consuming: list[Consumption]) -> None:
+async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, BaseException]]) -> None:
+    """Wait for the signal to stop. Raises when anything that should run for ever ends before that."""
     stopping = asyncio.create_task(stop.wait())
-    crashes = [asyncio.create_task(c.crashed()) for c in consuming]
-    done, pending = await asyncio.wait([stopping, *crashes], return_when=asyncio.FIRST_COMPLETED)
+    running = [asyncio.create_task(ending) for ending in endings]
+    done, pending = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
     for task in done:
         if task is not stopping:
-            raise RuntimeError("the Kafka consumer gave up") from task.result()  # type: ignore[misc]  # an exception
-
-
-@asynccontextmanager
-async def _background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(work, name=name)
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+            raise RuntimeError("a part of the worker gave up") from task.result()  # type: ignore[misc]  # an exception
 
 
 @asynccontextmanager

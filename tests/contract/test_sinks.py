@@ -18,7 +18,7 @@ from pipeline.core.identity import document_id
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, Vectors
-from pipeline.ledger import generations
+from pipeline.ledger import generations, work
 from pipeline.settings import dist
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -78,6 +78,13 @@ class PausedKeywords(Keywords):
     """A keyword store whose next bulk is held up until something else has happened."""
 
     pause: Hook | None = None
+    after: Hook | None = None
+
+    async def refreshed(self, index: str) -> None:
+        if self.after is not None:
+            after, self.after = self.after, None
+            await after()
+        await super().refreshed(index)
 
     async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
         if self.pause is not None:
@@ -138,7 +145,10 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
         late_store = PausedKeywords(connect(space.settings.elasticsearch))
         stack.push_async_callback(store.aclose)
         stack.push_async_callback(late_store.aclose)
-        known = {generation.name: generation}
+
+        async def known() -> dict[str, Generation]:
+            return {generation.name: generation}
+
         chunker = Chunker(counters)
         model: Any = embedder
         yield Bench(
@@ -279,3 +289,94 @@ async def test_a_large_document_is_written_in_parts(bench: Bench) -> None:
     await bench.accept(message)
     await bench.converge(ID)
     assert await assert_equal(bench.space, [message]) > 200
+
+
+def access(*tags: str) -> AccessChanged:
+    return AccessChanged(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), acl_tags=list(tags))
+
+
+async def test_a_grant_that_comes_while_a_revocation_is_being_refreshed_is_not_lost(bench: Bench) -> None:
+    message = document(sections("one", "two"), 1)
+    await bench.accept(message)
+    await bench.converge(ID)
+    await bench.accept(access())
+
+    async def granted_again() -> None:
+        await bench.accept(access("staff"))
+
+    bench.late_store.after = granted_again
+    await bench.late_keywords.converge(bench.generation, [ID])
+    await bench.vectors.converge(bench.generation, [ID])
+    await assert_equal(bench.space, [message])
+
+
+async def test_access_that_was_written_and_put_back_before_it_was_confirmed_is_put_back(bench: Bench) -> None:
+    message = document(sections("one"), 1)
+    await bench.accept(message)
+    await bench.converge(ID)
+    await bench.accept(access("staff", "public"))
+
+    async def refresh_fails() -> None:
+        raise Retryable("Elasticsearch went away")
+
+    bench.late_store.after = refresh_fails
+    with pytest.raises(Retryable):
+        await bench.late_keywords.converge(bench.generation, [ID])
+    await bench.accept(access("staff"))
+    await bench.converge(ID)
+    await assert_equal(bench.space, [message])
+
+
+async def test_a_bulk_that_lands_after_a_delete_was_settled_is_taken_back(bench: Bench) -> None:
+    """The retry after a failed refresh meets a document settled by another worker, and its own entries in the index."""
+    await bench.accept(document(sections("one", "two"), 1))
+
+    async def deleted_and_forgotten() -> None:
+        gone = DocumentDeleted(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), version=1)
+        await bench.accept(gone)
+        await bench.converge(ID)
+        es = connect(bench.space.settings.elasticsearch)
+        await es.indices.put_settings(index=bench.generation.keyword_index, settings={"index.gc_deletes": "1ms"})
+        await asyncio.sleep(1.5)
+        await es.indices.refresh(index=bench.generation.keyword_index)
+        await es.close()
+
+    async def refresh_fails() -> None:
+        raise Retryable("Elasticsearch went away")
+
+    bench.late_store.pause, bench.late_store.after = deleted_and_forgotten, refresh_fails
+    with pytest.raises(Retryable):
+        await bench.late_keywords.converge(bench.generation, [ID])
+    await bench.late_keywords.converge(bench.generation, [ID])
+    await assert_equal(bench.space, [])
+
+
+async def test_vectors_belong_to_their_texts_though_the_document_changes_at_any_moment(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = document(sections("one", "two", "three"), 1), document(sections("zero", "one", "two", "four"), 2)
+    await bench.accept(old)
+    read = work.bodies
+    changes = [new]
+
+    async def changed_before_the_bodies_are_read(connection: Any, works: Any) -> Any:
+        if changes:
+            await bench.accept(changes.pop())
+        return await read(connection, works)
+
+    monkeypatch.setattr(work, "bodies", changed_before_the_bodies_are_read)
+    await bench.converge(ID)
+    await assert_equal(bench.space, [new])
+    rows = await bench.space.query(f"SELECT text, embedding::text FROM {bench.generation.chunk_table}")
+    for text, vector in rows:
+        values = [float(v) for v in vector.strip("[]").split(",")]
+        assert values.index(max(values)) == hash(text) % bench.generation.dimensions
+
+
+async def test_hundreds_of_refused_chunks_at_the_front_do_not_stop_the_rest(bench: Bench) -> None:
+    await bench.accept(document(sections(*(f"poison-{n}" for n in range(210)), "sound"), 1))
+    async with asyncio.timeout(60):
+        await bench.converge(ID)
+    rows = await bench.space.query(f"SELECT text FROM {bench.generation.chunk_table}")
+    assert any("sound" in text for (text,) in rows)
+    assert (await bench.states(ID))["vectors"][0]

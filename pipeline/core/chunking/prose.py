@@ -26,7 +26,7 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LINE_ENDS = re.compile(rf"\n(?:(?![ \t]*[{_LOWER}])|(?<![{_LOWER},;\-]\n))")
 """Line ends, but not those that merely wrap a sentence."""
 _SENTENCE_ENDS = re.compile(
-    rf"[.!?…؟۔।][.!?…]*[{_CLOSERS}]*(?=[ \t]+[^\s{_LOWER}])|[。！？｡][。！？]*[{_CLOSERS}]*(?!\s)"
+    rf"[.!?…؟۔।][.!?…]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?=[ \t]{{1,9}}+[^\s{_LOWER}])|[。！？｡][。！？]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?!\s)"
 )
 _CLAUSE_ENDS = re.compile(r"\n+|[,;:—–)\]}>](?=[ \t])|[、，；：]")
 _WORD_ENDS = re.compile(r"(?<=\S)(?=[^\S\n])")
@@ -115,18 +115,24 @@ def _matches(pattern: re.Pattern[str]) -> Callable[[str, int, int], list[int]]:
 
 
 def _graphemes(text: str, start: int, end: int) -> list[int]:
-    """Boundaries of grapheme clusters. A cluster of absurd length is cut like letters."""
+    """Boundaries of grapheme clusters in start < … < end; start is one. A cluster of absurd length is cut like letters.
+
+    In slices, because to pair flags the regex engine looks back at all regional indicators before.
+    """
     if text[start:end].isascii():
         return list(range(start + 1, end))
-    places = []
-    last = start
-    for match in _GRAPHEME.finditer(text, start, end):
-        place = match.end()
-        if place - last > _LONGEST_CLUSTER:
-            places += range(last + 1, place)
-        places.append(place)
-        last = place
-    return places
+    places: list[int] = []
+    while start < end:
+        stop = min(end, start + 2 * _LONGEST_CLUSTER)
+        ends = [start + match.end() for match in _GRAPHEME.finditer(text[start:stop])]
+        if stop < end and len(ends) > 1:
+            ends.pop()  # it may go on in the next slice
+        for place in ends:
+            if place - start > _LONGEST_CLUSTER:
+                places += range(start + 1, place)
+            places.append(place)
+            start = place
+    return places[:-1]
 
 
 def _some_graphemes(text: str, start: int, end: int) -> list[int]:
