@@ -132,7 +132,10 @@ class Search:
 
     async def _pin(self, caller: Caller) -> _Scope:
         async with self._connection(self._timeouts.ledger, "search") as connection:
-            return _Scope(await generations.active(connection), caller, await readable(connection, caller))
+            may = await readable(connection, caller)
+            # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
+            needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
+            return _Scope(await generations.active(connection), needed, may)
 
     async def _retrieve(
         self, text: str, scope: _Scope, embedding: Embedding | None, steps: Steps, top: int, mode: Mode
