@@ -229,7 +229,10 @@ class DocumentIndexed(DocumentMessage):
     """Grows with every accepted change: of two announcements of a document the higher one is the newer."""
     version: int | None = None
     """The source's version that is now searchable."""
-    state: Literal["searchable", "partial", "retired"]
+    state: Literal["searchable", "partial", "retired", "revoked"]
+    """searchable: both stores return all of it; partial: but for chunks that cannot be embedded; retired: deleted, or
+    nobody may read it; revoked: somebody who could read it no longer may. The last two are sent as soon as they are
+    accepted, before the stores follow: drop what you hold."""
     """partial: some chunks cannot be embedded, the rest is found. retired: deleted, or readable by nobody."""
     generation: str
     chunks: int = 0

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Literal
 from uuid import UUID
 
 from pipeline.kafka import deliver
 from pipeline.ledger import announce as ledger
+from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from topics.messages import DocumentIndexed
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_INDEXED
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    identity: Identity
+    seq: int
+    version: int | None
+    state: Literal["retired", "revoked"]
+    generation: str
 
 
 class Announcer:
@@ -23,6 +35,23 @@ class Announcer:
         self._pool = pool
         self._producer = producer
         self._metrics = metrics
+
+    async def withdrawn(self, gone: Sequence[Withdrawal]) -> None:
+        """Say at once, before the stores follow, that somebody may no longer read these. Raises Retryable."""
+        now = datetime.now(UTC)
+        await deliver(
+            self._producer.send(
+                DOCUMENTS_INDEXED,
+                DocumentIndexed(
+                    tenant=w.identity.tenant, source=w.identity.source, external_id=w.identity.external_id,
+                    observed_at=now, document_id=str(w.identity.id), seq=w.seq, version=w.version, state=w.state,
+                    generation=w.generation,
+                ),
+            )
+            for w in gone
+        )  # fmt: skip
+        for w in gone:
+            self._metrics.announced.labels(w.state).inc()
 
     async def announce(self, ids: Collection[UUID] | None) -> int:
         """Announce what is ready among these documents, or (None) whatever was missed. Raises Retryable."""

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
 import structlog
@@ -24,6 +25,7 @@ from pipeline.core.model import CountTokens, Generation, Lane, Manifest
 from pipeline.core.normalise import normalise
 from pipeline.ledger import documents, generations
 from pipeline.ledger.documents import Accepted, Fields, Happened, Identity, Known
+from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import send_hints
 from pipeline.stages.stage import Incoming
@@ -149,6 +151,16 @@ def fold_batch(arrivals: Sequence[Arrival], known: Mapping[UUID, Known]) -> dict
     return folded
 
 
+def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
+    """Whether somebody who could read the document may no longer."""
+    if not before.wanted:
+        return None
+    if not after.wanted:
+        return "retired"
+    lost = set(before.acl_tags) - set(after.acl_tags) or set(after.required_tags) - set(before.required_tags)
+    return "revoked" if lost else None
+
+
 def _content_taken(before: State, after: State) -> bool:
     """The upsert's version stands now (also when its content is the same as before)."""
     return (before.version, before.observed_at, before.content_hash, before.meta_hash, before.deleted_at) != (
@@ -184,6 +196,7 @@ class Detect:
         pool: Pool,
         producer: Producer,
         dead: DeadLetters,
+        announcer: Announcer,
         counters: Counters,
         metrics: Metrics,
         *,
@@ -193,6 +206,7 @@ class Detect:
         self._pool = pool
         self._producer = producer
         self._dead = dead
+        self._announcer = announcer
         self._counters = counters
         self._metrics = metrics
         self.batch_size = batch_size
@@ -225,7 +239,15 @@ class Detect:
                 folded = fold_batch(arrivals, await documents.lock(connection, identities))
                 manifests = await self._chunk(folded, writable, foreseen)
                 accepted = [_accepted(f, manifests.get(f.identity.id, {})) for f in folded.values()]
-                await documents.write(connection, accepted, writable, grace_seconds=self._grace)
+                seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
+        active = next((g.name for g in writable if g.state == "active"), "")
+        await self._announcer.withdrawn(
+            [
+                Withdrawal(a.identity, seqs[a.identity.id], a.state.version, state, active)
+                for a in accepted
+                if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state))
+            ]
+        )
         await send_hints(
             self._producer,
             [

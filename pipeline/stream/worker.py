@@ -74,7 +74,7 @@ class _Parts:
 
     async def detect(self) -> list[Stage]:
         stage = Detect(
-            self.pool, self.producer, self.dead, self.counters, self.metrics,
+            self.pool, self.producer, self.dead, self.announcer, self.counters, self.metrics,
             batch_size=self.batch_size("detect"), grace_seconds=self.settings.stream.sweep_after_seconds,
         )  # fmt: skip
         return [stage, Identities(self.pool, self.dead)]

@@ -153,7 +153,7 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
         model: Any = embedder
         yield Bench(
             space, pool, generation,
-            Detect(pool, producer, dead, counters, metrics, batch_size=32, grace_seconds=60),
+            Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
             embedder,
             VectorSink(pool, model, known, chunker, announcer, dead, metrics, batch_size=8),
             KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
@@ -271,14 +271,13 @@ async def test_while_the_model_is_down_keyword_search_stays_fresh(bench: Bench) 
     await assert_equal(bench.space, [message])
 
 
-async def test_a_revocation_costs_no_embedding_and_leaves_the_graph_alone(bench: Bench) -> None:
+async def test_a_revocation_is_told_at_once_and_costs_no_embedding(bench: Bench) -> None:
     message = document(sections("one", "two"), 1)
     await bench.accept(message)
     await bench.converge(ID)
     before = len(bench.embedder.texts)
-    await bench.accept(
-        AccessChanged(tenant="acme", source="wiki", external_id="a.md", observed_at=now(), acl_tags=["board"])
-    )
+    await bench.accept(access("board"))
+    assert getattr(bench.recorder.sent[-2], "state", None) == "revoked", "told at once, before the stores follow"
     await bench.converge(ID)
     assert len(bench.embedder.texts) == before
     await assert_equal(bench.space, [message.model_copy(update={"acl_tags": ["board"]})])
