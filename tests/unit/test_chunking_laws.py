@@ -54,13 +54,70 @@ def assert_laws(text: str, media_type: str, params: ChunkParams = SMALL) -> list
 
 pieces = st.sampled_from(
     [
-        "word", " ", " ", "\n", "\n\n", "\n\n\n", "    ", "\t", ". ", "! Then ", "# Title\n", "## Sub\n\n", "===\n", "---\n",
-        "```\n", "```python\n", "- item\n", "1. one\n", "> quoted\n", "| a | b |\n| - | - |\n", "| 1 | 2 |\n", "::\n\n", ".. note::\n",
-        "+--+\n", "=== ===\n", "def f(x):\n", "class A:\n", "return x\n", "{", "}", "(", ")", "[", "]", '"', "'", '"""', ",", ";", "//",
-        "/*", "*/", "中文没有空格的句子。", "日本語、", "한국어 문장.", "שלום עולם ", "مرحبا بالعالم. ", "می‌خواهم ", "नमस्ते ", "👨‍👩‍👧‍👦", "🇩🇪🇫🇷",
-        "e\u0301\u0302\u0303", "\u0301", "aGVsbG8gd29ybGQ" * 9, "x" * 70, "\x1e", "<b>", "&amp;", "SELECT * FROM t;\n", "$(", "`", "\\",
+        "word",
+        " ",
+        " ",
+        "\n",
+        "\n\n",
+        "\n\n\n",
+        "    ",
+        "\t",
+        ". ",
+        "! Then ",
+        "# Title\n",
+        "## Sub\n\n",
+        "===\n",
+        "---\n",
+        "```\n",
+        "```python\n",
+        "- item\n",
+        "1. one\n",
+        "> quoted\n",
+        "| a | b |\n| - | - |\n",
+        "| 1 | 2 |\n",
+        "::\n\n",
+        ".. note::\n",
+        "+--+\n",
+        "=== ===\n",
+        "def f(x):\n",
+        "class A:\n",
+        "return x\n",
+        "{",
+        "}",
+        "(",
+        ")",
+        "[",
+        "]",
+        '"',
+        "'",
+        '"""',
+        ",",
+        ";",
+        "//",
+        "/*",
+        "*/",
+        "中文没有空格的句子。",
+        "日本語、",
+        "한국어 문장.",
+        "שלום עולם ",
+        "مرحبا بالعالم. ",
+        "می‌خواهم ",
+        "नमस्ते ",
+        "👨‍👩‍👧‍👦",
+        "🇩🇪🇫🇷",
+        "e\u0301\u0302\u0303",
+        "\u0301",
+        "aGVsbG8gd29ybGQ" * 9,
+        "x" * 70,
+        "\x1e",
+        "<b>",
+        "&amp;",
+        "SELECT * FROM t;\n",
+        "$(",
+        "`",
+        "\\",
     ]
-)  # fmt: skip
+)
 texts = st.lists(st.one_of(pieces, pieces, pieces, st.text(max_size=8)), max_size=150).map("".join)
 
 
@@ -81,7 +138,9 @@ def test_any_text_as_any_type(raw: str, media_type: str) -> None:
 def test_any_sizes(raw: str, media_type: str, sizes: tuple[int, int], overlap: float) -> None:
     text, kind = normalise(raw, media_type)
     most, target = sizes
-    assert_laws(text, kind, ChunkParams(target=target, min_tokens=max(1, target // 3), max_tokens=most, overlap=overlap))
+    assert_laws(
+        text, kind, ChunkParams(target=target, min_tokens=max(1, target // 3), max_tokens=most, overlap=overlap)
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,10 +162,10 @@ def test_nothing_comes_of_nothing(media_type: str) -> None:
 
 
 MONSTERS = {
-    "one line of a megabyte": "the quick brown fox jumps over it, " * 30_000,
-    "base64": "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo5" * 6_000,
+    "one long line": "the quick brown fox jumps over it, " * 6_000,
+    "base64": "QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo5" * 2_000,
     "one letter": "a" * 100_000,
-    "no spaces": "这是一个没有空格的很长的句子其中没有任何标点符号" * 3_000,
+    "no spaces": "这是一个没有空格的很长的句子其中没有任何标点符号" * 1_000,
     "emoji": "👨‍👩‍👧‍👦🏳️‍🌈" * 2_000,
     "flags": "🇩🇪" * 5_000,
     "combining marks": "e" + "\u0301" * 20_000,
@@ -122,7 +181,9 @@ MONSTERS = {
 
 
 @pytest.mark.parametrize("name", MONSTERS)
-@pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/x-rst", "text/csv", "text/x-python", "application/json"])
+@pytest.mark.parametrize(
+    "media_type", ["text/plain", "text/markdown", "text/x-rst", "text/csv", "text/x-python", "application/json"]
+)
 def test_monsters_fit_the_window(name: str, media_type: str) -> None:
     text, kind = normalise(MONSTERS[name], media_type)
     assert_laws(text, kind, LOCAL)
@@ -145,7 +206,9 @@ def test_a_megabyte_is_tokenised_about_once() -> None:
         counted += sum(map(len, batch))
         return count_tokens(batch)
 
-    text = "".join(f"Sentence number {i} says something about {i * 7919 % 1000}, not much. \n" * 3 + "\n" for i in range(5_000))
+    text = "".join(
+        f"Sentence number {i} says something about {i * 7919 % 1000}, not much. \n" * 3 + "\n" for i in range(5_000)
+    )
     chunk(text, "text/plain", params=ChunkParams(), count_tokens=counting)
     assert len(text) <= counted < 1.3 * len(text)
 

@@ -57,6 +57,6 @@ def test_whatever_the_order_the_prefix_is_exact(order: list[int], finish: int) -
         assert token is not None
         progress.finished(0, token)
         done.add(offset)
-        prefix = next((n for n in range(13) if n not in done))
+        prefix = next(n for n in range(13) if n not in done)
         assert (progress.committable(0) or 0) == prefix
     assert progress.in_flight(0) == 12 - (progress.committable(0) or 0)

@@ -94,7 +94,8 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(IndexHint, **document, document_id=names, generation=names),
     st.builds(
         DocumentIndexed, **document, document_id=names, seq=versions, version=st.none() | versions,
-        state=st.sampled_from(["searchable", "partial", "retired", "revoked"]), generation=names, chunks=st.integers(0, 10**6),
+        state=st.sampled_from(["searchable", "partial", "retired", "revoked"]),
+        generation=names, chunks=st.integers(0, 10**6),
     ),
 )  # fmt: skip
 

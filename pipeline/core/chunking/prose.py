@@ -26,7 +26,8 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 _LINE_ENDS = re.compile(rf"\n(?:(?![ \t]*[{_LOWER}])|(?<![{_LOWER},;\-]\n))")
 """Line ends, but not those that merely wrap a sentence."""
 _SENTENCE_ENDS = re.compile(
-    rf"[.!?…؟۔।][.!?…]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?=[ \t]{{1,9}}+[^\s{_LOWER}])|[。！？｡][。！？]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?!\s)"
+    rf"[.!?…؟۔।][.!?…]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?=[ \t]{{1,9}}+[^\s{_LOWER}])"
+    rf"|[。！？｡][。！？]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?!\s)"
 )
 _CLAUSE_ENDS = re.compile(r"\n+|[,;:—–)\]}>](?=[ \t])|[、，；：]")
 _WORD_ENDS = re.compile(r"(?<=\S)(?=[^\S\n])")
@@ -38,7 +39,7 @@ _LONGEST_CLUSTER = 512
 _UNSPACED = "\u2e80"
 """CJK scripts and emoji begin here."""
 _THIN = 1 << 29
-"""Of single letters only those boundaries are looked at whose hash is below this: one of eight, enough to choose from."""
+"""Of single letters only those boundaries are looked at whose hash is below this: one of eight, enough to choose."""
 
 
 def paragraphs(text: str) -> list[Block]:
