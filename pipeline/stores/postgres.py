@@ -10,6 +10,7 @@ from importlib.resources import files
 import psycopg
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection, sql
+from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
@@ -41,17 +42,24 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
         open=False,
         configure=_configure,
         kwargs={
-            "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000",
+            "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off",
             "application_name": "penstock",
         },
     )
     try:
-        with translated("Postgres"):
+        with translated(_address(settings)):
             await _check_ready(settings)
             await pool.open(wait=True, timeout=30)
         yield pool
     finally:
         await pool.close()
+
+
+def _address(settings: PostgresSettings) -> str:
+    """Where Postgres is, for people: never with the password."""
+    parts = conninfo_to_dict(settings.dsn.get_secret_value())
+    where = f"{parts.get('host', 'localhost')}:{parts.get('port', 5432)}"
+    return f"Postgres at {where} (`penstock up` starts a local one; PENSTOCK_POSTGRES_DSN names another)"
 
 
 async def _configure(connection: Connection) -> None:
