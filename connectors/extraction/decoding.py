@@ -32,7 +32,9 @@ _DECLARED = re.compile(
 _ALIASES = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252"}
 """As browsers read these names (the WHATWG encoding standard)."""
 
-_ISO_2022_JP = re.compile(rb"\x1b\$[@B].+?\x1b\([BJ]", re.DOTALL)
+_JAPANESE_MODE = (b"\x1b$@", b"\x1b$B")
+_ASCII_MODE = (b"\x1b(B", b"\x1b(J")
+"""How ISO-2022-JP switches, in bytes that are all ASCII: as UTF-8 it would pass, and be garbage."""
 
 MIN_COHERENCE = 0.15
 """Of charset-normalizer: how well the letters' frequencies fit a language. 0 in texts too short to tell."""
@@ -59,13 +61,17 @@ def decode(data: bytes) -> str:
         raise Unreadable("binary", "is not text (it holds NUL bytes)")
     if data.startswith(_MAGIC):
         raise Unreadable("binary", "is not text (it begins like a binary format)")
-    if _ISO_2022_JP.search(data[:_SNIFF]):
+    if _has_any(data[:_SNIFF], _JAPANESE_MODE) and _has_any(data[:_SNIFF], _ASCII_MODE):
         return _checked(_strictly(data, "iso2022_jp"))
     try:
         return _checked(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         _checked(data[:_SNIFF].decode("latin-1"))  # no encoding of text uses many control bytes
         return _checked(_legacy(data, error))
+
+
+def _has_any(data: bytes, marks: tuple[bytes, ...]) -> bool:
+    return any(mark in data for mark in marks)
 
 
 def _strictly(data: bytes, encoding: str) -> str:

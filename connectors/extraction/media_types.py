@@ -29,7 +29,8 @@ _BY_ENDING = {
 _TYPE_OF = {ending: media_type for media_type, endings in _BY_ENDING.items() for ending in endings}
 _SHEBANG = re.compile(r"#!\s*\S*?(?:/|env\s+(?:-\S+\s+)*)(python|node|deno|bash|sh|zsh|ksh)[\d.]*\b")
 _SHELL = {"python": "text/x-python", "node": "text/javascript", "deno": "text/typescript"}
-_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html[\s>])", re.I | re.DOTALL)
+_HTML = re.compile(r"<(?:!doctype\s+html|html[\s>])", re.I)
+_BEGINNING = 4096
 _WHOLE_JSON = 1024 * 1024
 """A longer text without a telling name is not parsed merely to learn whether it is JSON."""
 
@@ -42,9 +43,9 @@ def media_type(name: str, text: str) -> str:
 
 
 def _by_beginning(text: str) -> str:
-    if found := _SHEBANG.match(text):
+    if found := _SHEBANG.match(text[:200].partition("\n")[0]):
         return _SHELL.get(found[1], "application/x-sh")
-    if _HTML.match(text[:4096]):
+    if _HTML.match(_without_prologue(text[:_BEGINNING])):
         return "text/html"
     if text[:1] in ("{", "[") and len(text) <= _WHOLE_JSON:
         if _parses(text):
@@ -53,6 +54,15 @@ def _by_beginning(text: str) -> str:
         if len(lines) > 1 and all(_parses(line) for line in lines if line.strip()):
             return "application/x-ndjson"
     return "text/plain"
+
+
+def _without_prologue(text: str) -> str:
+    """Without the XML declaration and comments that may stand before the first element."""
+    text = text.lstrip()
+    for opening, closing in (("<?xml", "?>"), *[("<!--", "-->")] * 10):
+        if text.startswith(opening):
+            text = text.partition(closing)[2].lstrip()
+    return text
 
 
 def _parses(text: str) -> bool:

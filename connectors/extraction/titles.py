@@ -9,11 +9,13 @@ from dataclasses import dataclass
 LONGEST = 500
 """A heading longer than this is no title; it is cut."""
 _BEGINNING = 64 * 1024
+# No pattern here may take more than linear time on hostile text: every repetition is bounded, or ends a line.
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
 _PAIR = re.compile(r"^(title|author|authors)[ \t]*:[ \t]*(.*)$", re.I | re.M)
 _FENCE = re.compile(r"^ {0,3}(```+|~~~+).*?(?:^ {0,3}\1|\Z)", re.DOTALL | re.M)
-_ATX = re.compile(r"^ {0,3}#{1,6}[ \t]+(.+?)(?:[ \t]+#+)?[ \t]*$", re.M)
+_ATX = re.compile(r"^ {0,3}#{1,6}[ \t]+([^\s#].*)$", re.M)
+_CLOSING = re.compile(r"[ \t]#+\Z")
 _SETEXT = re.compile(r"^ {0,3}(\S[^\n]*)\n {0,3}(?:=+|-{2,})[ \t]*$", re.M)
 _MARKUP = re.compile(r"!?\[([^\]]*)\]\([^)]*\)|<[^>]+>|[*_`]{1,3}(?=\S)|(?<=\S)[*_`]{1,3}")
 _RST = re.compile(
@@ -22,10 +24,11 @@ _RST = re.compile(
     re.M,
 )
 _RST_AUTHOR = re.compile(r"^:Authors?:[ \t]*(.+)$", re.M)
-_HTML_TITLE = re.compile(r"<title[^>]*>(.*?)</title\s*>", re.I | re.DOTALL)
-_HTML_H1 = re.compile(r"<h1[^>]*>(.*?)</h1\s*>", re.I | re.DOTALL)
+_HTML_TITLE = re.compile(r"<title[^>]{0,500}>(.{0,2000}?)</title", re.I | re.DOTALL)
+_HTML_H1 = re.compile(r"<h1[^>]{0,500}>(.{0,2000}?)</h1", re.I | re.DOTALL)
 _HTML_AUTHOR = re.compile(
-    r"<meta\b(?=[^>]*\bname\s*=\s*[\"']?author\b)[^>]*\bcontent\s*=\s*(?:\"([^\"]*)\"|'([^']*)')", re.I
+    r"<meta\b(?=[^>]{0,500}\bname\s*=\s*[\"']?author\b)[^>]{0,500}\bcontent\s*=\s*(?:\"([^\"]{0,1000})\"|'([^']{0,1000})')",
+    re.I,
 )
 _TAG = re.compile(r"<[^>]*>")
 
@@ -65,8 +68,13 @@ def _markdown(text: str) -> Named:
     body = _FENCE.sub("", text)
     headings = [found for pattern in (_ATX, _SETEXT) if (found := pattern.search(body))]
     first = min(headings, key=lambda found: found.start(), default=None)
-    title = pairs.get("title") or (_MARKUP.sub(r"\1", first[1]) if first else None)
+    title = pairs.get("title") or (_heading(first[1]) if first else None)
     return Named(title, pairs.get("author") or pairs.get("authors"))
+
+
+def _heading(line: str) -> str:
+    line = line[: 4 * LONGEST].rstrip()
+    return _MARKUP.sub(r"\1", _CLOSING.sub("", line))
 
 
 def _plain_scalar(value: str) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,10 +32,10 @@ def refused(data: bytes, name: str = "a.txt") -> str:
     return caught.value.code
 
 
-def outcome(data: bytes) -> str:
+def outcome(data: bytes, name: str = "a.txt") -> str:
     """The text, or the code of the refusal."""
     try:
-        return extract(data, "a.txt").text
+        return extract(data, name).text
     except Unreadable as error:
         return error.code
 
@@ -138,6 +140,7 @@ def test_one_line_of_a_megabyte() -> None:
         ("a.h", "int x;", "text/x-c"), ("a.hpp", "x", "text/x-c++"), ("a.sql", "x", "application/sql"),
         ("run", "#!/usr/bin/env python3\nx=1", "text/x-python"), ("run", "#!/bin/sh\nls", "application/x-sh"),
         ("run", "#!/usr/bin/env -S node --x\n", "text/javascript"), ("page", "<!DOCTYPE html><p>x", "text/html"),
+        ("page", "<?xml version='1.0'?>\n<!-- a --><!-- b -->\n<HTML>", "text/html"),
         ("data", '{"a": [1]}', "application/json"), ("data", '{"a":1}\n{"a":2}\n', "application/x-ndjson"),
         ("data", "{not json", "text/plain"), ("README", "# x", "text/plain"), ("a.unknown", "x", "text/plain"),
         (".hidden", "x", "text/plain"), ("folder.py/name", "x", "text/plain"),
@@ -165,6 +168,24 @@ def test_title_and_author(name: str, text: str, title: str | None, author: str |
     found = extract(text.encode(), name)
     assert (found.title, found.author) == (title, author)
     assert extract(text.replace("\n", "\r\n").encode(), name).title == title
+
+
+@pytest.mark.parametrize("name", ["a.md", "a.rst", "a.html", "a.txt", "unnamed"])
+@pytest.mark.parametrize(
+    "unit",
+    ["<!-- x -->\n", "<!--", "```\n", "`", "# a ", "#! env -a ", "[", "<", "<title>", "<meta name=author ", "<h1 ", "=",
+     "=\n", "a\n=\n", "\x1b$B", "---\n", "title:", "é", "{", "[[", '{"a":', "\t ", "env/"],
+)  # fmt: skip
+def test_no_text_takes_long(name: str, unit: str) -> None:
+    """Seen: a page of comments in a file without an ending kept a scan busy for ten minutes."""
+    for text in (
+        unit * (200_000 // len(unit)),
+        "#! # <title " + unit + " " * 100_000 + "x",
+        "<!-- x -->\n" * 40 + unit,
+    ):
+        began = time.process_time()
+        outcome(text.encode(), name)
+        assert time.process_time() - began < 3
 
 
 def test_a_title_is_one_line_of_bounded_length() -> None:
