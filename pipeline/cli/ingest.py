@@ -55,6 +55,9 @@ MassDelete = Annotated[
     bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder is really gone.")
 ]
 
+REFUSALS = {"mass_delete", "root_empty", "policy"}
+"""Something that was asked for was not done, and waits for a word: exit code 1."""
+WARNINGS = REFUSALS | {"nobody"}
 POLL_SECONDS = 0.1
 POLL_IDS = 2_000
 
@@ -82,6 +85,7 @@ def ingest(
     """Publish folders or files to Kafka; what did not change since last time is not published again.
 
     Files that are gone from a folder are deleted, files that cannot be read are reported and leave what was indexed.
+    Exit code 1: a document failed (with --wait), or a mass deletion or an unreadable .penstock.toml waits for your word.
 
     Example: penstock ingest docs/ --acl staff --wait
     """
@@ -104,7 +108,7 @@ def ingest(
             )
             + f" in {result['seconds']:.1f} s"
         )
-    if wait and result["dead"]:
+    if (wait and result["dead"]) or any(p.code in REFUSALS for p in report.problems):
         raise typer.Exit(1)
 
 
@@ -326,5 +330,5 @@ async def _watch(
 
 def _tell_problems(report: ScanReport) -> None:
     for problem in report.problems:
-        stderr.print("[yellow]skipped[/]", end=" ")
+        stderr.print("[red]warning[/]" if problem.code in WARNINGS else "[yellow]skipped[/]", end=" ")
         stderr.print(str(problem), soft_wrap=True, markup=False)
