@@ -85,7 +85,7 @@ def ingest(
     """Publish folders or files to Kafka; what did not change since last time is not published again.
 
     Files that are gone from a folder are deleted, files that cannot be read are reported and leave what was indexed.
-    Exit code 1: a document failed (with --wait), or a mass deletion or an unreadable .penstock.toml waits for your word.
+    Exit code 1: a document failed (with --wait), or a mass deletion or a bad .penstock.toml waits for your word.
 
     Example: penstock ingest docs/ --acl staff --wait
     """
