@@ -62,11 +62,15 @@ _SIGNATURE_CHARS = 600
 _SIGNATURE_LINES = 12
 _MAX_DEPTH = 60
 _MAX_CHILDREN = 50_000
-_STEPS_PER_KILOBYTE = 40
-_STEPS = 30_000
+_STEPS_PER_KILOBYTE = 16
+_STEPS = 10_000
 _STEPS_AFTER_ERROR = 4
-"""Progress reports that the parser may make, those of error recovery weighed by their cost. Real code needs 4 to 8 a
-kilobyte; a hostile file is given up after a second or two. Counted and not timed: the same text always gives the same
+"""Progress reports that the parser may make, those of error recovery weighed by their cost. Real code needs 2 to 9 a
+kilobyte; what needs more in all is a generated file of megabytes."""
+_READ = 1024
+_READS_PER_KILOBYTE = 32
+"""How often the parser may ask for a kilobyte. Real code needs 1 to 3; a grammar whose scanner can be made to look
+ahead to the end of the file at every token, thousands. Both bounds count and do not time: the same text gives the same
 chunks."""
 
 
@@ -91,21 +95,26 @@ def _language(media_type: str) -> Language:
 
 
 def _tree(source: bytes, media_type: str) -> Node | None:
-    """The root node; None when the parser takes too many steps."""
-    left = min(_STEPS, 1000 + len(source) * _STEPS_PER_KILOBYTE // 1024)
+    """The root node; None when the parser takes too much work."""
+    kilobytes = 1 + len(source) // 1024
+    steps = min(_STEPS, 500 + kilobytes * _STEPS_PER_KILOBYTE)
+    reads = 64 + kilobytes * _READS_PER_KILOBYTE
 
     def read(offset: int, _point: object) -> bytes:
-        return source[offset : offset + 65536]
+        nonlocal reads
+        reads -= 1
+        return source[offset : offset + _READ] if reads > 0 else b""
 
     def stop(_offset: int, has_error: bool) -> bool:
-        nonlocal left
-        left -= _STEPS_AFTER_ERROR if has_error else 1
-        return left < 0
+        nonlocal steps
+        steps -= _STEPS_AFTER_ERROR if has_error else 1
+        return steps < 0 or reads <= 0
 
     try:
-        return Parser(_language(media_type)).parse(read, progress_callback=stop).root_node
+        tree = Parser(_language(media_type)).parse(read, progress_callback=stop)
     except ValueError:  # how the binding says that the parse was stopped
         return None
+    return tree.root_node if reads > 0 else None
 
 
 class _Walk:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, floor
 
-from pipeline.core.chunking.prose import start_near
+from pipeline.core.chunking.prose import grapheme_near, start_near
 from pipeline.core.chunking.units import SECTION, Block, Units
 from pipeline.core.model import ChunkParams, CountTokens
 
 _TOLERANCE = 0.025
 _CHARS_PER_TOKEN = 4
 """The first guess. A constant: with a share of the whole unit, an edit before the overlap would move its start."""
-_ROUNDS = 6
+_ROUNDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,42 @@ class Overlap:
 class _Search:
     """Looks for a word inside one unit at which the overlap has the right size."""
 
-    unit: int
     behind: int
     """Tokens of the whole units between this one and the boundary."""
+    start: int
+    end: int
+    """The unit."""
     low: int
     high: int
     place: int
     best: Overlap | None = None
+    by_word: bool = True
+
+    def guess(self, window: Window, chars_per_token: float) -> None:
+        place = self.end - round((window.middle - self.behind) * chars_per_token)
+        self.place = place if self.low < place < self.high else (self.low + self.high) // 2
+
+    def find(self, text: str, reach: int) -> int:
+        """Where to count from next; ``low`` when there is nothing left to try."""
+        if self.by_word:
+            return start_near(text, self.low, self.place, self.high, reach)
+        return grapheme_near(text, self.low, self.place, self.high)
+
+    def learn(self, overlap: Overlap, window: Window) -> None:
+        if self.best is None or _worth(overlap, window) < _worth(self.best, window):
+            self.best = overlap
+        if overlap.tokens > window.most:
+            self.low = overlap.start
+        else:
+            self.high = overlap.start
+        if overlap.start < self.end:
+            self.guess(window, (self.end - overlap.start) / max(1, overlap.tokens - self.behind))
+
+    def by_grapheme(self, window: Window) -> None:
+        """No word will do (a long link, a script without spaces): look again, between any two letters."""
+        self.by_word = False
+        self.low, self.high = self.start, self.end
+        self.guess(window, _CHARS_PER_TOKEN)
 
 
 def may_overlap(unit: int, units: Units, blocks: Sequence[Block]) -> bool:
@@ -84,7 +113,7 @@ def overlaps(
                 else:
                     searches[cut] = result
     for _ in range(_ROUNDS):
-        searches = _advance(text, units, searches, window, count_tokens, found)
+        searches = _advance(text, searches, window, count_tokens, found)
     found.update((cut, search.best) for cut, search in searches.items() if search.best)
     return found
 
@@ -110,43 +139,37 @@ def _whole_units(
     if best:
         return Overlap(units.starts[best[2]], best[3])
     start, end = units.starts[unit - 1], units.starts[unit]
-    return _Search(unit - 1, tokens, start, end, end - round((window.middle - tokens) * _CHARS_PER_TOKEN))
+    search = _Search(tokens, start, end, start, end, end)
+    search.guess(window, _CHARS_PER_TOKEN)
+    if tokens:
+        search.best = Overlap(end, tokens)
+    return search
 
 
 def _advance(
-    text: str,
-    units: Units,
-    searches: dict[int, _Search],
-    window: Window,
-    count_tokens: CountTokens,
-    found: dict[int, Overlap],
+    text: str, searches: dict[int, _Search], window: Window, count_tokens: CountTokens, found: dict[int, Overlap]
 ) -> dict[int, _Search]:
-    """One round for all: count from a word near the guess, then halve the range in which to guess."""
-    if not searches:
-        return searches
+    """One round for all: count from the place guessed, and guess again from what that says. Returns who goes on."""
     reach = _CHARS_PER_TOKEN * (window.most - window.least) // 2
-    places = [start_near(text, s.low, s.place, s.high, reach) for s in searches.values()]
-    ends = [units.starts[s.unit + 1] for s in searches.values()]
-    counts = count_tokens([text[a:b] for a, b in zip(places, ends, strict=True)])
+    tried: list[tuple[int, _Search, int]] = []
     left: dict[int, _Search] = {}
-    for (cut, search), place, count in zip(searches.items(), places, counts, strict=True):
+    for cut, search in searches.items():
+        place = search.find(text, reach)
+        if place > search.low:
+            tried.append((cut, search, place))
+        elif search.best and (search.best.tokens <= window.most or not search.by_word):
+            found[cut] = search.best
+        elif search.by_word:
+            search.by_grapheme(window)
+            left[cut] = search
+    counts = count_tokens([text[place : search.end] for _, search, place in tried]) if tried else []
+    for (cut, search, place), count in zip(tried, counts, strict=True):
         overlap = Overlap(place, search.behind + count)
         if window.least <= overlap.tokens <= window.most:
             found[cut] = overlap
-            continue
-        if search.best is None or _worth(overlap, window) < _worth(search.best, window):
-            search.best = overlap
-        if overlap.tokens > window.most:
-            search.low = place
         else:
-            search.high = place
-        end = units.starts[search.unit + 1]
-        guess = end - round((window.middle - search.behind) * (end - place) / max(1, count))
-        search.place = guess if search.low < guess < search.high else (search.low + search.high) // 2
-        if search.high - search.low > 1:
+            search.learn(overlap, window)
             left[cut] = search
-        else:
-            found[cut] = search.best
     return left
 
 

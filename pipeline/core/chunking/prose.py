@@ -29,6 +29,9 @@ _SENTENCE_ENDS = re.compile(
     rf"[.!?…؟۔।][.!?…]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?=[ \t]{{1,9}}+[^\s{_LOWER}])"
     rf"|[。！？｡][。！？]{{0,3}}+[{_CLOSERS}]{{0,4}}+(?!\s)"
 )
+_SENTENCE_STARTS = re.compile(
+    rf"[.!?…؟۔।][{_CLOSERS}]{{0,4}}+\s+(?=[^\s{_LOWER}])|[。！？｡]+[{_CLOSERS}]{{0,4}}+|\n\s*\n[ \t]*"
+)
 _CLAUSE_ENDS = re.compile(r"\n+|[,;:—–)\]}>](?=[ \t])|[、，；：]")
 _WORD_ENDS = re.compile(r"(?<=\S)(?=[^\S\n])")
 _WORD_STARTS = re.compile(r"(?<=\s)(?=\S)")
@@ -97,13 +100,13 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     for rank, places in _LEVELS:
         left: list[tuple[int, int]] = []
         for a, b in gaps:
-            found = [p for p in places(text, a, b) if a + distance <= p <= b - distance]
-            if found:
-                taken = greedy(found, everywhere, distance, key)
-                done += [(place, rank) for place in taken]
-                left += [(x, y) for x, y in pairwise([a, *taken, b]) if y - x > size]
-            else:
-                left.append((a, b))
+            found = [place for place in places(text, a, b) if a < place < b]
+            roomy = [place for place in found if a + distance <= place <= b - distance]
+            taken = greedy(roomy, everywhere, distance, key)
+            if found and not taken and places is _word_ends:  # rather an uneven piece than a torn word
+                taken = [min(found, key=lambda place: abs(2 * place - a - b))]
+            done += [(place, rank) for place in taken]
+            left += [(x, y) for x, y in pairwise([a, *taken, b]) if y - x > size]
         gaps = left
         if not gaps:
             break
@@ -113,6 +116,9 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
 
 def _matches(pattern: re.Pattern[str]) -> Callable[[str, int, int], list[int]]:
     return lambda text, start, end: [match.end() for match in pattern.finditer(text, start, end)]
+
+
+_word_ends = _matches(_WORD_ENDS)
 
 
 def _graphemes(text: str, start: int, end: int) -> list[int]:
@@ -144,7 +150,8 @@ _LEVELS: tuple[tuple[int, Callable[[str, int, int], list[int]]], ...] = (
     (LINE, _matches(_LINE_ENDS)),
     (SENTENCE, _matches(_SENTENCE_ENDS)),
     (PIECE, _matches(_CLAUSE_ENDS)),
-    (PIECE, _matches(_WORD_ENDS)),
+    (PIECE, _word_ends),
+    (PIECE, _word_ends),  # for what an uneven cut left
     (PIECE, _some_graphemes),
     (PIECE, _graphemes),
 )
@@ -168,16 +175,18 @@ def is_torn(text: str, place: int) -> bool:
 
 
 def start_near(text: str, low: int, place: int, high: int, reach: int) -> int:
-    """Where to begin reading in low < … < high close to ``place``: a sentence within reach, else a word, else a
-    grapheme."""
+    """Where to begin reading in low < … < high close to ``place``: at a sentence within reach, else at a word. ``low``
+    if there is none."""
     begin, end = max(low + 1, place - 60), min(high, place + 60)
-    starts = [match.end() for match in _SENTENCE_STARTS.finditer(text, begin, end)]
-    starts = [start for start in starts if abs(start - place) <= reach]
+    sentences = (match.end() for match in _SENTENCE_STARTS.finditer(text, max(0, begin - 8), end))
+    starts = [start for start in sentences if begin <= start < end and abs(start - place) <= reach]
     starts = starts or [match.start() for match in _WORD_STARTS.finditer(text, begin, end)]
-    if not starts:
-        around = max(low, place - 64)
-        starts = _graphemes(text, around, min(high, place + 64))
     return min(starts, key=lambda start: abs(start - place), default=low)
 
 
-_SENTENCE_STARTS = re.compile(rf"[.!?…؟۔।][{_CLOSERS}]*\s+(?=[^\s{_LOWER}])|[。！？｡]+[{_CLOSERS}]*|\n\s*\n[ \t]*")
+def grapheme_near(text: str, low: int, place: int, high: int) -> int:
+    """A boundary between grapheme clusters in low < … < high, where ``low`` is one; ``low`` if there is none."""
+    around = low
+    if place - low > _LONGEST_CLUSTER:  # a boundary after a plain letter is one wherever one begins to look
+        around = place - 64
+    return min(_graphemes(text, around, min(high, place + 64)), key=lambda start: abs(start - place), default=low)
