@@ -127,10 +127,16 @@ class Library:
         dead = DeadLetters(pool, producer, metrics)  # type: ignore[arg-type]
         announcer = Announcer(pool, producer, metrics)  # type: ignore[arg-type]
         chunker = Chunker(lambda _: embedder.count_tokens)
-        known = {generation.name: generation}
+
+        async def known() -> dict[str, Generation]:
+            return {generation.name: generation}
+
         return cls(
             settings, pool, es, generation,
-            Detect(pool, producer, dead, lambda _: embedder.count_tokens, metrics, batch_size=32, grace_seconds=30),  # type: ignore[arg-type]
+            Detect(
+                pool, producer, dead, announcer, lambda _: embedder.count_tokens, metrics, batch_size=32,  # type: ignore[arg-type]
+                grace_seconds=30,
+            ),
             VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=32),
             KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
             embedder,
