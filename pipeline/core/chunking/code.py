@@ -52,7 +52,7 @@ _WRAPPERS = frozenset(
 _VARIABLES = frozenset({"lexical_declaration", "variable_declaration"})
 _FUNCTION_VALUES = frozenset({"arrow_function", "function_expression", "generator_function", "class"})
 _BODY = re.compile(
-    r"block|.*_block|body|.*_body|.*declaration_list|compound_statement|statement_list|enum_variant_list"
+    r"block|.*_block|body|.*_body|.*declaration_list|compound_statement|statement_list|enum_variant_list|column_definitions"
 )
 _LEADING = re.compile(r"comment|line_comment|block_comment|attribute_item|decorator|marginalia")
 

@@ -9,6 +9,8 @@ from pipeline.core.chunking.units import BOUND, DEEPEST, GLUE, HARD, PARAGRAPH, 
 from pipeline.core.normalise import RECORD_SEPARATOR
 
 _DELIMITERS = ",;\t|"
+_SMALLEST_MEMBER = 40
+"""Characters of JSON members (numbers, say) that are not worth a boundary each."""
 _JSON_TOKEN = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[\]{},]|\n')
 
 
@@ -64,6 +66,7 @@ def json(text: str) -> list[Block]:
     blocks = [Block(0, SECTION, prose=False)]
     depth = 0
     pending: int | None = None
+    top = 0
     for match in _JSON_TOKEN.finditer(text):
         mark = match[0]
         if mark in "[{":
@@ -78,9 +81,11 @@ def json(text: str) -> list[Block]:
                 continue
             level = depth if pending is None else pending
             pending = None
-            if match.end() - blocks[-1].start >= 40 and match.end() < len(text):
+            since = top if level <= 1 else blocks[-1].start
+            if match.end() - since >= _SMALLEST_MEMBER and match.end() < len(text):
                 rank = SECTION if level <= 1 else min(BOUND + level, DEEPEST)
                 blocks.append(Block(match.end(), rank, prose=False))
+                top = match.end() if level <= 1 else top
     return blocks
 
 

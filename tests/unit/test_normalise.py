@@ -1,0 +1,113 @@
+"""Normalisation: idempotent, storable, nothing invisible, HTML as Markdown."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.errors import Poison
+from pipeline.core.normalise import normalise
+
+PLAIN = "text/plain"
+SCOTLAND = "🏴\U000e0067\U000e0062\U000e0073\U000e0063\U000e0074\U000e007f"
+awkward = st.text(
+    st.one_of(
+        st.characters(exclude_categories=["Cs"]),
+        st.sampled_from(
+            "\r\n\x00\x0b\x0c\x85\u2028\u200b\u200c\u200d\ufeff\u202e\u2067\u00ad\u0301e한ᄒ\U000e0041\U0001f3f4\U000e007f\ufe0f\u212a"
+        ),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(awkward, st.sampled_from([PLAIN, "text/markdown", "text/x-penstock-messages", "text/x-python; charset=utf-8"]))
+def test_idempotent_and_storable(content: str, media_type: str) -> None:
+    text, kind = normalise(content, media_type)
+    assert normalise(text, kind) == (text, kind)
+    assert unicodedata.is_normalized("NFC", text)
+    assert not any(character in text for character in "\x00\r\x0b\x0c\x85\u2028\u200b\ufeff\u202e\u2067\u00ad")
+    assert text.encode().decode() == text
+
+
+HTML = """<p> </p> <div> </div> <b> </b> <ul><li> </li></ul> <table><tr><td> </td></tr></table> <pre> </pre> <code>
+</code> <h1> </h1> <br> <a> <a/href='https://e.org'> </a> text &lt; &#8203; &#x202e; <script>x</script> <!--c--> * _ # `
+| < > é <svg> <![CDATA[ 1. --- &nbsp;"""
+html_parts = st.sampled_from([*HTML.split(), "\n", " ", "   "])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(html_parts, max_size=40).map("".join))
+def test_html_comes_out_as_stable_markdown(html: str) -> None:
+    text, kind = normalise(html, "text/html")
+    assert kind == "text/markdown"
+    assert normalise(text, kind) == (text, kind)
+    assert "\u200b" not in text
+    assert "\u202e" not in text
+
+
+def test_html_keeps_structure_and_drops_what_is_hidden() -> None:
+    html = """<!doctype html><html><head><title>no</title><style>no{}</style></head><body>
+    <h2>Set up</h2><p>Run <code>make</code> &amp; wait.</p><ol><li>one<li>two</ol>
+    <table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table>
+    <pre><code class="language-python">def f():
+    return 1</code></pre>
+    <p hidden>no</p><p style="display: none">no</p><span aria-hidden="true">no</span><!-- no --><script>no()</script>
+    <img src="x.png" alt="A diagram"> <a href="javascript:no()">link</a> <a href="https://e.org/x">other</a></body></html>"""
+    text, _ = normalise(html, "text/html; charset=utf-8")
+    assert "## Set up\n" in text
+    assert "Run `make` & wait." in text
+    assert "1. one\n2. two" in text
+    assert "| a | b |\n| --- | --- |\n| 1 | 2 |" in text
+    assert "```python\ndef f():\n    return 1\n```" in text
+    assert "A diagram" in text
+    assert "[other](https://e.org/x)" in text
+    assert "no" not in text.replace("not", "")
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("a\r\nb\rc\x0cd\u2028e", "a\nb\nc\nd\ne"),
+        ("nul\x00 bell\x07 tab\t", "nul bell tab\t"),
+        ("\ufeffcafe\u0301", "café"),
+        ("pass\u200bword pass\u200dword pass\u200cword", "password password password"),
+        ("ad\u202emin\u202c \u2066x\u2069", "admin x"),
+        ("می\u200cخواهم", "می\u200cخواهم"),
+        ("क्\u200dष", "क्\u200dष"),
+        ("👩\u200d👩\u200d👧 ❤\ufe0f\u200d🔥", "👩\u200d👩\u200d👧 ❤\ufe0f\u200d🔥"),
+        (SCOTLAND, SCOTLAND),
+        ("hi\U000e0068\U000e0069", "hi"),
+        ("soft\u00adhyphen", "softhyphen"),
+    ],
+)  # fmt: skip
+def test_characters(content: str, text: str) -> None:
+    assert normalise(content, PLAIN) == (text, PLAIN)
+
+
+def test_record_separators_only_stay_between_messages() -> None:
+    assert normalise("a\x1eb", "text/x-penstock-messages")[0] == "a\x1eb"
+    assert normalise("a\x1eb", PLAIN)[0] == "ab"
+
+
+def test_media_types_lose_parameters_and_case() -> None:
+    assert normalise("x", "Text/Plain; charset=UTF-8")[1] == PLAIN
+    assert normalise("x", "")[1] == PLAIN
+
+
+def test_a_lone_surrogate_is_poison() -> None:
+    with pytest.raises(Poison, match="surrogate") as caught:
+        normalise("ok \ud800", PLAIN)
+    assert caught.value.code == "bad_text"
+
+
+def test_deeply_nested_html_is_flattened() -> None:
+    started = time.monotonic()
+    text, _ = normalise("<div>" * 20_000 + "<p>deep</p>" + "</div>" * 20_000, "text/html")
+    assert "deep" in text
+    assert time.monotonic() - started < 20
