@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -59,6 +60,10 @@ class _Packing:
         self.units = measure(text, blocks, self.sizes, count_tokens)
         self.positions = [0, *accumulate(self.units.tokens)]
         self.prefixes = self._prefixes()
+        ranks, starts = self.units.ranks, self.units.starts
+        pieces = (unit for unit, rank in enumerate(ranks) if rank in (PIECE, BOUND_PIECE))
+        self.torn = [unit for unit in pieces if is_torn(text, starts[unit])]
+        """Units that begin inside a word."""
         self.bare: set[int] = set()
         """Units whose chunk has no room for anything repeated."""
 
@@ -127,10 +132,7 @@ class _Packing:
             elif wanted := self.blocks[units.blocks[first]].prefix:
                 prefix, prefix_tokens = self.prefixes[wanted]
                 tokens += prefix_tokens
-        torn = any(
-            units.ranks[unit] in (PIECE, BOUND_PIECE) and is_torn(text, units.starts[unit])
-            for unit in range(first + (overlap is None), last)
-        )
+        torn = bisect_left(self.torn, last) > bisect_left(self.torn, first + (overlap is None))
         return _Draft(first, last, prefix, start, end, tokens, last - first + len(prefix) + 2, torn)
 
     def settle(self, drafts: Sequence[_Draft]) -> list[_Draft]:

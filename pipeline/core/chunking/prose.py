@@ -100,11 +100,10 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     for rank, places in _LEVELS:
         left: list[tuple[int, int]] = []
         for a, b in gaps:
-            found = [place for place in places(text, a, b) if a < place < b]
-            roomy = [place for place in found if a + distance <= place <= b - distance]
-            taken = greedy(roomy, everywhere, distance, key)
-            if found and not taken and places is _word_ends:  # rather an uneven piece than a torn word
-                taken = [min(found, key=lambda place: abs(2 * place - a - b))]
+            taken = greedy(places(text, a, b, a + distance, b - distance), everywhere, distance, key)
+            if not taken and places is _word_ends:  # rather an uneven piece than a torn word
+                found = places(text, a, b, a + 1, b - 1)
+                taken = [min(found, key=lambda place: abs(2 * place - a - b))] if found else []
             done += [(place, rank) for place in taken]
             left += [(x, y) for x, y in pairwise([a, *taken, b]) if y - x > size]
         gaps = left
@@ -114,8 +113,24 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     return done
 
 
-def _matches(pattern: re.Pattern[str]) -> Callable[[str, int, int], list[int]]:
-    return lambda text, start, end: [match.end() for match in pattern.finditer(text, start, end)]
+_Places = Callable[[str, int, int, int, int], list[int]]
+"""(text, start, end, low, high) → the places of a kind in low … high, looking at nothing but start … end."""
+
+
+def _matches(pattern: re.Pattern[str]) -> _Places:
+    """Where a pattern's matches end. (One that begins more than 12 characters before ``low`` may be missed.)"""
+
+    def places(text: str, start: int, end: int, low: int, high: int) -> list[int]:
+        found = []
+        for match in pattern.finditer(text, max(start, low - 12), end):
+            place = match.end()
+            if place > high:
+                break
+            if place >= low:
+                found.append(place)
+        return found
+
+    return places
 
 
 _word_ends = _matches(_WORD_ENDS)
@@ -142,18 +157,22 @@ def _graphemes(text: str, start: int, end: int) -> list[int]:
     return places[:-1]
 
 
-def _some_graphemes(text: str, start: int, end: int) -> list[int]:
-    return [place for place in _graphemes(text, start, end) if local_hash(text, place) < _THIN]
+def _all_graphemes(text: str, start: int, end: int, low: int, high: int) -> list[int]:
+    return [place for place in _graphemes(text, start, end) if low <= place <= high]
 
 
-_LEVELS: tuple[tuple[int, Callable[[str, int, int], list[int]]], ...] = (
+def _some_graphemes(text: str, start: int, end: int, low: int, high: int) -> list[int]:
+    return [place for place in _all_graphemes(text, start, end, low, high) if local_hash(text, place) < _THIN]
+
+
+_LEVELS: tuple[tuple[int, _Places], ...] = (
     (LINE, _matches(_LINE_ENDS)),
     (SENTENCE, _matches(_SENTENCE_ENDS)),
     (PIECE, _matches(_CLAUSE_ENDS)),
     (PIECE, _word_ends),
     (PIECE, _word_ends),  # for what an uneven cut left
     (PIECE, _some_graphemes),
-    (PIECE, _graphemes),
+    (PIECE, _all_graphemes),
 )
 
 
