@@ -95,10 +95,6 @@ class Message(BaseModel):
     observed_at: Instant
     """When the source was *about to be* read. Grows per source."""
 
-    @property
-    def key(self) -> str:
-        raise NotImplementedError
-
 
 class DocumentMessage(Message):
     external_id: ExternalId
