@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -246,3 +247,22 @@ def test_the_same_in_every_process() -> None:
 def test_contradicting_sizes_are_refused(params: ChunkParams) -> None:
     with pytest.raises(Misconfigured, match="chunk"):
         check(params)
+
+
+@pytest.mark.parametrize(
+    ("text", "media_type"),
+    [
+        ("." * 60_000, "text/plain"),
+        ("🇩🇪" * 30_000, "text/plain"),
+        ("\\\n" * 30_000, "text/x-python"),
+        ("|" * 60_000, "application/x-sh"),
+        ("f(x){" * 12_000, "application/x-sh"),
+        ('"' * 60_000, "text/x-rust"),
+        ('"a\n' * 20_000, "text/csv"),
+    ],
+    ids=["dots", "flags", "continued lines", "pipes", "functions", "quotes", "unclosed quotes"],
+)
+def test_a_hostile_text_takes_no_minutes(text: str, media_type: str) -> None:
+    started = time.process_time()
+    assert cut(text, media_type, LOCAL)
+    assert time.process_time() - started < 10

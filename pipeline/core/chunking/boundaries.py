@@ -89,7 +89,7 @@ def spaced(
     return found
 
 
-def greedy(group: list[int], positions: Sequence[int], distance: int, priority: Callable[[int], int]) -> list[int]:
+def greedy(group: Sequence[int], positions: Sequence[int], distance: int, priority: Callable[[int], int]) -> list[int]:
     """Of the sorted units in a group those that are taken when the best goes first and all keep the distance."""
     if len(group) < 2 or positions[group[-1]] - positions[group[0]] < distance:
         return [min(group, key=priority)] if group else []

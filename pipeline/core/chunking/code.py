@@ -62,11 +62,13 @@ _SIGNATURE_CHARS = 600
 _SIGNATURE_LINES = 12
 _MAX_DEPTH = 60
 _MAX_CHILDREN = 50_000
-_STEPS_PER_KILOBYTE = 16
-_STEPS = 10_000
+_MAX_BYTES = 1 << 20
+"""Source files of more than that are generated; and a tree of hostile nesting takes 250 bytes for each of theirs."""
+_STEPS = 2_000
+_STEPS_PER_KILOBYTE = 12
 _STEPS_AFTER_ERROR = 4
-"""Progress reports that the parser may make, those of error recovery weighed by their cost. Real code needs 2 to 9 a
-kilobyte; what needs more in all is a generated file of megabytes."""
+"""Progress reports that the parser may make by the time it has come so far, those of error recovery weighed by their
+cost. Real code needs 2 to 9 a kilobyte; a file that needs far more is given up after a second or so."""
 _READ = 1024
 _READS_PER_KILOBYTE = 32
 """How often the parser may ask for a kilobyte. Real code needs 1 to 3; a grammar whose scanner can be made to look
@@ -79,7 +81,8 @@ def parse(text: str, media_type: str, target: int) -> list[Block]:
     if not text:
         return []
     walk = _Walk(text, target)
-    root = _tree(text.encode(), media_type)
+    source = text.encode()
+    root = _tree(source, media_type) if len(source) <= _MAX_BYTES else None
     if root is None:
         return [
             Block(0, PARAGRAPH, prose=False),
@@ -96,19 +99,18 @@ def _language(media_type: str) -> Language:
 
 def _tree(source: bytes, media_type: str) -> Node | None:
     """The root node; None when the parser takes too much work."""
-    kilobytes = 1 + len(source) // 1024
-    steps = min(_STEPS, 500 + kilobytes * _STEPS_PER_KILOBYTE)
-    reads = 64 + kilobytes * _READS_PER_KILOBYTE
+    steps = 0
+    reads = 64 + len(source) * _READS_PER_KILOBYTE // 1024
 
     def read(offset: int, _point: object) -> bytes:
         nonlocal reads
         reads -= 1
         return source[offset : offset + _READ] if reads > 0 else b""
 
-    def stop(_offset: int, has_error: bool) -> bool:
+    def stop(offset: int, has_error: bool) -> bool:
         nonlocal steps
-        steps -= _STEPS_AFTER_ERROR if has_error else 1
-        return steps < 0 or reads <= 0
+        steps += _STEPS_AFTER_ERROR if has_error else 1
+        return reads <= 0 or steps > _STEPS + offset * _STEPS_PER_KILOBYTE // 1024
 
     try:
         tree = Parser(_language(media_type)).parse(read, progress_callback=stop)

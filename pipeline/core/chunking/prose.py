@@ -10,7 +10,7 @@ tokenizer and no word of WordPiece is torn, and token counts of neighbours add u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from zlib import crc32
@@ -41,8 +41,9 @@ _LONGEST_CLUSTER = 512
 """Code points. Longer grapheme clusters do not occur in any language; they are cut like letters."""
 _UNSPACED = "\u2e80"
 """CJK scripts and emoji begin here."""
+_MANY = 4096
 _THIN = 1 << 29
-"""Of single letters only those boundaries are looked at whose hash is below this: one of eight, enough to choose."""
+"""Of very many places only those are looked at whose hash is below this: one of eight, enough to choose from."""
 
 
 def paragraphs(text: str) -> list[Block]:
@@ -100,7 +101,11 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     for rank, places in _LEVELS:
         left: list[tuple[int, int]] = []
         for a, b in gaps:
-            taken = greedy(places(text, a, b, a + distance, b - distance), everywhere, distance, key)
+            found = places(text, a, b, a + distance, b - distance)
+            if len(found) > _MANY:
+                thin = [place for place in found if local_hash(text, place) < _THIN]
+                found = thin if 0 < len(thin) < len(found) // 2 else found[:: max(1, distance // 8)]  # a pattern
+            taken = greedy(found, everywhere, distance, key)
             if not taken and places is _word_ends:  # rather an uneven piece than a torn word
                 found = places(text, a, b, a + 1, b - 1)
                 taken = [min(found, key=lambda place: abs(2 * place - a - b))] if found else []
@@ -113,7 +118,7 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     return done
 
 
-_Places = Callable[[str, int, int, int, int], list[int]]
+_Places = Callable[[str, int, int, int, int], Sequence[int]]
 """(text, start, end, low, high) → the places of a kind in low … high, looking at nothing but start … end."""
 
 
@@ -136,15 +141,15 @@ def _matches(pattern: re.Pattern[str]) -> _Places:
 _word_ends = _matches(_WORD_ENDS)
 
 
-def _graphemes(text: str, start: int, end: int) -> list[int]:
-    """Boundaries of grapheme clusters in start < … < end; start is one. A cluster of absurd length is cut like letters.
+def _graphemes(text: str, start: int, end: int, low: int, high: int) -> Sequence[int]:
+    """Boundaries between grapheme clusters; start is one. A cluster of absurd length is cut like letters.
 
     In slices, because to pair flags the regex engine looks back at all regional indicators before.
     """
     if text[start:end].isascii():
-        return list(range(start + 1, end))
+        return range(max(start + 1, low), min(end - 1, high) + 1)
     places: list[int] = []
-    while start < end:
+    while start < end and start <= high:
         stop = min(end, start + 2 * _LONGEST_CLUSTER)
         ends = [start + match.end() for match in _GRAPHEME.finditer(text[start:stop])]
         if stop < end and len(ends) > 1:
@@ -154,15 +159,7 @@ def _graphemes(text: str, start: int, end: int) -> list[int]:
                 places += range(start + 1, place)
             places.append(place)
             start = place
-    return places[:-1]
-
-
-def _all_graphemes(text: str, start: int, end: int, low: int, high: int) -> list[int]:
-    return [place for place in _graphemes(text, start, end) if low <= place <= high]
-
-
-def _some_graphemes(text: str, start: int, end: int, low: int, high: int) -> list[int]:
-    return [place for place in _all_graphemes(text, start, end, low, high) if local_hash(text, place) < _THIN]
+    return [place for place in places if low <= place <= high and place < end]
 
 
 _LEVELS: tuple[tuple[int, _Places], ...] = (
@@ -170,9 +167,9 @@ _LEVELS: tuple[tuple[int, _Places], ...] = (
     (SENTENCE, _matches(_SENTENCE_ENDS)),
     (PIECE, _matches(_CLAUSE_ENDS)),
     (PIECE, _word_ends),
-    (PIECE, _word_ends),  # for what an uneven cut left
-    (PIECE, _some_graphemes),
-    (PIECE, _all_graphemes),
+    (PIECE, _word_ends),  # for what an uneven cut or a thinned choice left
+    (PIECE, _graphemes),
+    (PIECE, _graphemes),
 )
 
 
@@ -208,4 +205,5 @@ def grapheme_near(text: str, low: int, place: int, high: int) -> int:
     around = low
     if place - low > _LONGEST_CLUSTER:  # a boundary after a plain letter is one wherever one begins to look
         around = place - 64
-    return min(_graphemes(text, around, min(high, place + 64)), key=lambda start: abs(start - place), default=low)
+    end = min(high, place + 64)
+    return min(_graphemes(text, around, end, low + 1, end - 1), key=lambda start: abs(start - place), default=low)
