@@ -37,7 +37,7 @@ async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
         async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka)) as started:
             yield started
     except NotDelivered as error:
-        raise Retryable(str(error)) from error
+        raise Retryable(str(error), service="kafka") from error
 
 
 async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:
@@ -51,7 +51,7 @@ async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_sec
             for future in futures:
                 await asyncio.shield(future)
     except TimeoutError as error:
-        raise Retryable(f"Kafka did not confirm within {within_seconds:.0f} s") from error
+        raise Retryable(f"Kafka did not confirm within {within_seconds:.0f} s", service="kafka") from error
     except NotDelivered as error:
-        raise Retryable(str(error)) from error
+        raise Retryable(str(error), service="kafka") from error
     return len(futures)

@@ -147,6 +147,8 @@ class StreamSettings(_Settings):
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1
     """Share of a busy lane's work kept for backfill, so that neither starves."""
+    dead_letters_per_minute: int = 60
+    """More than that in a minute (a bad deploy) stops intake instead of dead-lettering the world."""
     session_timeout_seconds: float = 45.0
     """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0
@@ -155,6 +157,15 @@ class StreamSettings(_Settings):
     health_port: int = 0
     """Port of /livez, /readyz and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"
+
+
+class AuditSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_AUDIT_", frozen=True, extra="forbid")
+
+    documents_per_second: float = 20.0
+    """Pace of the continuous audit in the workers, over all of them; 0 turns it off."""
+    repair: bool = False
+    """Whether the continuous audit mends what it finds, or only reports it."""
 
 
 class Settings(_Settings):
@@ -167,6 +178,7 @@ class Settings(_Settings):
     elasticsearch: ElasticsearchSettings
     embedding: EmbeddingSettings
     stream: StreamSettings
+    audit: AuditSettings = AuditSettings()
 
 
 def load() -> Settings:
@@ -178,6 +190,7 @@ def load() -> Settings:
             elasticsearch=ElasticsearchSettings(),
             embedding=EmbeddingSettings(),
             stream=StreamSettings(),
+            audit=AuditSettings(),
         )
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]

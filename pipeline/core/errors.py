@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "dead-letters"]
+"""What a worker leans on. "dead-letters": our own limit against a flood of them."""
+
 
 class PenstockError(Exception):
     """Base of the errors that are shown to people: one line, what and where and what to do."""
@@ -10,10 +15,12 @@ class PenstockError(Exception):
 class Retryable(PenstockError):
     """The world may heal (a refused connection, a 429, a 5xx): wait and try again; never dead-letter."""
 
-    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(self, message: str, *, retry_after: float | None = None, service: Service | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
         """Seconds that the other side asked us to wait, if it said so."""
+        self.service = service
+        """What has to heal, where that is known."""
 
 
 class Poison(PenstockError):

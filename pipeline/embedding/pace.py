@@ -41,14 +41,14 @@ class Pace:
                     failure = error
             wait = self._pause(failure, attempt)
             if time.monotonic() + wait >= deadline:
-                raise Retryable(str(failure), retry_after=wait) from failure
+                raise Retryable(str(failure), retry_after=wait, service="embedding") from failure
             await asyncio.sleep(wait)
             attempt += 1
 
     async def _allowed(self, deadline: float) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
             if self._not_before >= deadline:
-                raise Retryable("the embedding server asked this client to wait", retry_after=wait)
+                raise Retryable("the embedding server asked this client to wait", retry_after=wait, service="embedding")
             await asyncio.sleep(wait)
 
     def _pause(self, failure: Retryable, attempt: int) -> float:

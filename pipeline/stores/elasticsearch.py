@@ -94,17 +94,23 @@ def translated(doing: str) -> Iterator[None]:
     except UnsupportedProductError as error:
         raise Misconfigured(f"{doing}: the server is not Elasticsearch; check PENSTOCK_ELASTICSEARCH_URL") from error
     except SerializationError as error:
-        raise Retryable(f"{doing}: the answer is not Elasticsearch's (a proxy's error page?)") from error
+        raise Retryable(
+            f"{doing}: the answer is not Elasticsearch's (a proxy's error page?)", service="elasticsearch"
+        ) from error
     except ConnectionTimeout as error:
-        raise Retryable(f"{doing}: Elasticsearch did not answer in time; it may or may not have done it") from error
+        raise Retryable(
+            f"{doing}: Elasticsearch did not answer in time; it may or may not have done it", service="elasticsearch"
+        ) from error
     except UnreachableError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise Misconfigured(
                 f"{doing}: Elasticsearch's certificate is not trusted; set PENSTOCK_ELASTICSEARCH_CA_CERTS"
             ) from error
-        raise Retryable(f"{doing}: Elasticsearch cannot be reached") from error
+        raise Retryable(f"{doing}: Elasticsearch cannot be reached", service="elasticsearch") from error
     except TransportError as error:
-        raise Retryable(f"{doing}: the connection to Elasticsearch failed ({type(error).__name__})") from error
+        raise Retryable(
+            f"{doing}: the connection to Elasticsearch failed ({type(error).__name__})", service="elasticsearch"
+        ) from error
 
 
 def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
@@ -115,6 +121,7 @@ def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
         return Retryable(
             f"{doing}: Elasticsearch is overloaded or restarting ({status} {kind})",
             retry_after=float(after) if after.isdecimal() else None,
+            service="elasticsearch",
         )
     if status in (401, 403):
         return Misconfigured(
@@ -168,7 +175,10 @@ async def create_index(
                 ) from error
             raise
     if not made["shards_acknowledged"]:
-        raise Retryable(f"create index {generation_index}: its shards have not started yet; is the disk full?")
+        raise Retryable(
+            f"create index {generation_index}: its shards have not started yet; is the disk full?",
+            service="elasticsearch",
+        )
     return None
 
 

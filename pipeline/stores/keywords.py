@@ -117,7 +117,10 @@ class Keywords:
             operations = put_off
             if operations:
                 await patience.wait(
-                    Retryable(f"write to {operations[0].write.index}: Elasticsearch puts off {len(operations)} writes")
+                    Retryable(
+                        f"write to {operations[0].write.index}: Elasticsearch puts off {len(operations)} writes",
+                        service="elasticsearch",
+                    )
                 )
 
     async def _bulk(self, operations: Sequence[_Operation]) -> list[Mapping[str, Any]]:

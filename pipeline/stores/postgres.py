@@ -90,7 +90,7 @@ class translated:
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, PoolTimeout):
-            raise Retryable(f"{self.what}: no connection became free in time") from error
+            raise Retryable(f"{self.what}: no connection became free in time", service="postgres") from error
         if not isinstance(error, psycopg.Error):
             return
         code = error.sqlstate
@@ -103,7 +103,7 @@ class translated:
             case "misconfigured":
                 raise Misconfigured(f"{summary}: {str(error).splitlines()[0]}") from error
             case _:
-                raise Retryable(summary) from error
+                raise Retryable(summary, service="postgres") from error
 
 
 def _migrations() -> list[tuple[str, str]]:

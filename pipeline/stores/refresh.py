@@ -34,7 +34,7 @@ class Refresher:
         mine = self._coming
         await asyncio.wait([mine])  # my cancellation is not the other callers'
         if mine.cancelled():
-            raise Retryable(f"refresh {self._index}: stopped before it was done")
+            raise Retryable(f"refresh {self._index}: stopped before it was done", service="elasticsearch")
         mine.result()
 
     async def _tick(self) -> None:
@@ -50,12 +50,14 @@ class Refresher:
         with translated(doing):
             shards = (await self._es.indices.refresh(index=self._index))["_shards"]
             if shards["failed"]:
-                raise Retryable(f"{doing}: {shards['failed']} of {shards['total']} shards failed")
+                raise Retryable(
+                    f"{doing}: {shards['failed']} of {shards['total']} shards failed", service="elasticsearch"
+                )
             if shards["successful"] < shards["total"]:
                 # A missing replica is fine. A missing primary is not, yet counts as no failure (200, after a minute).
                 health = await self._es.cluster.health(index=self._index, level="indices")
                 if health["status"] == "red":
-                    raise Retryable(f"{doing}: not all of its shards are there")
+                    raise Retryable(f"{doing}: not all of its shards are there", service="elasticsearch")
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
