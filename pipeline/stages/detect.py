@@ -213,15 +213,17 @@ class Detect:
         self._grace = grace_seconds
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        arrivals = []
+        arrivals, poison = [], []
         now = datetime.now(UTC)
         for record in batch:
             try:
                 arrivals.append(await asyncio.to_thread(read_event, record, now=now))
             except Poison as error:  # an invalid event never hides the valid one before it
-                await self.set_aside(record, error)
+                poison.append((record, error))
         if arrivals:
             await self._accept(arrivals)
+        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
+            await self.set_aside(record, why)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         await self._dead.bury(record, stage=self.name, error=error)

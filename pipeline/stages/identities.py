@@ -28,14 +28,20 @@ class Identities:
         self._dead = dead
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        rows = []
+        rows, poison = [], []
         for record in batch:
             try:
                 message = _identity(record)
             except Poison as error:
-                await self.set_aside(record, error)
+                poison.append((record, error))
             else:
                 rows.append((message.tenant, message.source, message.principal, message.groups, message.observed_at))
+        if rows:
+            await self._accept(rows)
+        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
+            await self.set_aside(record, why)
+
+    async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
         with translated("identities"):
             async with self._pool.connection() as connection:
                 await connection.cursor().executemany(
