@@ -155,7 +155,7 @@ class StreamSettings(_Settings):
     sweep_after_seconds: float = 30.0
     """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
     health_port: int = 0
-    """Port of /livez, /readyz and /metrics on health_host; 0 finds a free one."""
+    """Port of /livez, /readyz, /status and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"
 
 

@@ -29,6 +29,12 @@ class Metrics:
             "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
         )
         self.retries = Counter("penstock_retries", "Waits for the world to heal", ["stage"], registry=r)
+        self.breaker_open = Gauge(
+            "penstock_breaker_open",
+            "1 while a stage stands still because a service is down",
+            ["stage", "service"],
+            registry=r,
+        )
         self.batch_seconds = Histogram(
             "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
         )
@@ -53,6 +59,9 @@ class Metrics:
             registry=r,
         )
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
+
+    def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
+        self.breaker_open.labels(stage, service or "unknown").set(is_open)
 
     @contextmanager
     def batch(self, stage: str, size: int) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -31,7 +33,11 @@ class Worker:
     pid: int | None
     ready: bool
     health: str
-    """Where /livez, /readyz and /metrics are: ``http://127.0.0.1:PORT``."""
+    """Where /livez, /readyz, /status and /metrics are: ``http://127.0.0.1:PORT``."""
+    waiting_for: str | None = None
+    """The service that a stage of it stands still for …"""
+    reason: str | None = None
+    """… and why."""
 
 
 def command(name: str) -> list[str]:
@@ -102,7 +108,10 @@ def _look(home: Path, key: str) -> Worker:
     entry = process.load(_pid_file(home, key))
     running = process.running(entry)
     address = entry.address if entry else ""
-    return Worker(key, running.pid if running else None, running is not None and _answers(address), address)
+    ready = running is not None and _answers(address)
+    stages = _stages(address) if ready else []
+    stuck = next((stage for stage in stages if stage["waiting_for"]), {"waiting_for": None, "reason": None})
+    return Worker(key, running.pid if running else None, ready, address, stuck["waiting_for"], stuck["reason"])
 
 
 def _wait_ready(home: Path, key: str, entry: process.Record, offset: int) -> None:
@@ -119,13 +128,24 @@ def _wait_ready(home: Path, key: str, entry: process.Record, offset: int) -> Non
 
 
 def _answers(address: str) -> bool:
-    """Whether GET /readyz says 200 within two seconds."""
+    return _get(address, "/readyz") is not None
+
+
+def _stages(address: str) -> list[dict[str, Any]]:
+    """What its stages say of themselves; empty when it does not answer."""
+    body = _get(address, "/status")
+    return list(json.loads(body)["stages"]) if body else []
+
+
+def _get(address: str, path: str) -> bytes | None:
+    """The body of a 200 within two seconds, else None."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=2)
     try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.read() if answer.status == 200 else None
     except (OSError, http.client.HTTPException):
-        return False
+        return None
     finally:
         connection.close()
 

@@ -107,7 +107,16 @@ def _status(stack: Stack) -> dict[str, Any]:
         "services": {
             one.name: {"url": one.url or None, "pid": one.pid, "ready": one.ready} for one in stack.services()
         },
-        "workers": [{"name": one.name, "pid": one.pid, "ready": one.ready} for one in stack.workers()],
+        "workers": [
+            {
+                "name": one.name,
+                "pid": one.pid,
+                "ready": one.ready,
+                "waiting_for": one.waiting_for,
+                "reason": one.reason,
+            }
+            for one in stack.workers()
+        ],
     }
 
 
@@ -122,12 +131,18 @@ def _print_table(stack: Stack) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("", "address", "pid", "state"):
         table.add_column(title, no_wrap=True)
-    rows = [(one.name, re.sub(r":[^:@/]+@", ":***@", one.url), one.pid, one.ready) for one in stack.services()]
-    rows += [(one.name, one.health, one.pid, one.ready) for one in stack.workers()]
-    for name, address, pid, ready in rows:
+    workers = stack.workers()
+    rows = [(one.name, re.sub(r":[^:@/]+@", ":***@", one.url), one.pid, one.ready, "") for one in stack.services()]
+    rows += [(one.name, one.health, one.pid, one.ready, one.waiting_for or "") for one in workers]
+    for name, address, pid, ready, waiting_for in rows:
         state = "[green]ready[/]" if ready else "[yellow]not ready[/]" if pid else "[red]not running[/]"
+        if waiting_for:
+            state = f"[yellow]waiting for {waiting_for}[/]"
         table.add_row(name, address if pid else "", str(pid or ""), state)
     console.print(table)
+    for worker in workers:
+        if worker.reason:
+            console.print(f"{worker.name} stands still: {worker.reason}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -23,6 +23,10 @@ class Retryable(PenstockError):
         """What has to heal, where that is known."""
 
 
+class Deferred(Retryable):
+    """The other side asks us to come later (a 429): that says nothing about the piece of work."""
+
+
 class Poison(PenstockError):
     """This record never works. ``code`` is a bounded label; the text never quotes content."""
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import Deferred, Retryable
 from pipeline.core.retry import backoff
 
 CAP_SECONDS = 8.0
@@ -16,7 +16,7 @@ CAP_SECONDS = 8.0
 T = TypeVar("T")
 
 
-class Throttled(Retryable):
+class Throttled(Deferred):
     """The server asks the whole client, not one request, to slow down."""
 
 
@@ -41,14 +41,15 @@ class Pace:
                     failure = error
             wait = self._pause(failure, attempt)
             if time.monotonic() + wait >= deadline:
-                raise Retryable(str(failure), retry_after=wait, service="embedding") from failure
+                kind = Deferred if isinstance(failure, Deferred) else Retryable
+                raise kind(str(failure), retry_after=wait, service="embedding") from failure
             await asyncio.sleep(wait)
             attempt += 1
 
     async def _allowed(self, deadline: float) -> None:
         while (wait := self._not_before - time.monotonic()) > 0:
             if self._not_before >= deadline:
-                raise Retryable("the embedding server asked this client to wait", retry_after=wait, service="embedding")
+                raise Deferred("the embedding server asked this client to wait", retry_after=wait, service="embedding")
             await asyncio.sleep(wait)
 
     def _pause(self, failure: Retryable, attempt: int) -> float:

@@ -10,7 +10,7 @@ from pipeline.core.errors import Poison
 from pipeline.core.model import Lane
 from pipeline.kafka import deliver
 from pipeline.ledger.documents import Identity
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, used
 from topics.codec import BadMessage, decode
 from topics.messages import IndexHint
 from topics.producer import Producer
@@ -20,7 +20,7 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE
 async def send_hints(producer: Producer, hints: Iterable[tuple[Identity, str, Lane]]) -> int:
     """Send one hint for each (document, generation, lane) and wait until Kafka has them all. Raises Retryable."""
     now = datetime.now(UTC)
-    return await deliver(
+    sent = await deliver(
         producer.send(
             INDEX_LIVE if lane == "live" else INDEX_BACKFILL,
             IndexHint(
@@ -30,6 +30,9 @@ async def send_hints(producer: Producer, hints: Iterable[tuple[Identity, str, La
         )
         for identity, generation, lane in hints
     )  # fmt: skip
+    if sent:
+        used("kafka")
+    return sent
 
 
 def read_hint(record: Incoming) -> tuple[UUID, str]:

@@ -25,7 +25,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, used
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
@@ -144,6 +144,7 @@ class KeywordSink:
                 self._unfinished[generation.name, p.work.identity.id] = (p.work.want_seq, p.touched)
             outcomes = dict(zip((w.id for w in writes), await self._keywords.apply(writes), strict=True))
             await self._keywords.refreshed(generation.keyword_index)
+            used("elasticsearch")
         refused = {
             p.work.identity.id: o.reason for p in plans for w in p.writes if (o := outcomes[w.id]).result == "refused"
         }

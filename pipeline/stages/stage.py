@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
+from pipeline.core.errors import Service
 from pipeline.core.model import Lane
 from topics.codec import Headers
 from topics.registry import Topic
+
+USED: ContextVar[set[Service]] = ContextVar("used_services")
+"""What has answered well during the handling of the present batch: the proof that a failure is not the world's."""
+
+
+def used(service: Service) -> None:
+    """Say that a service other than Postgres (which every batch uses) has just answered well."""
+    if (services := USED.get(None)) is not None:
+        services.add(service)
 
 
 @dataclass(frozen=True, slots=True)

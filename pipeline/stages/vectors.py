@@ -27,7 +27,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, used
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -138,6 +138,7 @@ class VectorSink:
         if not unique:
             return  # every one of them changed since it was loaded: the next round meets the new text
         result = await self._embedder.embed_documents(unique)
+        used("embedding")
         self._metrics.embedding_tokens.inc(result.tokens)
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}

@@ -16,7 +16,7 @@ from elasticsearch import (
 )
 from elasticsearch import ConnectionError as UnreachableError
 
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.settings import ElasticsearchSettings
 
 METADATA_IGNORE_ABOVE = 8_000
@@ -118,7 +118,8 @@ def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
     status, kind = error.status_code, error_type(error.body)
     if status == 429 or status == 408 or status >= 500:
         after = error.meta.headers.get("retry-after") or ""
-        return Retryable(
+        kind_of_error = Deferred if status == 429 else Retryable
+        return kind_of_error(
             f"{doing}: Elasticsearch is overloaded or restarting ({status} {kind})",
             retry_after=float(after) if after.isdecimal() else None,
             service="elasticsearch",

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from elasticsearch import ApiError, AsyncElasticsearch, NotFoundError
 
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, classify_es_item
 from pipeline.stores.elasticsearch import error_type, translated
 from pipeline.stores.refresh import Refresher
@@ -117,7 +117,7 @@ class Keywords:
             operations = put_off
             if operations:
                 await patience.wait(
-                    Retryable(
+                    Deferred(
                         f"write to {operations[0].write.index}: Elasticsearch puts off {len(operations)} writes",
                         service="elasticsearch",
                     )

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import faust
@@ -180,6 +181,18 @@ class Consumption:
         finally:
             lanes.cancel()
             app.cancel()
+
+    def report(self) -> dict[str, Any]:
+        """What the stage is doing, for `penstock status`."""
+        trouble = self._lanes.trouble
+        return {
+            "stage": self._stage.name,
+            "ready": self.ready,
+            "in_flight": self._progress.in_flight(),
+            "waiting_for": None if trouble is None else trouble.service or "unknown",
+            "reason": None if trouble is None else trouble.reason,
+            "waiting_seconds": None if trouble is None else round(monotonic() - trouble.since, 1),
+        }
 
     @property
     def ready(self) -> bool:

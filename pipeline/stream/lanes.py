@@ -6,38 +6,38 @@ No Kafka here: records come in through ``put`` and leave through ``on_done``, ex
 from __future__ import annotations
 
 import asyncio
-import random
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
 
-import structlog
-
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.breaker import Trouble
 from pipeline.core.model import Lane
-from pipeline.core.retry import backoff
 from pipeline.stages.stage import Incoming, Stage
+from pipeline.stream.attempts import Attempts, Batch, Item
 from pipeline.telemetry import Metrics
 
-log = structlog.get_logger()
-
-RETRY_BASE_SECONDS = 0.2
-RETRY_CAP_SECONDS = 20.0
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch is closed when its records reach this: one large document a batch, so that others wait for one only."""
+PARK_AFTER = 3
+"""Tries of a single record before the lane goes on with what waits behind it, and comes back to it in between."""
 
 
 @dataclass(slots=True, eq=False)
 class _KeyLane:
-    queues: dict[Lane, deque[tuple[Incoming, object]]] = field(
-        default_factory=lambda: {"live": deque(), "backfill": deque()}
-    )
+    queues: dict[Lane, deque[Item]] = field(default_factory=lambda: {"live": deque(), "backfill": deque()})
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     room: dict[Lane, asyncio.Event] = field(
         default_factory=lambda: {"live": asyncio.Event(), "backfill": asyncio.Event()}
     )
     live_batches: int = 0
+    parked: Batch | None = None
+    """A record that keeps failing, tried again between other work. One at most: a lane stays bounded."""
+
+    @property
+    def waiting(self) -> bool:
+        return any(self.queues.values())
 
 
 class Lanes:
@@ -59,10 +59,15 @@ class Lanes:
         self._queue_size = queue_size
         self._batch_wait = batch_wait_seconds
         self._live_run = max(1, round(1 / backfill_share) - 1) if backfill_share > 0 else 0
-        self._metrics = metrics
         self._on_done = on_done
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._attempts = Attempts(stage, metrics, self._stopping)
+
+    @property
+    def trouble(self) -> Trouble | None:
+        """What the stage is waiting for, if it stands still."""
+        return self._attempts.breaker.trouble
 
     def start(self) -> None:
         self._tasks = [asyncio.create_task(self._run(lane), name=f"lane-{n}") for n, lane in enumerate(self._lanes)]
@@ -85,6 +90,8 @@ class Lanes:
                 queue.clear()
                 queue.extend(kept)
                 lane.room[name].set()
+            if lane.parked is not None and stale(lane.parked.items[0][1]):
+                lane.parked = None
 
     async def failed(self) -> BaseException:
         """Return when a lane ended although nobody stopped it: a fault of ours, not of a record."""
@@ -113,12 +120,46 @@ class Lanes:
 
     async def _run(self, lane: _KeyLane) -> None:
         while not self._stopping.is_set():
-            batch = await self._gather(lane)
-            if not batch:
-                continue
-            await self._work(batch)
+            batch = await self._next(lane)
+            if batch is not None:
+                await self._work(lane, batch)
 
-    async def _gather(self, lane: _KeyLane) -> list[tuple[Incoming, object]]:
+    async def _next(self, lane: _KeyLane) -> Batch | None:
+        """The parked record when its time has come, else what waits."""
+        parked = lane.parked
+        if parked is None:
+            return await self._gather(lane)
+        wait = parked.not_before - monotonic()
+        if wait > 0 and not lane.waiting:
+            lane.changed.clear()
+            try:
+                await asyncio.wait_for(lane.changed.wait(), wait)
+            except TimeoutError:
+                wait = 0.0
+        if wait <= 0:
+            lane.parked = None
+            return parked
+        return await self._gather(lane) if lane.waiting else None
+
+    async def _work(self, lane: _KeyLane, batch: Batch) -> None:
+        """Handle a batch to its end, or leave one failing record parked."""
+        while not self._stopping.is_set():
+            outcome = await self._attempts.once(batch)
+            if outcome == "done":
+                for record, tag in batch.items:
+                    self._on_done(record, tag)
+                return
+            if outcome == "split":
+                for half in batch.halves():
+                    await self._work(lane, half)
+                return
+            alone = len(batch.items) == 1
+            if alone and batch.tries >= PARK_AFTER and lane.parked is None and lane.waiting:
+                lane.parked = batch
+                return
+            await self._attempts.pause(batch.not_before - monotonic())
+
+    async def _gather(self, lane: _KeyLane) -> Batch | None:
         """The next batch, all live or all backfill: after a run of live batches one of backfill has its turn."""
         live, backfill = lane.queues["live"], lane.queues["backfill"]
         if not live and not backfill:
@@ -127,69 +168,15 @@ class Lanes:
             if self._batch_wait and not self._stopping.is_set():
                 await asyncio.sleep(self._batch_wait)
         if self._stopping.is_set() or not (live or backfill):
-            return []
+            return None
         starved = bool(backfill) and self._live_run > 0 and lane.live_batches >= self._live_run
         name: Lane = "live" if live and not starved else "backfill"
         lane.live_batches = lane.live_batches + 1 if name == "live" else 0
         queue = lane.queues[name]
-        batch: list[tuple[Incoming, object]] = []
+        items: list[Item] = []
         size = 0
-        while queue and len(batch) < self._stage.batch_size and size < BATCH_BYTES:
-            batch.append(queue.popleft())
-            size += len(batch[-1][0].value or b"")
+        while queue and len(items) < self._stage.batch_size and size < BATCH_BYTES:
+            items.append(queue.popleft())
+            size += len(items[-1][0].value or b"")
         lane.room[name].set()
-        return batch
-
-    async def _work(self, batch: Sequence[tuple[Incoming, object]]) -> None:
-        """Handle a batch to its end: wait out the world, halve until a failing record stands alone."""
-        attempt = 0
-        while not self._stopping.is_set():
-            try:
-                with self._metrics.batch(self._stage.name, len(batch)):
-                    await self._stage.handle([record for record, _ in batch])
-            except (Retryable, Misconfigured) as error:
-                attempt += 1
-                await self._wait(attempt, error)
-            except Exception as error:  # noqa: BLE001  a record that fails must not take the partition with it
-                if len(batch) > 1:
-                    half = len(batch) // 2
-                    await self._work(batch[:half])
-                    await self._work(batch[half:])
-                elif not await self._set_aside(batch[0][0], error):
-                    continue
-                else:
-                    self._on_done(*batch[0])
-                return
-            else:
-                for record, tag in batch:
-                    self._on_done(record, tag)
-                return
-
-    async def _set_aside(self, record: Incoming, error: Exception) -> bool:
-        """False when even that failed: the record is tried again later."""
-        try:
-            await self._stage.set_aside(record, error)
-        except Exception as again:  # noqa: BLE001  the world is down: the record stays where it is
-            self._metrics.retries.labels(self._stage.name).inc()
-            log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
-            await self._pause(RETRY_CAP_SECONDS / 4)
-            return False
-        return True
-
-    async def _wait(self, attempt: int, error: Retryable | Misconfigured) -> None:
-        self._metrics.retries.labels(self._stage.name).inc()
-        after = error.retry_after if isinstance(error, Retryable) else None
-        seconds = backoff(
-            attempt, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, retry_after=after,
-            random=random.random(),  # noqa: S311  jitter
-        )  # fmt: skip
-        log.warning(
-            "waiting", stage=self._stage.name, attempt=attempt, seconds=round(seconds, 2), reason=str(error)[:300]
-        )
-        await self._pause(seconds)
-
-    async def _pause(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._stopping.wait(), seconds)
-        except TimeoutError:
-            return
+        return Batch(items)

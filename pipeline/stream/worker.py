@@ -163,7 +163,7 @@ async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, 
 
 @asynccontextmanager
 async def _health(settings: Settings, metrics: Metrics, consuming: list[Consumption]) -> AsyncIterator[None]:
-    """/livez, /readyz and /metrics, bound to settings.stream.health_host."""
+    """/livez, /readyz, /status and /metrics, bound to settings.stream.health_host."""
 
     async def live(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")
@@ -172,11 +172,15 @@ async def _health(settings: Settings, metrics: Metrics, consuming: list[Consumpt
         up = bool(consuming) and all(c.ready for c in consuming)
         return web.Response(text="ready\n" if up else "starting\n", status=200 if up else 503)
 
+    async def status(_: web.Request) -> web.Response:
+        return web.json_response({"stages": [c.report() for c in consuming]})
+
     async def scrape(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), content_type="text/plain", charset="utf-8")
 
     app = web.Application()
-    app.add_routes([web.get("/livez", live), web.get("/readyz", ready), web.get("/metrics", scrape)])
+    routes = {"/livez": live, "/readyz": ready, "/status": status, "/metrics": scrape}
+    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:

@@ -10,7 +10,7 @@ import pytest
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
 from pipeline.stages.stage import Incoming
-from pipeline.stream import lanes
+from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -100,7 +100,7 @@ async def test_a_bug_in_a_stage_is_treated_as_that_records_fault_not_the_partiti
 
 
 async def test_a_world_that_is_down_is_waited_for_and_nothing_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
     done: list[int] = []
     left = [3]
 

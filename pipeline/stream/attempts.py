@@ -1,0 +1,152 @@
+"""What becomes of a batch that fails: wait for the world, or set one record aside because the others succeed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Literal
+
+import structlog
+
+from pipeline.core.breaker import Breaker
+from pipeline.core.errors import Deferred, Misconfigured, Retryable, Service
+from pipeline.core.retry import backoff
+from pipeline.stages.stage import USED, Incoming, Stage
+from pipeline.telemetry import Metrics
+
+log = structlog.get_logger()
+
+RETRY_BASE_SECONDS = 0.2
+RETRY_CAP_SECONDS = 20.0
+SET_ASIDE_AFTER = 6
+"""Tries (about six seconds of waiting) before a batch may be held to be at fault itself …"""
+OTHERS_SUCCEEDED = 3
+"""… if so many other batches have got through the same service since it first failed."""
+SPLIT_EVERY = 10
+"""Without such evidence (nobody else has work) a batch is halved after so many tries: one half may get through."""
+
+Item = tuple[Incoming, object]
+Outcome = Literal["done", "again", "split"]
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    items: Sequence[Item]
+    tries: int = 0
+    proved: Counter[Service | None] = field(default_factory=Counter)
+    """What others had got through when it first failed."""
+    not_before: float = 0.0
+    """On time.monotonic()."""
+
+    def halves(self) -> tuple[Batch, Batch]:
+        middle = len(self.items) // 2
+        tries = 0 if self.tries and self.tries % SPLIT_EVERY == 0 else self.tries
+        first, second = (Batch(half, tries, self.proved) for half in (self.items[:middle], self.items[middle:]))
+        return first, second
+
+
+class Attempts:
+    """Law: "done" is said of a batch that was handled, or whose one record was made visible and kept (``set_aside``).
+    A world that is down is waited for, however long; what asks us to come back later (429) is no failure of a record.
+    """
+
+    def __init__(self, stage: Stage, metrics: Metrics, stopping: asyncio.Event) -> None:
+        self._stage = stage
+        self._metrics = metrics
+        self._stopping = stopping
+        self._proved: Counter[Service | None] = Counter()
+        self.breaker = Breaker()
+
+    async def once(self, batch: Batch) -> Outcome:
+        """Try it once. "again": not before ``batch.not_before``; "split": each half by itself."""
+        if not await self._admitted():
+            return "again"
+        used: set[Service] = {"postgres"}
+        token = USED.set(used)
+        try:
+            with self._metrics.batch(self._stage.name, len(batch.items)):
+                await self._stage.handle([record for record, _ in batch.items])
+        except (Retryable, Misconfigured, OSError, MemoryError) as error:
+            self._note(batch, error)
+            if self._at_fault(batch, error):
+                return await self._blame(batch, error)
+            if batch.tries % SPLIT_EVERY == 0 and len(batch.items) > 1:
+                return "split"
+            return "again"
+        except Exception as error:  # noqa: BLE001  a record that fails must not take the partition with it
+            self._ended(used)
+            return await self._blame(batch, error)
+        finally:
+            USED.reset(token)
+        self._ended(used)
+        self._proved.update([None, *used])
+        return "done"
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, or less when the stage is told to stop."""
+        try:
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+        except TimeoutError:
+            return
+
+    async def _admitted(self) -> bool:
+        while not self._stopping.is_set():
+            wait = self.breaker.enter(monotonic())
+            if wait == 0:
+                return True
+            await self.pause(wait)
+        return False
+
+    def _note(self, batch: Batch, error: Retryable | Misconfigured | OSError | MemoryError) -> None:
+        service, after = (error.service, error.retry_after) if isinstance(error, Retryable) else (None, None)
+        if batch.tries == 0:
+            batch.proved = self._proved.copy()
+        batch.tries += 1
+        seconds = backoff(
+            batch.tries, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, retry_after=after,
+            random=random.random(),  # noqa: S311  jitter
+        )  # fmt: skip
+        batch.not_before = monotonic() + seconds
+        reason = str(error)[:300] if isinstance(error, Retryable | Misconfigured) else type(error).__name__
+        closed = self.breaker.trouble is None
+        first = batch.items[0][0]
+        self.breaker.failed(
+            (first.topic, first.partition, first.offset), service, reason, now=monotonic(), retry_after=after,
+            random=random.random(),  # noqa: S311  jitter
+        )  # fmt: skip
+        self._metrics.retries.labels(self._stage.name).inc()
+        log.warning("waiting", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason)
+        if closed and self.breaker.trouble is not None:
+            self._metrics.breaker(self._stage.name, service, is_open=True)
+            log.error("breaker_opened", stage=self._stage.name, service=service, reason=reason)
+
+    def _ended(self, used: set[Service]) -> None:
+        before = self.breaker.trouble
+        self.breaker.ended(used)
+        if before is not None and self.breaker.trouble is None:
+            self._metrics.breaker(self._stage.name, before.service, is_open=False)
+            log.info("breaker_closed", stage=self._stage.name, service=before.service)
+
+    def _at_fault(self, batch: Batch, error: Exception) -> bool:
+        """It keeps failing while others get through the very service that it fails at."""
+        service = error.service if isinstance(error, Retryable) else None
+        others = self._proved[service] - batch.proved[service]
+        return not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER and others >= OTHERS_SUCCEEDED
+
+    async def _blame(self, batch: Batch, error: Exception) -> Outcome:
+        """Halve until the one failing record stands alone; that one is set aside."""
+        if len(batch.items) > 1:
+            return "split"
+        try:
+            await self._stage.set_aside(batch.items[0][0], error)
+        except Exception as again:  # noqa: BLE001  the world is down: the record stays where it is
+            self._metrics.retries.labels(self._stage.name).inc()
+            log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
+            after = again.retry_after if isinstance(again, Retryable) else None
+            batch.not_before = monotonic() + (after or RETRY_CAP_SECONDS / 4)
+            return "again"
+        return "done"
