@@ -25,6 +25,14 @@ class Metrics:
         r = self.registry
         self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
         self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
+        self.dead_letter_floods = Counter(
+            "penstock_dead_letter_floods", "Times that the limit on dead letters stopped intake", registry=r
+        )
+        self.dead_letter_pause = Gauge(
+            "penstock_dead_letter_pause_seconds",
+            "How long intake still stands still because there are too many dead letters; 0: it does not",
+            registry=r,
+        )
         self.failed_documents = Counter(
             "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
         )
@@ -57,6 +65,16 @@ class Metrics:
             ["source", "lane"],
             buckets=FRESHNESS_BUCKETS,
             registry=r,
+        )
+        self.divergent = Gauge(
+            "penstock_divergent_documents",
+            "Documents whose newest audit found a difference, by where and what",
+            ["store", "kind"],
+            registry=r,
+        )
+        self.audited = Counter("penstock_audited_documents", "Documents that the background audit read", registry=r)
+        self.audit_age = Gauge(
+            "penstock_audit_age_seconds", "Since the background audit last finished a whole round", registry=r
         )
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
 

@@ -16,8 +16,8 @@ import structlog
 from pipeline.core.diff import diff_keywords
 from pipeline.core.errors import Poison
 from pipeline.core.fingerprint import keyword_hash
-from pipeline.core.identity import EVERYONE
 from pipeline.core.model import Generation, Lane
+from pipeline.ledger import entry as entry_of
 from pipeline.ledger import work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
@@ -194,10 +194,9 @@ def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
 
 
 def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, object]) -> _Plan:
-    common = _common(w, metadata)
     entries: dict[UUID, int] = {}
     if w.chunk_ids and w.manifest is not None:
-        shared = keyword_hash(common)
+        shared = keyword_hash(entry_of.common_fields(w, metadata))
         entries = {
             chunk: keyword_hash(str(chunk), headings, shared)
             for chunk, headings in zip(w.chunk_ids, w.manifest.headings, strict=True)
@@ -205,30 +204,9 @@ def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, obj
     diff = diff_keywords(entries, w.confirmed, w.claimed)
     writing = set(diff.write)
     writes = [Write(generation.keyword_index, i, w.want_seq, None) for i in diff.delete]
-    if writing and w.manifest is not None:
-        for chunk, spans, headings in zip(w.chunk_ids, w.manifest.spans, w.manifest.headings, strict=True):
-            if chunk in writing:
-                text = "".join(body[start:end] for start, end in spans)
-                entry = {**common, "text": text, "headings": list(headings)}
-                writes.append(Write(generation.keyword_index, chunk, w.want_seq, entry))
+    if writing:
+        writes += [
+            Write(generation.keyword_index, chunk, w.want_seq, entry)
+            for chunk, entry in entry_of.entries(w, body, metadata, only=writing)
+        ]
     return _Plan(w, entries, tuple(writes))
-
-
-def _common(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
-    """The fields that all entries of a document share."""
-    required = [EVERYONE, *w.required_tags]
-    return {
-        "document_id": str(w.identity.id),
-        "tenant": w.identity.tenant,
-        "source": w.identity.source,
-        "external_id": w.identity.external_id,
-        "title": w.title,
-        "acl_tags": list(w.acl_tags),
-        "required_tags": required,
-        "required_count": len(required),
-        "source_url": w.source_url,
-        "author": w.author,
-        "media_type": w.media_type,
-        "source_modified_at": w.source_modified_at.isoformat() if w.source_modified_at else None,
-        "metadata": dict(metadata),
-    }

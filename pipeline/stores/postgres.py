@@ -26,6 +26,8 @@ MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
 """Shared by every writer of manifests; exclusive for whoever adds, activates or retires a generation."""
 SWEEPER_LOCK = 7_300_003
+AUDIT_LOCK = 7_300_004
+"""Held by the one worker that is reading a page for the background audit."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]

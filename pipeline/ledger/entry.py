@@ -1,0 +1,49 @@
+"""What one chunk's keyword entry is, for whoever writes it (the sink) and whoever proves it (the audit)."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from pipeline.core.identity import EVERYONE
+from pipeline.core.model import Span
+from pipeline.ledger.work import Work
+
+
+def common_fields(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
+    """The fields that all entries of a document share."""
+    required = [EVERYONE, *w.required_tags]
+    return {
+        "document_id": str(w.identity.id),
+        "tenant": w.identity.tenant,
+        "source": w.identity.source,
+        "external_id": w.identity.external_id,
+        "title": w.title,
+        "acl_tags": list(w.acl_tags),
+        "required_tags": required,
+        "required_count": len(required),
+        "source_url": w.source_url,
+        "author": w.author,
+        "media_type": w.media_type,
+        "source_modified_at": w.source_modified_at.isoformat() if w.source_modified_at else None,
+        "metadata": dict(metadata),
+    }
+
+
+def cut(body: str, spans: Sequence[Span]) -> str:
+    """A chunk's text: the normalised body's pieces, one after another."""
+    return "".join(body[start:end] for start, end in spans)
+
+
+def entries(
+    w: Work, body: str, metadata: Mapping[str, object], only: Container[UUID] | None = None
+) -> Iterator[tuple[UUID, dict[str, Any]]]:
+    """Every wanted chunk (or ``only`` these of them) with its whole entry, in reading order. The manifest must belong
+    to the body."""
+    if not w.chunk_ids or w.manifest is None:
+        return
+    common = common_fields(w, metadata)
+    for chunk, spans, headings in zip(w.chunk_ids, w.manifest.spans, w.manifest.headings, strict=True):
+        if only is None or chunk in only:
+            yield chunk, {**common, "text": cut(body, spans), "headings": list(headings)}
