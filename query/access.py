@@ -1,12 +1,13 @@
 """Who is asking, and what that caller may read at this moment.
 
 A caller is a tenant and a set of qualified tags (``source/tag``). Tags come from the ledger's memberships or from
-whoever operates the command line; never from an unauthenticated client. No tags: nothing is read.
+whoever operates the command line; never from an unauthenticated client. No tags: nothing is read. Names are compared
+code point by code point: neither case nor Unicode form is folded. The model on one page: docs/access.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.core.identity import qualify
@@ -17,6 +18,7 @@ from pipeline.stores.postgres import Connection
 class Caller:
     tenant: str
     tags: frozenset[str]
+    """Qualified. Good for one query: what a principal holds may have changed at the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,11 @@ async def identify(
 
     A principal holds its groups in every source of the tenant, and ``user:PRINCIPAL`` in each of them; an unknown
     one holds only the latter. A tag that begins with the name of a source and ``/`` is taken as it is; any other
-    stands for the tag of that name in every source.
+    stands for the tag of that name in every source. Names that no message can carry open nothing.
     """
+    if not list(_sayable([tenant])):
+        return Caller(tenant, frozenset())
+    principals, tags = list(_sayable(principals)), list(_sayable(tags))
     held: set[str] = set()
     sources = await sources_of(connection, tenant)
     own = [f"user:{principal}" for principal in principals]
@@ -48,11 +53,16 @@ async def identify(
     if principals:
         cursor = await connection.execute(
             "SELECT source, groups FROM memberships WHERE tenant = %s AND principal = ANY(%s)",
-            [tenant, list(principals)],
+            [tenant, principals],
         )
         for source, groups in await cursor.fetchall():
             held.update(qualify(source, groups))
     return Caller(tenant, frozenset(held))
+
+
+def _sayable(names: Iterable[str]) -> Iterable[str]:
+    """Without those that hold U+0000 or a lone surrogate: no message can carry them and no store can be asked."""
+    return (name for name in names if "\x00" not in name and name == name.encode("utf-8", "replace").decode())
 
 
 async def sources_of(connection: Connection, tenant: str) -> tuple[str, ...]:
@@ -91,7 +101,28 @@ _READABLE = """
 
 async def readable(connection: Connection, caller: Caller) -> Readable:
     """Any of acl_tags, all of required_tags, within the tenant."""
+    if not caller.tags:
+        return Readable((), (), ())
     cursor = await connection.execute(_READABLE, {"tenant": caller.tenant, "tags": sorted(caller.tags)})
     row = await cursor.fetchone()
     ids, acl, required = row or (None, None, None)
     return Readable(tuple(ids or ()), tuple(acl or ()), tuple(required or ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Whether a caller may read what carries certain tags, and what decides it."""
+
+    may_read: bool
+    by: tuple[str, ...]
+    """The acl_tags that the caller holds; none: nothing lets it in."""
+    lacks: tuple[str, ...]
+    """The required_tags that it does not hold."""
+
+
+def decide(caller: Caller, acl_tags: Collection[str], required_tags: Collection[str]) -> Decision:
+    """The rule itself, for one document of the caller's tenant: to explain an answer, never to give one (that is
+    ``query.verify``, on the ledger)."""
+    by = tuple(tag for tag in acl_tags if tag in caller.tags)
+    lacks = tuple(tag for tag in required_tags if tag not in caller.tags)
+    return Decision(bool(by) and not lacks, by, lacks)

@@ -35,8 +35,6 @@ async def bm25(
 
     Raises Retryable or Misconfigured.
     """
-    if not readable.access_ids:
-        return []
     with translated(f"search {generation.keyword_index}"):
         answer = await es.options(request_timeout=timeout_seconds).search(
             index=generation.keyword_index,
@@ -72,6 +70,8 @@ def build(tenant: str, readable: Readable, query: str) -> dict[str, Any]:
 
 def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
     acl = readable.acl_tags
+    if not acl:
+        return [{"match_none": {}}]  # a bool of no clauses would match everything, whatever its minimum_should_match
     clauses = [{"terms": {"acl_tags": acl[n : n + TERMS_A_CLAUSE]}} for n in range(0, len(acl), TERMS_A_CLAUSE)]
     return [
         {"term": {"tenant": tenant}},
