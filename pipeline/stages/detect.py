@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
 from uuid import UUID
@@ -23,8 +23,9 @@ from pipeline.core.fold import Access, Delete, Event, State, Step, Upsert, fold
 from pipeline.core.identity import chunk_ids, document_id, qualify
 from pipeline.core.model import CountTokens, Generation, Lane, Manifest
 from pipeline.core.normalise import normalise
-from pipeline.ledger import documents, generations
+from pipeline.ledger import documents, generations, superseded
 from pipeline.ledger.documents import Accepted, Fields, Happened, Identity, Known
+from pipeline.ledger.superseded import Superseded
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import send_hints
@@ -118,6 +119,10 @@ class Folded:
     steps: list[tuple[Arrival, Step]] = field(default_factory=list)
     content: Arrival | None = None
     """The upsert whose content and metadata hold at the end; None when the ledger's own still hold."""
+    superseded: list[Arrival] = field(default_factory=list)
+    """Lost by version although observed later than what won: kept, because a delete between the two may still come."""
+    keeps_old: bool = False
+    """The ledger's own content is superseded in that way."""
 
     @property
     def changes(self) -> set[str]:
@@ -134,21 +139,74 @@ class Folded:
         )
 
 
-def fold_batch(arrivals: Sequence[Arrival], known: Mapping[UUID, Known]) -> dict[UUID, Folded]:
-    """Fold every event of the batch, in order; never keep only the newest."""
+def fold_batch(
+    arrivals: Sequence[Arrival],
+    known: Mapping[UUID, Known],
+    kept: Mapping[UUID, Sequence[Superseded]] | None = None,
+) -> dict[UUID, Folded]:
+    """Fold every event of the batch, in order; never keep only the newest. ``kept``: what earlier batches superseded
+    of the documents that this one deletes.
+
+    Law: the order of arrival does not matter. Content is the greatest (version, observed_at, hash) among the upserts
+    observed after the newest delete, access that of the newest observation.
+    """
     folded: dict[UUID, Folded] = {}
     for arrival in arrivals:
         id_ = arrival.identity.id
         if id_ not in folded:
             before = known.get(id_, Known(State()))
-            folded[id_] = Folded(arrival.identity, before, before.state)
+            earlier = [_revived(arrival.identity, s) for s in (kept or {}).get(id_, ())]
+            folded[id_] = Folded(arrival.identity, before, before.state, superseded=earlier)
         document = folded[id_]
-        step = fold(document.state, arrival.event)
-        if isinstance(arrival.event, Upsert) and _content_taken(document.state, step.state):
-            document.content = arrival
-        document.state = step.state
-        document.steps.append((arrival, step))
+        _apply(document, arrival)
+        if isinstance(arrival.event, Delete) and not document.state.alive:
+            for superseded_by_version in tuple(document.superseded):
+                _revive(document, superseded_by_version)
     return folded
+
+
+def _apply(document: Folded, arrival: Arrival) -> None:
+    before = document.state
+    step = fold(before, arrival.event)
+    if isinstance(arrival.event, Upsert):
+        if _content_taken(before, step.state):
+            if before.alive and before.observed_at is not None and arrival.event.observed_at < before.observed_at:
+                if document.content is not None:
+                    document.superseded.append(document.content)
+                else:
+                    document.keeps_old = True
+            document.content = arrival
+        elif _superseded(before, arrival.event):
+            document.superseded.append(arrival)
+    document.state = step.state
+    document.steps.append((arrival, step))
+
+
+def _superseded(state: State, event: Upsert) -> bool:
+    """It lost by version alone: had a delete come in between, it would stand."""
+    return state.alive and state.observed_at is not None and event.observed_at > state.observed_at
+
+
+def _revive(document: Folded, arrival: Arrival) -> None:
+    """Once more, now that a delete is known: its access was applied when it came."""
+    event, floor = arrival.event, document.state.deleted_floor
+    if isinstance(event, Upsert) and floor is not None and event.observed_at > floor:
+        known = document.state
+        again = replace(event, acl_tags=known.acl_tags, required_tags=known.required_tags)
+        _apply(document, replace(arrival, event=again))
+
+
+def _kept(document: Folded) -> list[Superseded]:
+    return [
+        Superseded(e.version, e.observed_at, e.content_hash, e.meta_hash, a.fields, a.text)
+        for a in document.superseded
+        if isinstance(e := a.event, Upsert) and a.fields is not None and a.text is not None
+    ]
+
+
+def _revived(identity: Identity, kept: Superseded) -> Arrival:
+    event = Upsert(kept.version, kept.observed_at, kept.content_hash, kept.meta_hash, (), ())
+    return Arrival(identity, event, DocumentUpserted.kind, "live", kept.text, kept.fields)
 
 
 def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
@@ -238,10 +296,15 @@ class Detect:
             async with self._pool.connection() as connection, connection.transaction():
                 await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
                 writable = await generations.writable(connection)
-                folded = fold_batch(arrivals, await documents.lock(connection, identities))
+                known = await documents.lock(connection, identities)
+                deleted = {a.identity.id for a in arrivals if isinstance(a.event, Delete)}
+                folded = fold_batch(arrivals, known, await superseded.load(connection, deleted))
                 manifests = await self._chunk(folded, writable, foreseen)
                 accepted = [_accepted(f, manifests.get(f.identity.id, {})) for f in folded.values()]
+                await superseded.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])
+                await superseded.keep(connection, {i: _kept(f) for i, f in folded.items() if f.superseded})
                 seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
+                await superseded.prune(connection, list(folded))
         active = next((g.name for g in writable if g.state == "active"), "")
         await self._announcer.withdrawn(
             [
