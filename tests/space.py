@@ -93,7 +93,9 @@ class Space:
 
     async def _remove(self, admin_dsn: str, name: str) -> None:
         es = connect(self.settings.elasticsearch)
-        await es.indices.delete(index=f"{name}-chunks-g1", ignore_unavailable=True)
+        if indexes := list(await es.indices.get(index=f"{name}-*")):
+            await es.indices.delete(index=indexes)
+        await es.indices.delete_index_template(name=f"{name}-*")
         await es.close()
         admin = AIOKafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap)
         await admin.start()
@@ -194,7 +196,7 @@ class Space:
     async def entries(self) -> dict[UUID, dict[str, Any]]:
         """Every entry that Elasticsearch returns, by chunk id."""
         es = connect(self.settings.elasticsearch)
-        index = f"{self.settings.elasticsearch.index_prefix}chunks-g1"
+        [(index,)] = await self.query("SELECT keyword_index FROM generations WHERE state = 'active'")
         try:
             await es.indices.refresh(index=index)
             found: dict[UUID, dict[str, Any]] = {}

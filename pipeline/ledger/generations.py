@@ -11,7 +11,13 @@ from psycopg.types.json import Jsonb
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.port import Embedder, Vectors
-from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, create_chunk_table, point_readers_at
+from pipeline.stores.postgres import (
+    GENERATIONS_LOCK,
+    Connection,
+    create_chunk_table,
+    create_graph,
+    point_readers_at,
+)
 
 REFERENCE_TEXT = "The penstock carries water from the reservoir to the turbine."
 REFERENCE_COSINE = 0.99
@@ -19,8 +25,8 @@ REFERENCE_COSINE = 0.99
 another family of processors may round otherwise (int8 against float32 was 0.996 at worst when measured)."""
 
 _COLUMNS = (
-    "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table,"
-    " keyword_index, vector_type"
+    "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
+    "keyword_index, vector_type"
 )
 
 
@@ -59,6 +65,7 @@ async def ensure_first(
         if row is not None:
             generation = _generation(row)
             await create_chunk_table(connection, generation)
+            await create_graph(connection, generation)
             return generation
         generation = Generation(
             name="g1", state="active", model=embedder.model, revision=embedder.revision,
@@ -66,17 +73,25 @@ async def ensure_first(
             document_prefix=embedder.document_prefix, query_prefix=embedder.query_prefix, chunk_table="chunks_g1",
             keyword_index=f"{index_prefix}chunks-g1",
         )  # fmt: skip
-        await connection.execute(
-            f"INSERT INTO generations ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            [
-                *(getattr(generation, c.strip()) for c in _COLUMNS.split(",")[:6]),
-                Jsonb(asdict(params)),
-                *(getattr(generation, c.strip()) for c in _COLUMNS.split(",")[7:]),
-            ],
-        )
+        await add(connection, generation)
         await create_chunk_table(connection, generation)
+        await create_graph(connection, generation)
         await point_readers_at(connection, generation)
         return generation
+
+
+async def add(connection: Connection, generation: Generation) -> None:
+    """A new row. The caller holds the exclusive lock."""
+    values = {c: getattr(generation, c) for c in _COLUMNS.split(", ")} | {"params": Jsonb(asdict(generation.params))}
+    await connection.execute(
+        f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})", values
+    )
+
+
+async def every(connection: Connection) -> list[Generation]:
+    """All of them, retired ones too, the oldest first."""
+    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")
+    return [_generation(row) for row in await cursor.fetchall()]
 
 
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:

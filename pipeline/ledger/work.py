@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pipeline.core.model import Lane, Manifest, Span, Store
 from pipeline.ledger.documents import Identity
-from pipeline.stores.postgres import Connection
+from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ _WORK = """
         d.source_modified_at, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
         m.content_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
     FROM index_state s
+    JOIN generations g ON g.name = s.generation AND g.state <> 'retired'
     JOIN documents d ON d.id = s.document_id
     LEFT JOIN access_sets a ON a.id = d.access_id
     LEFT JOIN manifests m ON m.document_id = s.document_id AND m.generation = s.generation
@@ -68,8 +69,8 @@ _WORK = """
 
 
 async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
-    """The work still to do for these documents, in the order of their ids; settled ones are absent. One statement, so
-    that what is wanted and want_seq belong together."""
+    """The work still to do for these documents, in the order of their ids; settled ones are absent, and of a retired
+    generation all are. One statement, so that what is wanted and want_seq belong together."""
     cursor = await connection.execute(_WORK, [generation, store, list(ids)])
     return [_work(row) for row in await cursor.fetchall()]
 
@@ -109,14 +110,29 @@ async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, 
 
 
 async def lock_wants(connection: Connection, generation: str, store: Store, ids: Sequence[UUID]) -> dict[UUID, int]:
-    """Lock these documents' states in this store and return their want_seq. Law: while the lock is held nothing newer
-    can be accepted for them."""
+    """Lock these documents' states in this store and return their want_seq; of a retired generation there are none.
+    Law: until the transaction ends nothing newer can be accepted for them, and the generation is not retired.
+
+    Were it retired meanwhile, its want_seq would stand still, and what it then writes or deletes would be wrong in a
+    table or index that a living generation shares. For keywords the states of all generations that share the index are
+    locked (in detect's order: by generation, then document), because they are claimed and reopened together.
+    """
+    await connection.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
     cursor = await connection.execute(
-        "SELECT document_id, want_seq FROM index_state WHERE generation = %s AND store = %s AND document_id = ANY(%s)"
-        " ORDER BY document_id FOR UPDATE",
-        [generation, store, list(ids)],
+        f"""
+        SELECT s.document_id, s.want_seq, s.generation FROM index_state s
+        WHERE s.document_id = ANY(%(ids)s) AND s.store = %(store)s
+          AND (s.generation = %(generation)s OR s.store = 'keywords') AND s.generation IN ({_SHARING})
+        ORDER BY s.generation, s.document_id FOR UPDATE OF s
+        """,
+        {"generation": generation, "store": store, "ids": list(ids)},
     )
-    return dict(await cursor.fetchall())
+    return {id_: want for id_, want, of in await cursor.fetchall() if of == generation}
+
+
+_SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.name = %(generation)s
+    WHERE g.state <> 'retired' AND (g.name = mine.name OR g.keyword_index = mine.keyword_index)"""
+"""This generation and those that share its index, as far as they live."""
 
 
 async def settle_vectors(
@@ -136,32 +152,25 @@ async def claim(
     """Before writing to Elasticsearch, for each (document, want_seq, ids of all chunks to be written or deleted): they
     may stand there in any form from now on, so they become claimed and are confirmed no more. Skips a document whose
     want_seq has moved; returns those that were claimed."""
-    claimed: set[UUID] = set()
-    for id_, want_seq, chunk_ids in claims:
-        cursor = await connection.execute(
-            f"""
-            UPDATE index_state s SET
-                claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
-                confirmed = kept.ids, confirmed_hashes = kept.hashes
-            FROM {_KEPT} kept
-            WHERE s.document_id = %(document)s AND s.generation = %(generation)s AND s.store = 'keywords'
-              AND s.want_seq = %(seq)s
-            RETURNING s.document_id
-            """,
-            {"ids": list(chunk_ids), "seq": want_seq, "document": id_, "generation": generation},
-        )
-        if await cursor.fetchone():
-            claimed.add(id_)
-    return claimed
+    wants = await lock_wants(connection, generation, "keywords", [id_ for id_, _, _ in claims])
+    still = [(id_, chunk_ids) for id_, want_seq, chunk_ids in claims if wants.get(id_) == want_seq]
+    await connection.cursor().executemany(
+        f"UPDATE index_state s SET {_CLAIMED} {_OF_ALL}",
+        [{"ids": list(chunk_ids), "document": id_, "generation": generation} for id_, chunk_ids in still],
+    )
+    return {id_ for id_, _ in still}
 
 
-_KEPT = """(
-    SELECT coalesce(array_agg(c.id), '{}') AS ids, coalesce(array_agg(c.hash), '{}') AS hashes
-    FROM index_state i, unnest(i.confirmed, i.confirmed_hashes) AS c (id, hash)
-    WHERE i.document_id = %(document)s AND i.generation = %(generation)s AND i.store = 'keywords'
-      AND c.id <> ALL (%(ids)s::uuid[])
-)"""
-"""What stays confirmed of a document without the chunks named."""
+_KEPT = """SELECT coalesce(array_agg(c.{column} ORDER BY c.n), '{{}}')
+    FROM unnest(s.confirmed, s.confirmed_hashes) WITH ORDINALITY AS c (id, hash, n)
+    WHERE c.id <> ALL (%(ids)s::uuid[])"""
+_CLAIMED = f"""
+    claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
+    confirmed = ({_KEPT.format(column="id")}), confirmed_hashes = ({_KEPT.format(column="hash")})
+"""
+_OF_ALL = f"WHERE s.document_id = %(document)s AND s.store = 'keywords' AND s.generation IN ({_SHARING})"
+"""What may stand in an index is known to every generation that shares it: one of them goes on when the other retires.
+The caller has locked the rows. (builds.fill copies rows under the same lock, so that none is overlooked.)"""
 
 
 async def confirm_keywords(
@@ -188,13 +197,7 @@ async def reopen_keywords(
     """My operations may have landed after somebody newer's: for each (document, my seq, ids that I wrote or deleted)
     put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges again."""
     await connection.cursor().executemany(
-        f"""
-        UPDATE index_state s SET
-            claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
-            confirmed = kept.ids, confirmed_hashes = kept.hashes, seq = least(s.seq, %(seq)s)
-        FROM {_KEPT} kept
-        WHERE s.document_id = %(document)s AND s.generation = %(generation)s AND s.store = 'keywords'
-        """,
+        f"UPDATE index_state s SET {_CLAIMED}, seq = least(s.seq, %(seq)s) {_OF_ALL}",
         [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],
     )
 

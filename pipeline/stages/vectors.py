@@ -20,7 +20,7 @@ from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Poison
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.port import Embedder, Vectors
-from pipeline.ledger import work
+from pipeline.ledger import builds, work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -131,6 +131,9 @@ class VectorSink:
         wanted = [
             (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._kept
         ]
+        if wanted and generation.state == "building":
+            await self._borrow(generation, [i for _, i in wanted])
+            wanted = [(w, i) for w, i in wanted if (generation.name, i) not in self._kept]
         if not wanted:
             return
         texts = await self._texts(wanted)
@@ -157,6 +160,14 @@ class VectorSink:
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._kept) > KEPT_VECTORS:
             self._kept.popitem(last=False)
+
+    async def _borrow(self, generation: Generation, chunks: Sequence[UUID]) -> None:
+        """Vectors that the generation's origin has already are not embedded again."""
+        with translated("vectors"):
+            async with self._pool.connection() as connection:
+                lent = await builds.lend(connection, generation.name, chunks)
+        for chunk, text, vector in lent:
+            self._kept[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 
     async def _texts(self, wanted: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
         """The chunks' texts; those of a document that changed since it was loaded are absent."""

@@ -24,8 +24,11 @@ MINIMUM_PGVECTOR = (0, 8, 4)
 
 MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
-"""Shared by every writer of manifests; exclusive for whoever adds, activates or retires a generation."""
+"""Shared by every writer of manifests and of a store's rows; exclusive for whoever adds, activates or retires a
+generation."""
 SWEEPER_LOCK = 7_300_003
+BUILD_LOCK = 7_300_004
+"""Held by the one command that builds a generation, for as long as it runs."""
 AUDIT_LOCK = 7_300_004
 """Held by the one worker that is reading a page for the background audit."""
 
@@ -149,7 +152,7 @@ async def _check_pgvector(connection: Connection) -> None:
 
 
 async def create_chunk_table(connection: Connection, generation: Generation) -> None:
-    """The generation's chunk table with its HNSW index, and the readers' view over it. Repeats are harmless.
+    """The generation's chunk table, without its graph (``create_graph``). Repeats are harmless.
 
     access_id is a hint for filtering and deliberately not indexed: where a page has room, changing it is a HOT update
     that leaves the graph alone.
@@ -175,13 +178,27 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
             name=sql.Identifier(f"{generation.chunk_table}_document"), table=table
         )
     )
+
+
+async def create_graph(connection: Connection, generation: Generation, *, concurrently: bool = False) -> None:
+    """The HNSW index over the generation's vectors. Repeats are harmless. ``concurrently`` (outside a transaction):
+    writers are not held up, and what an interrupted attempt left is removed first."""
+    name = f"{generation.chunk_table}_hnsw"
+    if concurrently:
+        cursor = await connection.execute(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", [f'"{name}"']
+        )
+        row = await cursor.fetchone()
+        if row is not None and not row[0]:
+            await connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(name)))
     await connection.execute(
         sql.SQL(
-            "CREATE INDEX IF NOT EXISTS {name} ON {table} USING hnsw (embedding {ops})"
+            "CREATE INDEX {concurrently} IF NOT EXISTS {name} ON {table} USING hnsw (embedding {ops})"
             " WITH (m = 16, ef_construction = 64)"
         ).format(
-            name=sql.Identifier(f"{generation.chunk_table}_hnsw"),
-            table=table,
+            concurrently=sql.SQL("CONCURRENTLY" if concurrently else ""),
+            name=sql.Identifier(name),
+            table=sql.Identifier(generation.chunk_table),
             ops=sql.SQL(f"{generation.vector_type}_cosine_ops"),
         )
     )
