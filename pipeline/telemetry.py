@@ -50,6 +50,7 @@ class Metrics:
             "penstock_batch_size", "Records a batch held", ["stage"], buckets=SIZE_BUCKETS, registry=r
         )
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
+        self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
         self.embedding_tokens = Counter("penstock_embedding_tokens", "Tokens sent to the model", registry=r)
         self.truncated = Counter(
             "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r

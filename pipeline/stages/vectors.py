@@ -14,7 +14,6 @@ from uuid import UUID
 import numpy as np
 import structlog
 from pgvector import HalfVector, Vector
-from psycopg import sql
 
 from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Poison
@@ -28,7 +27,8 @@ from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming, used
-from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.stores import vectors
+from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
@@ -112,10 +112,10 @@ class VectorSink:
             async with self._pool.connection() as connection:
                 found = await work.load(connection, generation.name, "vectors", ids)
                 found = await self._chunker.complete(connection, generation, found, "vectors")
-                present = await _present(connection, generation, [w.identity.id for w in found])
+                there = await vectors.present(connection, generation, [w.identity.id for w in found])
         plans = []
         for w in found:
-            known = present.get(w.identity.id, set())
+            known = there.get(w.identity.id, set())
             diff = diff_vectors(w.chunk_ids, known, {*w.refused, *refused.get(w.identity.id, ())})
             plans.append(_Plan(w, diff.write, diff.delete))
         return plans
@@ -136,10 +136,10 @@ class VectorSink:
             wanted = [(w, i) for w, i in wanted if (generation.name, i) not in self._kept]
         if not wanted:
             return
-        texts = await self._texts(wanted)
+        texts = await self._reused(generation, await self._texts(wanted))
         unique = list(dict.fromkeys(texts.values()))
         if not unique:
-            return  # every one of them changed since it was loaded: the next round meets the new text
+            return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
         result = await self._embedder.embed_documents(unique)
         used("embedding")
         self._metrics.embedding_tokens.inc(result.tokens)
@@ -160,6 +160,17 @@ class VectorSink:
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._kept) > KEPT_VECTORS:
             self._kept.popitem(last=False)
+
+    async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
+        """Take over the vectors of texts that stand in the table already; returns the others."""
+        with translated("vectors"):
+            async with self._pool.connection() as connection:
+                known = await vectors.of_texts(connection, generation, list(dict.fromkeys(texts.values())))
+        for chunk, text in texts.items():
+            if text in known:
+                self._kept[generation.name, chunk] = (text, known[text])
+        self._metrics.reused.inc(sum(text in known for text in texts.values()))
+        return {chunk: text for chunk, text in texts.items() if text not in known}
 
     async def _borrow(self, generation: Generation, chunks: Sequence[UUID]) -> None:
         """Vectors that the generation's origin has already are not embedded again."""
@@ -205,9 +216,11 @@ class VectorSink:
                             rows.append(
                                 (i, p.work.identity.id, p.work.access_id, text, self._value(generation, vector))
                             )
-                await _insert(connection, generation, rows)
-                await _delete(connection, generation, [i for p in still for i in p.gone])
-                unstamped = await _restamp_access(connection, generation, [p.work for p in still])
+                await vectors.insert(connection, generation, rows)
+                await vectors.delete(connection, generation, [i for p in still for i in p.gone])
+                unstamped = await vectors.restamp_access(
+                    connection, generation, {p.work.identity.id: p.work.access_id for p in still}, limit=WRITE_CHUNKS
+                )
                 written = {row[0] for row in rows}
                 complete = [
                     _settled(p.work, refused.get(p.work.identity.id, set()), embedded.get(p.work.identity.id, 0))
@@ -247,53 +260,3 @@ def _settled(w: Work, refused: set[UUID], embedded: int) -> tuple[UUID, int, lis
     never = sorted({*w.refused, *refused} & set(w.chunk_ids))
     reason = f"{len(never)} of {len(w.chunk_ids)} chunks can not be embedded" if never else None
     return w.identity.id, w.want_seq, never, embedded, reason
-
-
-async def _present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
-    cursor = await connection.execute(
-        sql.SQL("SELECT document_id, id FROM {} WHERE document_id = ANY(%s)").format(
-            sql.Identifier(generation.chunk_table)
-        ),
-        [list(ids)],
-    )
-    present: dict[UUID, set[UUID]] = {}
-    for document, chunk in await cursor.fetchall():
-        present.setdefault(document, set()).add(chunk)
-    return present
-
-
-async def _insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
-    if rows:
-        await connection.cursor().executemany(
-            sql.SQL(
-                "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, %s, %s, %s)"
-                " ON CONFLICT (id) DO NOTHING"
-            ).format(sql.Identifier(generation.chunk_table)),
-            rows,
-        )
-
-
-async def _delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
-    if ids:
-        await connection.execute(
-            sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
-        )
-
-
-async def _restamp_access(connection: Connection, generation: Generation, works: Sequence[Work]) -> bool:
-    """access_id on the rows is a hint for filtering: follow the document's, WRITE_CHUNKS rows at a time. Returns
-    whether any rows may be left. Rows that have it already are not touched."""
-    if not works:
-        return False
-    table = sql.Identifier(generation.chunk_table)
-    cursor = await connection.execute(
-        sql.SQL(
-            "UPDATE {table} c SET access_id = stale.access_id FROM ("
-            " SELECT c.id, w.access_id FROM {table} c"
-            " JOIN unnest(%s::uuid[], %s::bigint[]) AS w (document_id, access_id) USING (document_id)"
-            " WHERE c.access_id <> w.access_id LIMIT %s"
-            ") stale WHERE c.id = stale.id"
-        ).format(table=table),
-        [[w.identity.id for w in works], [w.access_id for w in works], WRITE_CHUNKS],
-    )
-    return cursor.rowcount == WRITE_CHUNKS

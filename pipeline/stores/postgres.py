@@ -178,6 +178,11 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
             name=sql.Identifier(f"{generation.chunk_table}_document"), table=table
         )
     )
+    await connection.execute(  # "is this very text embedded already?" (eight bytes a row)
+        sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (hashtextextended(text, 0))").format(
+            name=sql.Identifier(f"{generation.chunk_table}_text"), table=table
+        )
+    )
 
 
 async def create_graph(connection: Connection, generation: Generation, *, concurrently: bool = False) -> None:

@@ -379,3 +379,36 @@ async def test_hundreds_of_refused_chunks_at_the_front_do_not_stop_the_rest(benc
     rows = await bench.space.query(f"SELECT text FROM {bench.generation.chunk_table}")
     assert any("sound" in text for (text,) in rows)
     assert (await bench.states(ID))["vectors"][0]
+
+
+async def test_a_renamed_document_and_a_row_lost_beside_its_twin_cost_no_embedding(bench: Bench) -> None:
+    old = document(sections("one", "two", "three"), 1)
+    await bench.accept(old)
+    await bench.converge(ID)
+    paid = len(bench.embedder.texts)
+    renamed = old.model_copy(update={"external_id": "renamed", "observed_at": now()})
+    new_id = document_id(renamed.tenant, renamed.source, renamed.external_id)
+    await bench.accept(renamed)
+    await bench.converge(new_id)
+    await assert_equal(bench.space, [old, renamed])
+    assert len(bench.embedder.texts) == paid
+    rows = await bench.space.query(
+        f"SELECT count(DISTINCT embedding::text) FROM {bench.generation.chunk_table} GROUP BY text"
+    )
+    assert set(rows) == {(1,)}, "the twin's very vector"
+
+
+async def test_the_question_whether_a_text_was_embedded_is_answered_by_an_index(bench: Bench) -> None:
+    await bench.accept(*(document(sections(f"topic-{n}"), n + 1) for n in range(2)))
+    await bench.converge(ID)
+    async with bench.pool.connection() as connection:
+        await connection.execute("SET enable_seqscan = off")
+        cursor = await connection.execute(
+            "EXPLAIN SELECT f.id FROM unnest(%s::text[]) w (text) CROSS JOIN LATERAL (SELECT c.id FROM"
+            f" {bench.generation.chunk_table} c WHERE hashtextextended(c.text, 0) = hashtextextended(w.text, 0)"
+            " AND c.text = w.text LIMIT 1) f".encode(),
+            [["a", "b"]],
+        )
+        plan = await cursor.fetchall()
+        await connection.execute("RESET enable_seqscan")
+    assert any(f"{bench.generation.chunk_table}_text" in line for (line,) in plan), plan

@@ -1,0 +1,80 @@
+"""A generation's chunk table in pgvector, as the sink uses it. Row locks and transactions are the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+import numpy as np
+from psycopg import sql
+
+from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
+from pipeline.stores.postgres import Connection
+
+
+async def of_texts(connection: Connection, generation: Generation, texts: Sequence[str]) -> dict[str, Vectors]:
+    """The vectors of those of these texts that stand in the table already, whichever document they belong to: a
+    renamed document, a twin or a row lost beside its twin costs no embedding. float32 (dimensions,) each."""
+    cursor = await connection.execute(
+        sql.SQL(
+            "SELECT wanted.text, found.embedding::real[] FROM unnest(%s::text[]) AS wanted (text)"
+            " CROSS JOIN LATERAL (SELECT c.embedding FROM {} c"
+            "  WHERE hashtextextended(c.text, 0) = hashtextextended(wanted.text, 0) AND c.text = wanted.text LIMIT 1"
+            ") found"
+        ).format(sql.Identifier(generation.chunk_table)),
+        [list(texts)],
+    )
+    return {text: np.asarray(vector, dtype=np.float32) for text, vector in await cursor.fetchall()}
+
+
+async def present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
+    cursor = await connection.execute(
+        sql.SQL("SELECT document_id, id FROM {} WHERE document_id = ANY(%s)").format(
+            sql.Identifier(generation.chunk_table)
+        ),
+        [list(ids)],
+    )
+    present: dict[UUID, set[UUID]] = {}
+    for document, chunk in await cursor.fetchall():
+        present.setdefault(document, set()).add(chunk)
+    return present
+
+
+async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
+    if rows:
+        await connection.cursor().executemany(
+            sql.SQL(
+                "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, %s, %s, %s)"
+                " ON CONFLICT (id) DO NOTHING"
+            ).format(sql.Identifier(generation.chunk_table)),
+            rows,
+        )
+
+
+async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
+    if ids:
+        await connection.execute(
+            sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
+        )
+
+
+async def restamp_access(
+    connection: Connection, generation: Generation, access: Mapping[UUID, int | None], *, limit: int
+) -> bool:
+    """access_id on the rows is a hint for filtering: follow the document's, ``limit`` rows at a time. Returns whether
+    any rows may be left. Rows that have it already are not touched."""
+    if not access:
+        return False
+    table = sql.Identifier(generation.chunk_table)
+    cursor = await connection.execute(
+        sql.SQL(
+            "UPDATE {table} c SET access_id = stale.access_id FROM ("
+            " SELECT c.id, w.access_id FROM {table} c"
+            " JOIN unnest(%s::uuid[], %s::bigint[]) AS w (document_id, access_id) USING (document_id)"
+            " WHERE c.access_id <> w.access_id LIMIT %s"
+            ") stale WHERE c.id = stale.id"
+        ).format(table=table),
+        [list(access), list(access.values()), limit],
+    )
+    return cursor.rowcount == limit
