@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from aiokafka.helpers import create_ssl_context
 
 from pipeline.core.errors import Retryable
 from pipeline.settings import KafkaSettings
 from topics.producer import NotDelivered, Producer
+from topics.reader import Reader, ReadFailed
+from topics.registry import Topic
+
+T = TypeVar("T")
 
 
 def security(kafka: KafkaSettings) -> dict[str, Any]:
@@ -45,13 +49,35 @@ async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_sec
 
     ``sends`` are calls of Producer.send or send_raw, awaited here one after another (that keeps their order).
     """
+    async with _certain(within_seconds):
+        futures = [await send for send in sends]
+        for future in futures:
+            await asyncio.shield(future)
+    return len(futures)
+
+
+async def store(send: Awaitable[asyncio.Future[T]], *, within_seconds: float = 60.0) -> T:
+    """Send one record and wait until Kafka has it; returns where it stands. Raises Retryable like ``deliver``."""
+    async with _certain(within_seconds):
+        return await asyncio.shield(await send)
+
+
+@asynccontextmanager
+async def _certain(within_seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(within_seconds):
-            futures = [await send for send in sends]
-            for future in futures:
-                await asyncio.shield(future)
+            yield
     except TimeoutError as error:
         raise Retryable(f"Kafka did not confirm within {within_seconds:.0f} s", service="kafka") from error
     except NotDelivered as error:
         raise Retryable(str(error), service="kafka") from error
-    return len(futures)
+
+
+@asynccontextmanager
+async def reader(kafka: KafkaSettings, topic: Topic) -> AsyncIterator[Reader]:
+    """A reader of single records. Raises Retryable when Kafka is away."""
+    try:
+        async with Reader(kafka.bootstrap, topic, kafka.topic_prefix, security(kafka)) as started:
+            yield started
+    except ReadFailed as error:
+        raise Retryable(str(error), service="kafka") from error

@@ -49,6 +49,7 @@ from query.embedder import QueryEmbedder
 from query.retrieval import Search
 from topics.codec import encode
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.producer import Stored
 
 Event = DocumentUpserted | DocumentDeleted | AccessChanged
 
@@ -56,16 +57,16 @@ Event = DocumentUpserted | DocumentDeleted | AccessChanged
 class _NoKafka:
     """Takes every record and keeps none: hints and announcements have no reader here."""
 
-    async def send(self, *_: object, **__: object) -> asyncio.Future[None]:
+    async def send(self, *_: object, **__: object) -> asyncio.Future[Stored]:
         return self._delivered()
 
-    async def send_raw(self, *_: object, **__: object) -> asyncio.Future[None]:
+    async def send_raw(self, *_: object, **__: object) -> asyncio.Future[Stored]:
         return self._delivered()
 
     @staticmethod
-    def _delivered() -> asyncio.Future[None]:
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        done.set_result(None)
+    def _delivered() -> asyncio.Future[Stored]:
+        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        done.set_result(Stored(0, 0))
         return done
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -33,7 +34,16 @@ _HARMLESS = (
 )  # fmt: skip
 """Raised by ``send`` before anything left the process: the producer is as good as before."""
 
-Delivery = asyncio.Future[None]
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Where a delivered record stands."""
+
+    partition: int
+    offset: int
+
+
+Delivery = asyncio.Future[Stored]
 """Done when every in-sync replica has the record; else it holds a DeliveryUnknown or a DeliveryRefused."""
 
 
@@ -139,7 +149,7 @@ class Producer:
                 delivery.set_exception(self._explained(error, topic))
                 delivery.exception()  # retrieved: who only flushes never looks at it
         elif not delivery.done():
-            delivery.set_result(None)
+            delivery.set_result(Stored(sent.result().partition, sent.result().offset))
 
     def _retire(self, kafka: AIOKafkaProducer) -> None:
         """A refused batch leaves a gap in its partition's sequence numbers, and the broker then refuses every later

@@ -31,7 +31,7 @@ class Identities:
         rows, poison = [], []
         for record in batch:
             try:
-                message = _identity(record)
+                message = read_identity(record, now=datetime.now(UTC))
             except Poison as error:
                 poison.append((record, error))
             else:
@@ -58,12 +58,13 @@ class Identities:
         await self._dead.bury(record, stage=self.name, error=error)
 
 
-def _identity(record: Incoming) -> IdentityChanged:
+def read_identity(record: Incoming, *, now: datetime) -> IdentityChanged:
+    """Parse and check one record. Raises Poison; the text never quotes content."""
     try:
         message = decode(record.value, record.headers)
     except BadMessage as error:
         raise Poison(error.code, str(error)) from error
     if isinstance(message, IdentityChanged):
-        check_record(record, message, now=datetime.now(UTC))
+        check_record(record, message, now=now)
         return message
     raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")

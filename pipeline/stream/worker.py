@@ -61,7 +61,9 @@ class _Parts:
 
     def __post_init__(self) -> None:
         self.counters: Callable[[Generation], CountTokens] = cache(_counter)
-        self.dead = DeadLetters(self.pool, self.producer, self.metrics)
+        self.dead = DeadLetters(
+            self.pool, self.producer, self.metrics, per_minute=self.settings.stream.dead_letters_per_minute
+        )
         self.announcer = Announcer(self.pool, self.producer, self.metrics)
 
     def batch_size(self, name: str) -> int:

@@ -1,0 +1,181 @@
+"""Dead letters as the ledger lists them: one row each, whatever is sent twice. The bytes are on dead-letters.v1."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from uuid import UUID
+
+from pipeline.core.identity import document_id
+from pipeline.stores.postgres import Connection
+from topics.letters import MESSAGE_CHARACTERS, Failure
+from topics.messages import IdentityChanged
+from topics.producer import Stored
+
+NAME_CHARACTERS = (200, 200, 2_000)
+"""Of tenant, source and external id: no longer ones exist in the contract."""
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    id: str
+    """topic:partition:offset of the record."""
+    topic: str
+    """With the prefix of a shared cluster."""
+    partition: int
+    offset: int
+    stage: str
+    code: str
+    message: str
+    document_id: UUID | None
+    tenant: str | None
+    source: str | None
+    external_id: str | None
+    at: datetime
+    attempt: int
+    first_failed_at: datetime
+    replay_of: str | None
+    """The letter whose replay failed again and is this one."""
+    value_bytes: int | None
+    letter_partition: int | None
+    """On dead-letters.v1; None: not known."""
+    letter_offset: int | None
+    replayed_at: datetime | None
+    replayed_partition: int | None
+    replayed_offset: int | None
+    """On the letter's own topic. None with replayed_at: nothing was sent, because something newer was known."""
+    superseded_by: str | None
+    """The letter that the replayed record became when it failed again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which letters. None: any."""
+
+    stage: str | None = None
+    code: str | None = None
+    tenant: str | None = None
+    source: str | None = None
+    since: datetime | None = None
+    replayed: bool = False
+    """Those that were replayed too."""
+
+
+_COLUMNS = """
+    l.id, l.topic, l.partition, l."offset", l.stage, l.code, l.message, l.document_id, l.tenant, l.source,
+    l.external_id, l.at, l.attempt, l.first_failed_at, l.replay_of, l.value_bytes, l.letter_partition, l.letter_offset,
+    l.replayed_at, l.replayed_partition, l.replayed_offset, again.id
+"""
+_TABLES = """
+    dead_letters l LEFT JOIN dead_letters again
+        ON again.id = l.topic || ':' || l.replayed_partition || ':' || l.replayed_offset
+"""
+"""A letter's id is where its record stood, so the letter that a replayed record became needs no column."""
+_WHERE = """
+    (%(stage)s::text IS NULL OR l.stage = %(stage)s) AND (%(code)s::text IS NULL OR l.code = %(code)s)
+    AND (%(tenant)s::text IS NULL OR l.tenant = %(tenant)s) AND (%(source)s::text IS NULL OR l.source = %(source)s)
+    AND (%(since)s::timestamptz IS NULL OR l.at >= %(since)s)
+"""
+
+
+def _where(chosen: Filter) -> str:
+    return _WHERE + ("" if chosen.replayed else " AND l.replayed_at IS NULL")
+
+
+async def insert(
+    connection: Connection, failure: Failure, key: bytes | None, value_bytes: int | None, stored: Stored | None
+) -> None:
+    """List a letter that is on dead-letters.v1; repeats leave the first."""
+    tenant, source, external_id, document = _named(failure.topic, key)
+    await connection.execute(
+        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,'
+        " external_id, attempt, first_failed_at, replay_of, value_bytes, letter_partition, letter_offset)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (id) DO NOTHING",
+        [
+            failure.id, failure.topic, failure.partition, failure.offset, failure.stage, failure.code,
+            storable(failure.message)[:MESSAGE_CHARACTERS], document, tenant, source, external_id, failure.attempt,
+            failure.first_failed_at, storable(failure.replay_of) if failure.replay_of else None, value_bytes,
+            stored.partition if stored else None, stored.offset if stored else None,
+        ],
+    )  # fmt: skip
+
+
+async def page(connection: Connection, chosen: Filter, *, after: str | None, limit: int | None) -> list[Letter]:
+    """Newest first. after: the id of the last letter of the page before. limit None: all."""
+    cursor = await connection.execute(
+        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE {_where(chosen)}"
+        " AND (%(after)s::text IS NULL OR (l.at, l.id) < (SELECT at, id FROM dead_letters WHERE id = %(after)s))"
+        " ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s".encode(),
+        {**asdict(chosen), "after": after, "limit": limit},
+    )
+    return [Letter(*row) for row in await cursor.fetchall()]
+
+
+async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]]:
+    """Letters by code, the most frequent first."""
+    cursor = await connection.execute(
+        f"SELECT l.code, count(*) FROM dead_letters l WHERE {_where(chosen)} GROUP BY 1 ORDER BY 2 DESC, 1".encode(),
+        asdict(chosen),
+    )
+    return [(code, count) for code, count in await cursor.fetchall()]
+
+
+async def ids(connection: Connection, chosen: Filter) -> list[str]:
+    """In the order in which they were buried."""
+    cursor = await connection.execute(
+        f"SELECT l.id FROM dead_letters l WHERE {_where(chosen)}"
+        " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
+        asdict(chosen),
+    )
+    return [id_ for (id_,) in await cursor.fetchall()]
+
+
+async def get(connection: Connection, wanted: Collection[str]) -> dict[str, Letter]:
+    """Those of them that are listed, in the order in which they were buried."""
+    cursor = await connection.execute(
+        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE l.id = ANY(%s)"
+        " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
+        [[storable(id_) for id_ in wanted]],
+    )
+    return {row[0]: Letter(*row) for row in await cursor.fetchall()}
+
+
+async def replayed(connection: Connection, done: Sequence[tuple[str, Stored | None]]) -> None:
+    """They were sent again and stand there now; None: not sent, because something newer was known."""
+    await connection.execute(
+        "UPDATE dead_letters l SET replayed_at = now(), replayed_partition = w.partition, replayed_offset = w.place"
+        " FROM unnest(%s::text[], %s::integer[], %s::bigint[]) AS w (id, partition, place) WHERE l.id = w.id",
+        [
+            [id_ for id_, _ in done],
+            [stored.partition if stored else None for _, stored in done],
+            [stored.offset if stored else None for _, stored in done],
+        ],
+    )
+
+
+async def newer_identity_known(connection: Connection, message: IdentityChanged) -> bool:
+    """Whether the ledger's set of this principal's groups was observed at the same time or later."""
+    cursor = await connection.execute(
+        "SELECT EXISTS (SELECT FROM memberships WHERE (tenant, source, principal) = (%s, %s, %s)"
+        " AND observed_at >= %s)",
+        [message.tenant, message.source, message.principal, message.observed_at],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+def storable(text: str) -> str:
+    """Text as Postgres takes it: no NUL, no lone surrogates."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "backslashreplace").decode()
+
+
+def _named(topic: str, key: bytes | None) -> tuple[str | None, str | None, str | None, UUID | None]:
+    """tenant, source and external id, as far as the key names them, and the document that they mean."""
+    parts = (key or b"").decode("utf-8", "replace").replace("\x00", "").split("/", 2)
+    if len(parts) != 3 or not all(parts):
+        return None, None, None, None
+    if any(len(part) > most for part, most in zip(parts, NAME_CHARACTERS, strict=True)):
+        tenant, source, external_id = (part[:most] for part, most in zip(parts, NAME_CHARACTERS, strict=True))
+        return tenant, source, external_id, None
+    return parts[0], parts[1], parts[2], document_id(parts[0], parts[1], parts[2])

@@ -1,0 +1,94 @@
+"""Single records, read from where they stand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+from topics.letters import RawRecord
+from topics.registry import Topic
+
+READ_SECONDS = 30.0
+FETCH_BYTES = 1024 * 1024
+"""Of one fetch; a larger record comes alone. Neighbours that are read next are then here already."""
+CLOSE_SECONDS = 10.0
+
+
+class ReadFailed(Exception):
+    """Kafka cannot be reached or does not answer in time. One line; it may heal."""
+
+
+class Reader:
+    """An async context manager; one topic, one task at a time. Belongs to no consumer group and commits nothing."""
+
+    def __init__(
+        self, bootstrap: str, topic: Topic, topic_prefix: str = "", security: Mapping[str, object] | None = None
+    ) -> None:
+        """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options."""
+        self._bootstrap = bootstrap
+        self._topic = topic_prefix + topic.name
+        self._kafka = AIOKafkaConsumer(
+            bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+            max_partition_fetch_bytes=FETCH_BYTES, request_timeout_ms=int(READ_SECONDS * 1000), **dict(security or {}),
+        )  # fmt: skip
+        self._next: int | None = None
+        """The offset that the consumer stands at in the partition it is assigned to."""
+        self._end = 0
+        """That partition's end, when last asked."""
+
+    async def __aenter__(self) -> Self:
+        """Raises ReadFailed."""
+        try:
+            await asyncio.wait_for(self._kafka.start(), READ_SECONDS)
+        except (KafkaError, TimeoutError, OSError) as error:
+            await self._close()
+            raise ReadFailed(f"Kafka at {self._bootstrap} cannot be reached: is it running?") from error
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def read(self, partition: int, offset: int) -> RawRecord | None:
+        """The record there; None when it is not (or no longer) there. Raises ReadFailed."""
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await self._read(TopicPartition(self._topic, partition), offset)
+        except OffsetOutOfRangeError:
+            self._next = None
+            return None
+        except (KafkaError, TimeoutError, OSError) as error:
+            self._next = None
+            reason = f"{self._topic} partition {partition}: {type(error).__name__}"
+            raise ReadFailed(f"Kafka at {self._bootstrap} did not give a record of {reason}") from error
+
+    async def _read(self, at: TopicPartition, offset: int) -> RawRecord | None:
+        if at not in self._kafka.assignment():
+            self._kafka.assign([at])
+            self._next, self._end = None, 0
+        if offset >= self._end:
+            self._end = (await self._kafka.end_offsets([at]))[at]
+        if offset >= self._end:
+            return None
+        if self._next != offset:
+            if offset < (await self._kafka.beginning_offsets([at]))[at]:
+                return None
+            self._kafka.seek(at, offset)
+        found = await self._kafka.getone(at)
+        self._next = found.offset + 1
+        return RawRecord(found.key, found.value, list(found.headers)) if found.offset == offset else None
+
+    async def _close(self) -> None:
+        try:
+            await asyncio.wait_for(self._kafka.stop(), CLOSE_SECONDS)
+        except (TimeoutError, KafkaError, OSError):
+            return
