@@ -123,7 +123,17 @@ def as_json(story: Story) -> dict[str, Any]:
             "observed_at": _iso(access.observed_at),
         },
         "dead": [
-            {"id": d.id, "stage": d.stage, "code": d.code, "message": d.message, "at": _iso(d.at)} for d in story.dead
+            {
+                "id": d.id,
+                "stage": d.stage,
+                "code": d.code,
+                "message": d.message,
+                "at": _iso(d.at),
+                "attempt": d.attempt,
+                "replay_of": d.replay_of,
+                "replayed_at": _iso(d.replayed_at),
+            }
+            for d in story.dead
         ],
         "searchable": searchable,
         "reason": reason,
@@ -170,7 +180,11 @@ def _show(story: Story, searchable: bool, reason: str) -> None:
         for name, progress in (("vectors", g.vectors), ("keywords", g.keywords)):
             line(f"            {name:<9} ", (progress.state, _COLOURS[progress.state]), _detail(progress))
     entries = [(e.at, f"{e.kind}  {e.outcome}" + (f"  seq {e.seq}" if e.seq else ""), "") for e in story.events]
-    entries += [(d.at, f"dead letter {d.id}  {d.code}: {d.message}", "red") for d in story.dead]
+    for d in story.dead:
+        again = f"  attempt {d.attempt}" if d.attempt > 1 else ""
+        entries.append((d.at, f"dead letter {d.id}  {d.code}: {d.message}{again}", "dim" if d.replayed_at else "red"))
+        if d.replayed_at is not None:
+            entries.append((d.replayed_at, f"replayed    {d.id}", ""))
     for n, (at, what, style) in enumerate(sorted(entries)):
         line(("  history   " if n == 0 else "            ", "dim"), f"{at:%Y-%m-%d %H:%M:%S}  ", (what, style))
 

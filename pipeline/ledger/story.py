@@ -94,6 +94,11 @@ class DeadLetter:
     code: str
     message: str
     at: datetime
+    attempt: int = 1
+    replay_of: str | None = None
+    """The letter whose replay failed again and is this one."""
+    replayed_at: datetime | None = None
+    """None: it waits for somebody."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +249,9 @@ def _progress(
 
 async def _dead(connection: Connection, where: str, values: Sequence[object]) -> tuple[DeadLetter, ...]:
     cursor = await connection.execute(
-        f"SELECT id, stage, code, message, at FROM dead_letters WHERE {where} ORDER BY at".encode(), values
+        "SELECT id, stage, code, message, at, attempt, replay_of, replayed_at FROM dead_letters"
+        f" WHERE {where} ORDER BY at".encode(),
+        values,
     )
     return tuple(DeadLetter(*row) for row in await cursor.fetchall())
 
@@ -294,7 +301,11 @@ def _waiting(name: str, progress: StoreProgress) -> str:
 def _never_accepted(story: Story) -> str:
     if not story.dead:
         return "no event about it has ever arrived"
-    last = story.dead[-1]
+    waiting = [d for d in story.dead if d.replayed_at is None]
+    if not waiting:
+        replayed = max(d.replayed_at for d in story.dead if d.replayed_at)
+        return f"its dead letter was replayed at {_moment(replayed)} and has not arrived: is the detect worker running?"
+    last = waiting[-1]
     return (
         f"its only events are dead letters, the last one at {_moment(last.at)} ({last.code}: {last.message}):"
         f" mend and publish it again, or `penstock dead replay {last.id}`"
@@ -302,9 +313,10 @@ def _never_accepted(story: Story) -> str:
 
 
 def _later_dead(story: Story) -> str:
-    """A newer event that was refused means that what is found is not the newest version."""
+    """A newer event that was refused means that what is found is not the newest version. One that was replayed since
+    is no dead letter any more: had it failed again, it would be another letter."""
     last_event = max((e.at for e in story.events), default=None)
-    later = [d for d in story.dead if last_event is None or d.at > last_event]
+    later = [d for d in story.dead if d.replayed_at is None and (last_event is None or d.at > last_event)]
     return f"; a later event is a dead letter ({later[-1].code}), so this is not its newest version" if later else ""
 
 
