@@ -39,9 +39,9 @@ async def identify(
     one holds only the latter. A tag that begins with the name of a source and ``/`` is taken as it is; any other
     stands for the tag of that name in every source. Names that no message can carry open nothing.
     """
-    if not list(_sayable([tenant])):
+    if not sayable([tenant]):
         return Caller(tenant, frozenset())
-    principals, tags = list(_sayable(principals)), list(_sayable(tags))
+    principals, tags = sayable(principals), sayable(tags)
     held: set[str] = set()
     sources = await sources_of(connection, tenant)
     own = [f"user:{principal}" for principal in principals]
@@ -60,9 +60,9 @@ async def identify(
     return Caller(tenant, frozenset(held))
 
 
-def _sayable(names: Iterable[str]) -> Iterable[str]:
+def sayable(names: Iterable[str]) -> list[str]:
     """Without those that hold U+0000 or a lone surrogate: no message can carry them and no store can be asked."""
-    return (name for name in names if "\x00" not in name and name == name.encode("utf-8", "replace").decode())
+    return [name for name in names if "\x00" not in name and name == name.encode("utf-8", "replace").decode()]
 
 
 async def sources_of(connection: Connection, tenant: str) -> tuple[str, ...]:

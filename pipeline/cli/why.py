@@ -15,21 +15,28 @@ from pipeline.cli.output import Json, print_json, stdout
 if TYPE_CHECKING:
     from pipeline.ledger.documents import Identity
     from pipeline.ledger.story import StoreProgress, Story
+    from query.access import Decision
 
 
 def why(
     document: Annotated[str, typer.Argument(help="Id, external id, file, URL, or the end of one; or a title.")],
     tenant: Annotated[str, typer.Option("--tenant", help="Whose document.")] = "default",
+    principals: Annotated[
+        list[str] | None,
+        typer.Option("--as", metavar="PRINCIPAL", help="Say whether this person may read it, and by what. Repeatable."),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Why a document is searchable, or not: its events, what was decided, both stores, access, dead letters.
 
-    Example: penstock why docs/guide.md
+    For whoever operates the machine: shows any document of the tenant, whoever may read it, and none of another tenant.
+
+    Example: penstock why docs/guide.md --as ann
     """
     from pipeline.core.errors import PenstockError
     from pipeline.ledger.story import verdict
 
-    found, story = asyncio.run(_tell(tenant, names(document)))
+    found, story, decision = asyncio.run(_tell(tenant, names(document), principals or []))
     if len(found) > 1:
         typer.echo(f"error: {document!r} may mean {len(found)} documents; name one of them:", err=True)
         for identity, title in found:
@@ -37,11 +44,13 @@ def why(
         raise typer.Exit(2)
     searchable, reason = verdict(story)
     if json_output and (story.document or story.dead):
-        print_json(as_json(story))
+        print_json(as_json(story) | (_decision_json(principals or [], decision) if decision else {}))
     if story.document is None:
         raise PenstockError(f"no document {document!r} in tenant {tenant!r}: {reason}")
     if not json_output:
         _show(story, searchable, reason)
+        if decision:
+            stdout.print(f"  may read  {_decision_line(principals or [], decision)}", markup=False, soft_wrap=True)
 
 
 def names(document: str) -> list[str]:
@@ -52,18 +61,28 @@ def names(document: str) -> list[str]:
     return list(dict.fromkeys([document, str(path), str(path.resolve()), path.as_uri()]))
 
 
-async def _tell(tenant: str, known_as: Sequence[str]) -> tuple[list[tuple[Identity, str | None]], Story]:
+async def _tell(
+    tenant: str, known_as: Sequence[str], principals: Sequence[str]
+) -> tuple[list[tuple[Identity, str | None]], Story, Decision | None]:
     from pipeline.ledger import story
     from pipeline.settings import load
     from pipeline.stores.postgres import open_pool, translated
+    from query.access import decide, identify, sayable
 
+    known_as = sayable(known_as)
+    if not sayable([tenant]):
+        return [], story.Story(None), None
     async with open_pool(load().postgres) as pool:
         with translated("why"):
             async with pool.connection() as connection:
                 found = await story.find(connection, tenant, known_as)
-                if len(found) == 1:
-                    return found, await story.tell(connection, found[0][0].id)
-                return found, await story.dead_letters(connection, tenant, known_as)
+                if len(found) != 1:
+                    return found, await story.dead_letters(connection, tenant, known_as), None
+                told = await story.tell(connection, found[0][0].id)
+                if not principals:
+                    return found, told, None
+                caller = await identify(connection, tenant, principals=principals)
+                return found, told, decide(caller, told.access.acl_tags, told.access.required_tags)
 
 
 def as_json(story: Story) -> dict[str, Any]:
@@ -138,6 +157,26 @@ def as_json(story: Story) -> dict[str, Any]:
         "searchable": searchable,
         "reason": reason,
     }
+
+
+def _decision_json(principals: Sequence[str], decision: Decision) -> dict[str, Any]:
+    return {
+        "readable_by": {
+            "principals": list(principals),
+            "may_read": decision.may_read,
+            "by": list(decision.by),
+            "lacks": list(decision.lacks),
+        }
+    }
+
+
+def _decision_line(principals: Sequence[str], decision: Decision) -> str:
+    who = " and ".join(principals)
+    if decision.may_read:
+        return f"{who}: yes, by {', '.join(decision.by)}"
+    if not decision.by:
+        return f"{who}: no, holds none of its access tags"
+    return f"{who}: no, lacks {', '.join(decision.lacks)}"
 
 
 def _store_json(progress: StoreProgress) -> dict[str, Any]:
