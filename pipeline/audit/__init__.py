@@ -1,0 +1,1 @@
+"""Proof that the ledger, pgvector and Elasticsearch agree, and repair where they do not."""

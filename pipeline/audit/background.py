@@ -1,0 +1,155 @@
+"""The continuous audit in the workers: small pages, one pace over all workers, its findings a metric."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from dataclasses import replace
+from uuid import UUID
+
+import structlog
+from elasticsearch import AsyncElasticsearch
+
+from pipeline.audit import runs
+from pipeline.audit.compare import KINDS, PLACES
+from pipeline.audit.examine import Examiner, Finding, ranges_end
+from pipeline.audit.mend import Mender
+from pipeline.audit.runs import Run
+from pipeline.audit.sample import sample
+from pipeline.audit.walk import SECOND_LOOK_SECONDS, Page, Suspects, note
+from pipeline.audit.wanted import Limits
+from pipeline.core.errors import PenstockError
+from pipeline.core.model import Generation
+from pipeline.ledger import generations
+from pipeline.settings import AuditSettings
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import AUDIT_LOCK, Connection, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+LIMITS = Limits(documents=25, chunks=500, body_bytes=2_000_000, page=200)
+SAMPLED_ROWS = 1
+"""Rows a page that must find themselves in the vector index."""
+LOOKED_AT_AGAIN = 10
+"""Documents a page that differed before: the metric follows a repair at once, not a whole round later."""
+IDLE_SECONDS = 5.0
+"""Between two looks whether it is our turn."""
+
+
+class BackgroundAudit:
+    """Runs in every detect worker; an advisory lock lets one of them read at a time, and position and pace are kept in
+    Postgres, so that whoever is next goes on at the same speed."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        es: AsyncElasticsearch,
+        producer: Producer,
+        metrics: Metrics,
+        settings: AuditSettings,
+        *,
+        limits: Limits = LIMITS,
+        second_look_seconds: float = SECOND_LOOK_SECONDS,
+    ) -> None:
+        self._pool = pool
+        self._es = es
+        self._producer = producer
+        self._metrics = metrics
+        self._settings = settings
+        self._limits = limits
+        self._second_look = second_look_seconds
+        self._again_after: UUID | None = None
+
+    async def run(self) -> BaseException:
+        """Audit until cancelled; a world that is down is waited for."""
+        while True:
+            wait = IDLE_SECONDS
+            try:
+                if self._settings.documents_per_second > 0:
+                    wait = min(IDLE_SECONDS, await self.turn())
+            except PenstockError as error:
+                log.warning("audit_failed", reason=str(error)[:200])
+            await asyncio.sleep(wait)
+
+    async def turn(self) -> float:
+        """Read a page if one is due and no other worker is at it; returns the seconds until there may be another.
+        Raises Retryable, Misconfigured."""
+        with translated("background audit"):
+            async with self._pool.connection() as connection, connection.transaction():
+                cursor = await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [AUDIT_LOCK])
+                row = await cursor.fetchone()
+                done, wait = await self._page(connection) if row and row[0] else (None, IDLE_SECONDS)
+            if done is not None:
+                await self._mend(*done)
+            async with self._pool.connection() as connection:
+                await self._measure(connection)
+        return wait
+
+    async def _page(self, connection: Connection) -> tuple[tuple[Examiner, Run, list[Finding]] | None, float]:
+        run, due = await runs.background(connection)
+        if run is None:
+            name, due = await runs.next_round(connection)
+            if name is not None and not due:
+                run = await runs.start(connection, name, "background")
+        if run is None or due:
+            return None, due
+        generation = {g.name: g for g in await generations.writable(connection)}[run.generation]
+        examiner = Examiner(self._pool, self._es, generation, self._limits)
+        later, found = await self._look(examiner, run, generation)
+        await runs.save(connection, later, found, finished=later.position == run.position)
+        documents = later.documents - run.documents
+        wait = documents / self._settings.documents_per_second
+        await runs.put_off(connection, run.id, wait)
+        self._metrics.audited.inc(documents)
+        return (examiner, later, found), wait
+
+    async def _mend(self, examiner: Examiner, run: Run, found: list[Finding]) -> None:
+        """Once the page is saved: say what was found, repair it if that is wanted, and look again at what differed."""
+        for finding in found:
+            log.warning(
+                "divergent_document", document=str(finding.document), generation=run.generation, store=finding.store,
+                kind=finding.kind, chunks=finding.chunks,
+            )  # fmt: skip
+        mender = Mender(examiner, Keywords(self._es), self._producer)
+        if self._settings.repair and found:
+            unreachable = {f.document for f in found if f.kind == "unreachable"}
+            await mender.doubt({f.document for f in found}, unreachable)
+        async with self._pool.connection() as connection:
+            again = await runs.differing(connection, run.id, self._again_after, LOOKED_AT_AGAIN)
+        self._again_after = again[-1] if len(again) == LOOKED_AT_AGAIN else None
+        if again:
+            await mender.look_again(run.id, again)
+
+    async def _look(self, examiner: Examiner, run: Run, generation: Generation) -> tuple[Run, list[Finding]]:
+        """One page: the run as it stands after it (at the same position: the round is complete) and what it found."""
+        documents = await examiner.following(run.position)
+        suspects = Suspects(examiner, second_look_seconds=self._second_look)
+        seen = Page()
+        found: list[Finding] = []
+        async with aclosing(examiner.examine(ranges_end(documents, run.position), documents)) as verdicts:
+            async for verdict in verdicts:
+                note(verdict, seen)
+                if not verdict.clean:
+                    suspects.add(verdict.document)
+                if len(suspects) >= self._limits.documents:
+                    found += await suspects.confirmed()
+        found += await suspects.confirmed()
+        if generation.state != "building":
+            found += (await sample(self._pool, generation, SAMPLED_ROWS)).unreachable
+        later = replace(
+            run,
+            position=documents[-1] if documents else run.position,
+            documents=run.documents + seen.documents,
+            chunks=run.chunks + seen.chunks,
+            pending=run.pending + len(seen.pending),
+        )
+        return later, found
+
+    async def _measure(self, connection: Connection) -> None:
+        counts = await runs.divergent(connection)
+        for store in PLACES:
+            for kind in KINDS:
+                self._metrics.divergent.labels(store, kind).set(counts.get((store, kind), 0))
+        self._metrics.audit_age.set(await runs.age_seconds(connection))

@@ -1,0 +1,240 @@
+"""What the ledger wants of one document against what a store holds of it. Pure: no I/O, no clock."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+from uuid import UUID
+
+from pipeline.core.fingerprint import content_hash
+from pipeline.core.identity import chunk_ids
+from pipeline.core.model import STORES, Store
+from pipeline.ledger.documents import Identity
+from pipeline.ledger.entry import cut, entries
+from pipeline.ledger.work import Work
+
+Place = Literal["vectors", "keywords", "ledger"]
+PLACES: tuple[Place, ...] = get_args(Place)
+
+Kind = Literal[
+    "missing", "orphan", "unknown_document", "wrong_access", "wrong_text", "wrong_entry", "ahead", "unreachable",
+    "no_state", "stale_manifest", "rotten_body",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+MEANING: Mapping[Kind, str] = {
+    "missing": "a wanted chunk is not in the store",
+    "orphan": "the store holds a chunk that a known document does not want",
+    "unknown_document": "the store holds chunks of a document that is deleted, withdrawn or was never heard of",
+    "wrong_access": "the store's copy of the access tags is not the ledger's",
+    "wrong_text": "the store's text is not the one that the manifest cuts from the body",
+    "wrong_entry": "another field of the keyword entry is not the ledger's",
+    "ahead": "the entry's version is above every number that the ledger drew for the document",
+    "unreachable": "the row is right, but the HNSW index does not find it by its own vector",
+    "no_state": "the ledger does not track the document in this store: it looked settled and was not",
+    "stale_manifest": "the list of chunks is missing, of another text, or not what its own spans cut",
+    "rotten_body": "the stored text is gone or does not have its hash: only publishing it again mends that",
+}
+
+NOWHERE = UUID(int=0)
+"""Stands for the document of an entry that names none, or names it in a form that is not an id."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far one store is with one document."""
+
+    want_seq: int
+    seq: int
+    refused: frozenset[UUID] = frozenset()
+    attempts: int = 0
+    error: str | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.seq >= self.want_seq
+
+
+@dataclass(frozen=True, slots=True)
+class Print:
+    """Fingerprint of one keyword entry's fields."""
+
+    text: bytes
+    """SHA-256."""
+    access: bytes
+    rest: bytes
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> Print:
+        access = {name: entry.get(name) for name in _ACCESS}
+        rest = {name: value for name, value in entry.items() if name not in _ACCESS and name != "text"}
+        return cls(text_hash(str(entry.get("text", ""))), _digest(access), _digest(rest))
+
+
+_ACCESS = ("tenant", "acl_tags", "required_tags", "required_count")
+
+
+def text_hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode(errors="surrogatepass")).digest()
+
+
+def _digest(fields: Mapping[str, Any]) -> bytes:
+    return hashlib.blake2b(json.dumps(fields, sort_keys=True, default=str).encode(), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of the chunk table."""
+
+    document: UUID
+    id: UUID
+    access_id: int
+    text: bytes
+    """SHA-256."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the keyword index."""
+
+    document: UUID
+    id: UUID
+    version: int
+    print: Print
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the ledger wants of one document in one generation, as of one snapshot."""
+
+    identity: Identity
+    seq: int
+    """The document's newest sequence number, over all stores."""
+    wanted: bool
+    """Alive and readable by somebody."""
+    access_id: int | None
+    states: Mapping[Store, State]
+    """A store that has no row is absent."""
+    chunks: Mapping[UUID, Print] = field(default_factory=dict)
+    rotten: bool = False
+    """The body is not what content_hash says: ``Print.text`` means nothing."""
+    stale: bool = False
+    """The manifest is not this text's: ``chunks`` mean nothing."""
+    building: bool = False
+    """The generation is being built: a document that it does not track yet is still to come."""
+
+    @property
+    def pending(self) -> bool:
+        return self.untracked_yet or any(not state.settled for state in self.states.values())
+
+    @property
+    def untracked_yet(self) -> bool:
+        return self.building and self.seq > 0 and len(self.states) < len(STORES)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is pending, where it failed."""
+        failed = [f"{store}: {s.error}" for store, s in self.states.items() if not s.settled and s.attempts]
+        return "; ".join(failed) or None
+
+    @property
+    def standing(self) -> Standing:
+        return self.seq, dict(self.states)
+
+
+Standing = tuple[int, Mapping[Store, State]]
+"""A document's seq and its states. Equal at two readings: nothing was accepted, settled or reopened between them."""
+
+
+def describe(
+    w: Work, seq: int, states: Mapping[Store, State], body: str | None, metadata: Mapping[str, object] | None, *,
+    alive: bool, building: bool,
+) -> Wanted:  # fmt: skip
+    """Ledger rows of one document as what its entries are made of."""
+    rotten = alive and (body is None or content_hash(body) != w.content_hash)
+    stale = w.needs_chunking
+    chunks: dict[UUID, Print] = {}
+    if w.wanted and not stale:
+        chunks = {chunk: Print.of(entry) for chunk, entry in entries(w, body or "", metadata or {})}
+        if not rotten and w.manifest is not None:
+            texts = [cut(body or "", spans) for spans in w.manifest.spans]
+            stale = chunk_ids(w.identity.id, texts) != w.manifest.chunk_ids
+    return Wanted(w.identity, seq, w.wanted, w.access_id, states, chunks, rotten=rotten, stale=stale, building=building)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One document, one place, one kind."""
+
+    store: Place
+    kind: Kind
+    chunks: tuple[UUID, ...] = ()
+
+
+def compare(wanted: Wanted, rows: Sequence[Row], held: Sequence[Entry]) -> list[Difference]:
+    """Every difference of one document the ledger knows, in the stores that say they are settled: what is pending
+    will be made right anyway, and is no difference."""
+    found: list[Difference] = []
+    if wanted.rotten:
+        found.append(Difference("ledger", "rotten_body"))
+    found += [
+        Difference(store, "no_state")
+        for store in STORES
+        if wanted.seq > 0 and store not in wanted.states and not wanted.building
+    ]
+    if wanted.stale:
+        if not wanted.pending and not wanted.rotten:
+            found.append(Difference("ledger", "stale_manifest"))
+        return found  # which chunks it wants is unknown
+    if _comparable(wanted, "vectors"):
+        found += _vectors(wanted, rows)
+    if _comparable(wanted, "keywords"):
+        found += _keywords(wanted, held)
+    return found
+
+
+def _comparable(wanted: Wanted, store: Store) -> bool:
+    state = wanted.states.get(store)
+    return state.settled if state is not None else wanted.seq == 0
+
+
+def _vectors(wanted: Wanted, rows: Sequence[Row]) -> list[Difference]:
+    state = wanted.states.get("vectors")
+    refused = state.refused if state is not None else frozenset()
+    mine = [r for r in rows if r.id in wanted.chunks]
+    return _named(
+        "vectors",
+        {
+            **_presence(wanted, {r.id for r in rows}, refused),
+            "wrong_access": [r.id for r in mine if r.access_id != wanted.access_id],
+            "wrong_text": [r.id for r in mine if not wanted.rotten and r.text != wanted.chunks[r.id].text],
+        },
+    )
+
+
+def _keywords(wanted: Wanted, held: Sequence[Entry]) -> list[Difference]:
+    mine = [(e, wanted.chunks[e.id]) for e in held if e.id in wanted.chunks]
+    return _named(
+        "keywords",
+        {
+            **_presence(wanted, {e.id for e in held}, frozenset()),
+            "wrong_access": [e.id for e, shall in mine if e.print.access != shall.access],
+            "wrong_text": [e.id for e, shall in mine if not wanted.rotten and e.print.text != shall.text],
+            "wrong_entry": [e.id for e, shall in mine if e.print.rest != shall.rest],
+            "ahead": [e.id for e, _ in mine if e.version > wanted.seq],
+        },
+    )
+
+
+def _presence(wanted: Wanted, held: set[UUID], refused: frozenset[UUID]) -> dict[Kind, Iterable[UUID]]:
+    surplus = held - wanted.chunks.keys()
+    return {
+        "missing": [i for i in wanted.chunks if i not in held and i not in refused],
+        "orphan" if wanted.wanted else "unknown_document": sorted(surplus),
+    }
+
+
+def _named(store: Store, ids: Mapping[Kind, Iterable[UUID]]) -> list[Difference]:
+    return [Difference(store, kind, found) for kind, chunks in ids.items() if (found := tuple(chunks))]

@@ -1,0 +1,248 @@
+"""Repair: for each difference the least that makes the sinks converge again. Vectors are embedded only where they are
+truly missing; keyword entries come from stored bodies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from uuid import UUID
+
+from pipeline.audit import runs
+from pipeline.audit import wanted as ledger
+from pipeline.audit.compare import NOWHERE, Kind, Place, Wanted
+from pipeline.audit.examine import Examiner, Finding, Verdict
+from pipeline.audit.sample import reach
+from pipeline.core.model import Lane, Store
+from pipeline.ledger import repair, work
+from pipeline.ledger.documents import Identity
+from pipeline.stages.hints import send_hints
+from pipeline.stores.keywords import Keywords, Write
+from pipeline.stores.postgres import Connection, translated
+from topics.producer import Producer
+
+MEND_DOCUMENTS = 200
+LANE: Lane = "backfill"
+"""Fresh documents go before repairs, of which there can be millions."""
+POLL_SECONDS = 0.25
+ROUNDS = 3
+"""One repair can uncover another: an entry that stood under a wrong document is first taken from there."""
+
+Ids = Collection[UUID]
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What became of a repair."""
+
+    asked: int = 0
+    """Documents for which something was done."""
+    waited_seconds: float = 0.0
+    unsettled: int = 0
+    """Documents that the sinks have not settled yet."""
+    idle: bool = False
+    """Not one was settled while we waited: nobody is working."""
+
+
+class Mender:
+    """Never writes what a sink writes: it doubts, hints and waits. It deletes rows that are wrong, and whatever belongs
+    to documents that the ledger never heard of (no sink would ever look at those)."""
+
+    def __init__(self, examiner: Examiner, keywords: Keywords, producer: Producer) -> None:
+        self._examiner = examiner
+        self._pool = examiner.pool
+        self._generation = examiner.generation
+        self._keywords = keywords
+        self._producer = producer
+
+    async def mend(
+        self,
+        run: int,
+        *,
+        wait_seconds: float,
+        progress: Callable[[int, int], None] = lambda _done, _all: None,
+    ) -> Mended:
+        """Repair what a run found, wait for the sinks, look again, and again while that uncovers something else.
+        The run's differences then say which are repaired. Raises Retryable."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_seconds
+        total = Mended()
+        for _ in range(ROUNDS):
+            asked = unsettled = 0
+            idle = False
+            async for documents in self._left(run):
+                asked += await self.doubt(documents, await self._unreachable(run, documents))
+            if asked:
+                unsettled, idle = await self._settled(run, deadline, progress)
+            async for documents in self._left(run):
+                await self.look_again(run, documents)
+            total = Mended(max(total.asked, asked), wait_seconds - max(0.0, deadline - loop.time()), unsettled, idle)
+            if not asked or unsettled or not await self._mendable(run):
+                break
+        return total
+
+    async def _left(self, run: int) -> AsyncGenerator[list[UUID], None]:
+        after: UUID | None = None
+        while True:
+            with translated("repair"):
+                async with self._pool.connection() as connection:
+                    page = await runs.differing(connection, run, after, MEND_DOCUMENTS)
+            if not page:
+                return
+            yield page
+            after = page[-1]
+
+    async def _unreachable(self, run: int, documents: Sequence[UUID]) -> set[UUID]:
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT document_id FROM audit_differences WHERE run_id = %s AND kind = 'unreachable'"
+                    " AND NOT repaired AND document_id = ANY(%s)",
+                    [run, list(documents)],
+                )
+                return {id_ for (id_,) in await cursor.fetchall()}
+
+    async def _mendable(self, run: int) -> bool:
+        """Whether another round could help: a rotten body stays whatever we do."""
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                counts = await runs.counts(connection, run)
+        return any(left for (_, kind), (_, left) in counts.items() if kind != "rotten_body")
+
+    # Doubting
+
+    async def doubt(self, documents: Iterable[UUID], unreachable: Ids = ()) -> int:
+        """Look at these documents once more and ask for what they need; returns for how many anything was done."""
+        done = 0
+        hints: list[tuple[Identity, str, Lane]] = []
+        for document in unreachable:
+            done += await self._insert_again(document)
+        async with aclosing(self._examiner.confirmed(d for d in documents if d != NOWHERE)) as verdicts:
+            async for verdict in verdicts:
+                if verdict.wanted is None:
+                    done += await self._remove(verdict.document, verdict.strangers)
+                elif await self._doubt(verdict, verdict.wanted):
+                    done += verdict.document not in unreachable
+                    hints.append((verdict.wanted.identity, self._generation.name, LANE))
+        await send_hints(self._producer, hints)
+        return done
+
+    async def _doubt(self, verdict: Verdict, wanted: Wanted) -> bool:
+        """Returns whether a sink has something to do now."""
+        ids = {(d.store, d.kind): d.chunks for d in verdict.differences}
+        with translated("repair"):
+            async with self._pool.connection() as connection, connection.transaction():
+                now = await ledger.standings(connection, self._generation, [verdict.document], lock=True)
+                if now.get(verdict.document) != wanted.standing:
+                    return False  # it moved: the sinks see to it
+                if ("ledger", "rotten_body") in ids:
+                    await repair.forget_content(connection, verdict.document)
+                if ("ledger", "stale_manifest") in ids:
+                    await repair.forget_manifest(connection, self._generation.name, verdict.document)
+                for store in _doubted(ids, wanted):
+                    await self._converge_again(connection, verdict, store, ids)
+        return bool(_doubted(ids, wanted))
+
+    async def _converge_again(
+        self, connection: Connection, verdict: Verdict, store: Store, ids: dict[tuple[Place, Kind], tuple[UUID, ...]]
+    ) -> None:
+        name = self._generation.name
+        if store == "vectors":
+            await repair.delete_rows(connection, self._generation, ids.get(("vectors", "wrong_text"), ()))
+        seq = await repair.want_again(connection, name, store, verdict.document, above=verdict.highest)
+        if store == "vectors":
+            return
+        doubted = {i for (where, _), found in ids.items() if where == "keywords" for i in found}
+        if ("keywords", "no_state") in ids:  # nobody knows what stands there: whatever does is claimed
+            doubted |= set(await self._keywords.versions(self._generation.keyword_index, verdict.document))
+        # No longer confirmed, so that what is wanted of it is written again; claimed, so that the rest is deleted.
+        await work.reopen_keywords(connection, name, [(verdict.document, seq, sorted(doubted - {NOWHERE}))])
+
+    async def _insert_again(self, document: UUID) -> bool:
+        """All rows of a document that the vector index does not find are put in anew."""
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                ids = await _rows_of(connection, self._generation.chunk_table, document)
+            lost = [i for i in ids if (await reach(self._pool, self._generation, [i])).unreachable]
+            async with self._pool.connection() as connection, connection.transaction():
+                await ledger.standings(connection, self._generation, [document], lock=True)
+                return bool(await repair.insert_rows_again(connection, self._generation, lost))
+
+    async def _remove(self, document: UUID, strangers: dict[Place, int]) -> bool:
+        """A document that the ledger never heard of: take its chunks out of the stores."""
+        with translated("repair"):
+            async with self._pool.connection() as connection, repair.unheard_of(connection, document) as mine:
+                if not mine:
+                    return False
+                if "vectors" in strangers:
+                    await repair.delete_rows_of(connection, self._generation, document)
+                if "keywords" in strangers:
+                    index = self._generation.keyword_index
+                    found = await self._keywords.versions(index, document)
+                    seq = await repair.draw(connection, max(found.values(), default=0))
+                    await self._keywords.apply([Write(index, i, seq, None) for i in found])
+        return True
+
+    # Waiting, and looking again
+
+    async def _settled(self, run: int, deadline: float, progress: Callable[[int, int], None]) -> tuple[int, bool]:
+        """Wait for the sinks. Returns how many documents are not settled, and whether none was settled at all."""
+        loop = asyncio.get_running_loop()
+        first = waiting = await self._unsettled(run)
+        while waiting:
+            progress(first - waiting, first)
+            if loop.time() >= deadline:
+                break
+            await asyncio.sleep(POLL_SECONDS)
+            waiting = await self._unsettled(run)
+        return waiting, bool(waiting) and waiting == first
+
+    async def _unsettled(self, run: int) -> int:
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT count(DISTINCT s.document_id) FROM audit_differences a"
+                    " JOIN index_state s ON s.document_id = a.document_id AND s.generation = %s AND s.seq < s.want_seq"
+                    " WHERE a.run_id = %s AND NOT a.repaired AND a.kind <> 'rotten_body' AND s.attempts = 0",
+                    [self._generation.name, run],
+                )
+                row = await cursor.fetchone()
+        return int(row[0]) if row else 0
+
+    async def look_again(self, run: int, documents: Sequence[UUID]) -> None:
+        """Bring a run's differences up to date: what is pending stays as it was found, the rest is as found now."""
+        unreachable = await self._unreachable(run, documents)
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                standings = await ledger.standings(connection, self._generation, documents)
+        waiting = {d for d, (_, states) in standings.items() if any(not s.settled for s in states.values())}
+        seen = [d for d in documents if d not in waiting and d != NOWHERE]
+        async with aclosing(self._examiner.confirmed(seen)) as verdicts:
+            left = [finding async for verdict in verdicts for finding in verdict.findings]
+        for document in unreachable - waiting:
+            left += await self._still_unreachable(document)
+        with translated("repair"):
+            async with self._pool.connection() as connection, connection.transaction():
+                await runs.replace(connection, run, seen, left)
+
+    async def _still_unreachable(self, document: UUID) -> Sequence[Finding]:
+        with translated("repair"):
+            async with self._pool.connection() as connection:
+                ids = await _rows_of(connection, self._generation.chunk_table, document)
+        return (await reach(self._pool, self._generation, ids)).unreachable
+
+
+def _doubted(ids: Collection[tuple[Place, Kind]], wanted: Wanted) -> list[Store]:
+    """Which stores have to converge again. A rotten body is in no store, and nothing can be made from it."""
+    if wanted.rotten and wanted.wanted:
+        return []
+    both: list[Store] = ["vectors", "keywords"]
+    if ("ledger", "stale_manifest") in ids:
+        return both
+    return [store for store in both if any(where == store for where, _ in ids)]
+
+
+async def _rows_of(connection: Connection, table: str, document: UUID) -> list[UUID]:
+    cursor = await connection.execute(f'SELECT id FROM "{table}" WHERE document_id = %s ORDER BY id', [document])
+    return [id_ for (id_,) in await cursor.fetchall()]

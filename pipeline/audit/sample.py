@@ -1,0 +1,129 @@
+"""Does the vector index find its own rows? A graph can rot while the rows under it are right."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from psycopg import sql
+
+from pipeline.audit.examine import Finding
+from pipeline.core.model import Generation
+from pipeline.stores.postgres import Connection, Pool, translated
+
+NEIGHBOURS = 100
+EF_SEARCH = 1_000
+"""pgvector's most: a row that even this search does not meet is lost to every query."""
+EQUAL = 1e-6
+"""Cosine distances this near are of equal vectors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    rows: int
+    """Rows that were asked for."""
+    unreachable: tuple[Finding, ...] = ()
+    problem: str | None = None
+    """Why the index could not be asked at all."""
+
+
+async def sample(pool: Pool, generation: Generation, rows: int) -> Sample:
+    """Look for so many random rows through the HNSW index, each by its own vector. Raises Retryable."""
+    ids: dict[UUID, None] = {}
+    with translated("audit the vector index"):
+        async with pool.connection() as connection:
+            for _ in range(rows):
+                if (id_ := await _random_row(connection, generation)) is not None:
+                    ids[id_] = None
+    return await reach(pool, generation, list(ids))
+
+
+async def _random_row(connection: Connection, generation: Generation) -> UUID | None:
+    """Ids are hashes, so the next one after a random id is a random row, at the price of one probe."""
+    after = UUID(bytes=secrets.token_bytes(16))
+    table = sql.Identifier(generation.chunk_table)
+    for condition in ("id >= %s", "id < %s"):
+        cursor = await connection.execute(
+            sql.SQL("SELECT id FROM {} WHERE {} ORDER BY id LIMIT 1").format(table, sql.SQL(condition)), [after]
+        )
+        if row := await cursor.fetchone():
+            return UUID(str(row[0]))
+    return None
+
+
+async def reach(pool: Pool, generation: Generation, ids: Sequence[UUID]) -> Sample:
+    """Look for these rows. One that is gone meanwhile counts as found."""
+    lost: dict[UUID, int] = {}
+    with translated("audit the vector index"):
+        async with pool.connection() as connection, connection.transaction():
+            await connection.execute("SET LOCAL enable_seqscan = off")
+            await connection.execute("SET LOCAL enable_sort = off")
+            await connection.execute(f"SET LOCAL hnsw.ef_search = {EF_SEARCH}")
+            if ids and (problem := await _problem(connection, generation, ids[0])):
+                return Sample(len(ids), problem=problem)
+            for id_ in ids:
+                if (document := await _lost(connection, generation, id_)) is not None:
+                    lost[document] = lost.get(document, 0) + 1
+            cursor = await connection.execute("SELECT id, external_id FROM documents WHERE id = ANY(%s)", [list(lost)])
+            names: dict[UUID, str] = dict(await cursor.fetchall())
+    return Sample(
+        len(ids), tuple(Finding(d, "vectors", "unreachable", n, names.get(d)) for d, n in sorted(lost.items()))
+    )
+
+
+def _nearest(generation: Generation) -> sql.Composed:
+    return sql.SQL(
+        "SELECT id, embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) FROM {table}"
+        " ORDER BY embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) LIMIT %(limit)s"
+    ).format(table=sql.Identifier(generation.chunk_table))
+
+
+async def _problem(connection: Connection, generation: Generation, id_: UUID) -> str | None:
+    """Why the search would not go through the graph: an audit that read the table instead would prove nothing."""
+    cursor = await connection.execute(
+        sql.SQL("EXPLAIN (FORMAT JSON) ") + _nearest(generation), {"id": id_, "limit": NEIGHBOURS}
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    plan = row[0] if isinstance(row[0], list) else json.loads(row[0])
+    used = _indexes(plan[0]["Plan"])
+    cursor = await connection.execute(
+        "SELECT c.relname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a ON a.oid = c.relam"
+        " WHERE i.indrelid = %s::regclass AND a.amname = 'hnsw' AND i.indisvalid",
+        [generation.chunk_table],
+    )
+    valid = {name for (name,) in await cursor.fetchall()}
+    if used & valid:
+        return None
+    return (
+        f"{generation.chunk_table} has no usable HNSW index: every vector search reads the whole table;"
+        f" `REINDEX INDEX CONCURRENTLY {generation.chunk_table}_hnsw`, or `penstock rebuild vectors`"
+    )
+
+
+def _indexes(plan: dict[str, Any]) -> set[str]:
+    mine = {plan["Index Name"]} if plan["Node Type"] == "Index Scan" else set()
+    return mine.union(*(_indexes(child) for child in plan.get("Plans", [])))
+
+
+async def _lost(connection: Connection, generation: Generation, id_: UUID) -> UUID | None:
+    """The document of a row that the index does not return among the nearest to the row's own vector.
+
+    Many rows can have equal vectors (the same words in many documents): where only such are returned, as many as were
+    asked for, the row is one of them as far as anybody can tell.
+    """
+    cursor = await connection.execute(_nearest(generation), {"id": id_, "limit": NEIGHBOURS})
+    found = await cursor.fetchall()
+    if any(other == id_ for other, _ in found):
+        return None
+    if len(found) == NEIGHBOURS and all(distance is not None and distance <= EQUAL for _, distance in found):
+        return None
+    cursor = await connection.execute(
+        sql.SQL("SELECT document_id FROM {} WHERE id = %s").format(sql.Identifier(generation.chunk_table)), [id_]
+    )
+    row = await cursor.fetchone()
+    return UUID(str(row[0])) if row is not None else None

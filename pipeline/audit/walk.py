@@ -1,0 +1,148 @@
+"""One run of the audit over everything in its scope, from where it stopped to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from uuid import UUID
+
+from pipeline.audit import runs
+from pipeline.audit.examine import Examiner, Finding, Verdict, ranges_end
+from pipeline.audit.held import Range, Scope
+from pipeline.audit.runs import Run
+from pipeline.stores.postgres import translated
+
+BLOCK_DOCUMENTS = 2_000
+"""An interrupted run repeats at most so many."""
+SUSPECTS = 2_000
+"""Documents that wait for their second look, at most."""
+SECOND_LOOK_SECONDS = 2.0
+"""Between the first look and the second. A worker that was overtaken while it wrote reopens the document after its
+refresh, and refreshes are at most a second apart: what such a worker left behind is not settled any more by then."""
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A document that is still on its way into a store."""
+
+    document: UUID
+    external_id: str
+    reason: str | None
+    """Why it failed, if it did."""
+
+
+@dataclass(slots=True)
+class Page:
+    """What one look at a range showed."""
+
+    documents: int = 0
+    chunks: int = 0
+    pending: list[Pending] = field(default_factory=list)
+
+
+class Suspects:
+    """Documents that differed at the first look."""
+
+    def __init__(self, examiner: Examiner, *, second_look_seconds: float = SECOND_LOOK_SECONDS) -> None:
+        self._examiner = examiner
+        self._wait = second_look_seconds
+        self._waiting: set[UUID] = set()
+        self._last = 0.0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, document: UUID) -> None:
+        self._waiting.add(document)
+        self._last = asyncio.get_running_loop().time()
+
+    async def confirmed(self) -> list[Finding]:
+        """The second look at all of them."""
+        if not self._waiting:
+            return []
+        await asyncio.sleep(self._last + self._wait - asyncio.get_running_loop().time())
+        async with aclosing(self._examiner.confirmed(self._waiting)) as verdicts:
+            found = [finding async for verdict in verdicts for finding in verdict.findings]
+        self._waiting.clear()
+        return found
+
+
+class Walk:
+    """Law: when ``run`` returns, every difference that stood still is recorded in the run; an interrupted one goes on
+    after its last finished block and finds the same."""
+
+    def __init__(
+        self,
+        examiner: Examiner,
+        run: Run,
+        *,
+        progress: Callable[[int], None] = lambda _: None,
+        block_documents: int = BLOCK_DOCUMENTS,
+        second_look_seconds: float = SECOND_LOOK_SECONDS,
+    ) -> None:
+        self._examiner = examiner
+        self.state = run
+        self._progress = progress
+        self._block = block_documents
+        self._suspects = Suspects(examiner, second_look_seconds=second_look_seconds)
+        self.pending: list[Pending] = []
+        """The first SHOWN, those that failed before the others."""
+
+    async def run(self) -> Run:
+        """Walk to the end. Raises Retryable, Misconfigured."""
+        await self._examiner.refresh()
+        position, finished, since_save = self.state.position, False, 0
+        seen = Page()
+        while not finished:
+            scoped = self.state.since is not None
+            documents = await self._examiner.following(position, run=self.state.id if scoped else None)
+            finished = not documents
+            if not finished or not scoped:
+                await self._look(tuple(documents) if scoped else ranges_end(documents, position), documents, seen)
+            if documents:
+                position = documents[-1]
+                since_save += len(documents)
+                self._progress(self.state.documents + seen.documents)
+            if finished or since_save >= self._block:
+                await self._save(position, seen, finished=finished)
+                seen, since_save = Page(), 0
+        return self.state
+
+    async def _look(self, scope: Scope | Range, documents: list[UUID], seen: Page) -> None:
+        async with aclosing(self._examiner.examine(scope, documents)) as verdicts:
+            async for verdict in verdicts:
+                note(verdict, seen)
+                if not verdict.clean:
+                    self._suspects.add(verdict.document)
+                if len(self._suspects) >= SUSPECTS:
+                    found = await self._suspects.confirmed()
+                    async with self._examiner.pool.connection() as connection:
+                        await runs.add(connection, self.state.id, found)
+
+    async def _save(self, position: UUID | None, seen: Page, *, finished: bool) -> None:
+        found = await self._suspects.confirmed()
+        self.state = replace(
+            self.state,
+            position=position,
+            documents=self.state.documents + seen.documents,
+            chunks=self.state.chunks + seen.chunks,
+            pending=self.state.pending + len(seen.pending),
+        )
+        self.pending = sorted([*self.pending, *seen.pending], key=lambda p: p.reason is None)[:SHOWN]
+        with translated("audit"):
+            async with self._examiner.pool.connection() as connection:
+                await runs.save(connection, self.state, found, finished=finished)
+
+
+def note(verdict: Verdict, page: Page) -> None:
+    """Count one document of the ledger."""
+    wanted = verdict.wanted
+    if wanted is None:
+        return
+    page.documents += 1
+    page.chunks += len(wanted.chunks)
+    if wanted.pending:
+        page.pending.append(Pending(verdict.document, wanted.identity.external_id, wanted.reason))

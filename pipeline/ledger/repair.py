@@ -1,0 +1,102 @@
+"""How the audit asks for a repair: it makes the ledger doubt a store, and the sink converges again.
+
+Every function here belongs in a transaction that has locked the document's row and its states (``standings`` of
+pipeline.audit.wanted with ``lock``): then nothing newer can be accepted, and no sink can settle, between the look and
+the doubt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from uuid import UUID
+
+from psycopg import sql
+
+from pipeline.core.model import Generation, Store
+from pipeline.ledger import work
+from pipeline.stores.postgres import Connection
+
+GRACE_SECONDS = 300.0
+"""How long the sweeper leaves a repair to its hint."""
+
+
+async def want_again(connection: Connection, generation: str, store: Store, document: UUID, *, above: int = 0) -> int:
+    """Let one store converge again, at a new seq greater than ``above``; returns it. A missing state is added: as one
+    that reached nothing."""
+    seq = await work.raise_want(connection, generation, store, document, above)
+    await connection.execute(
+        "INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at)"
+        " VALUES (%(document)s, %(generation)s, %(store)s, %(seq)s, clock_timestamp() + %(grace)s * interval '1 s')"
+        " ON CONFLICT (document_id, generation, store) DO UPDATE SET want_seq = excluded.want_seq,"
+        " next_at = excluded.next_at, pending_since = clock_timestamp(), attempts = 0, error = NULL",
+        {"document": document, "generation": generation, "store": store, "seq": seq, "grace": GRACE_SECONDS},
+    )
+    return seq
+
+
+async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
+    """Rows whose text is wrong: nobody can tell what their vector is of."""
+    if ids:
+        await connection.execute(
+            sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
+        )
+
+
+async def insert_rows_again(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> int:
+    """Take rows out and put the same ones in, so that the vector index takes them up; nothing is embedded. (An UPDATE
+    that changes nothing would be HOT and leave the index alone.) Returns how many."""
+    table = sql.Identifier(generation.chunk_table)
+    columns = sql.SQL("id, document_id, access_id, created_at, text, embedding")
+    cursor = await connection.execute(
+        sql.SQL("DELETE FROM {} WHERE id = ANY(%s) RETURNING {}").format(table, columns), [list(ids)]
+    )
+    rows = await cursor.fetchall()
+    if rows:
+        await connection.cursor().executemany(
+            sql.SQL("INSERT INTO {} ({}) VALUES (%s, %s, %s, %s, %s, %s)").format(table, columns), rows
+        )
+    return len(rows)
+
+
+async def forget_manifest(connection: Connection, generation: str, document: UUID) -> None:
+    """The sinks cut the text anew."""
+    await connection.execute("DELETE FROM manifests WHERE document_id = %s AND generation = %s", [document, generation])
+
+
+async def forget_content(connection: Connection, document: UUID) -> None:
+    """The body is rotten: take the next event that carries the content for a change, whatever its hash, even the very
+    event that was accepted before. (An empty hash is that of no text, and older than any.)"""
+    await connection.execute("UPDATE documents SET content_hash = '' WHERE id = %s AND deleted_at IS NULL", [document])
+
+
+@asynccontextmanager
+async def unheard_of(connection: Connection, document: UUID) -> AsyncIterator[bool]:
+    """Whether the ledger does not know this document, and a lock on that: a stub that is taken back before the end of
+    the transaction, for which whoever brings the document to life meanwhile waits."""
+    async with connection.transaction():
+        cursor = await connection.execute(
+            "INSERT INTO documents (id, tenant, source, external_id) VALUES (%s, '', '', %s)"
+            " ON CONFLICT (id) DO NOTHING",
+            [document, str(document)],
+        )
+        mine = cursor.rowcount == 1
+        yield mine
+        if mine:
+            await connection.execute("DELETE FROM documents WHERE id = %s", [document])
+
+
+async def delete_rows_of(connection: Connection, generation: Generation, document: UUID) -> int:
+    """All rows of a document that the ledger never heard of; returns how many."""
+    cursor = await connection.execute(
+        sql.SQL("DELETE FROM {} WHERE document_id = %s").format(sql.Identifier(generation.chunk_table)), [document]
+    )
+    return cursor.rowcount
+
+
+async def draw(connection: Connection, at_least: int) -> int:
+    """A sequence number for a delete on behalf of no document."""
+    cursor = await connection.execute("SELECT greatest(nextval('ledger_seq'), %s)", [at_least])
+    row = await cursor.fetchone()
+    assert row is not None
+    return int(row[0])
