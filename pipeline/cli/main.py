@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.dead import dead
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.search import search
 from pipeline.cli.stack import down, status, up
@@ -53,6 +54,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors or keywords
 
 for command in (up, down, status, ingest, watch, search, why):
     app.command()(command)
+app.add_typer(dead)
 
 
 def main() -> None:

@@ -1,0 +1,231 @@
+"""``penstock dead``: look at dead letters, and send them again."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.moment import past_moment
+from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pipeline.ledger.letters import Filter, Letter
+    from pipeline.settings import Settings
+    from pipeline.stages.replay import Result
+    from pipeline.stores.postgres import Connection
+    from topics.letters import Letter as Sealed
+
+dead = typer.Typer(
+    name="dead",
+    help="Dead letters: records that could not be taken in. Look at them, mend what is wrong, replay them.",
+    no_args_is_help=True,
+)
+
+PAGE = 50
+
+Stage = Annotated[str | None, typer.Option("--stage", help="detect, identities, vectors or keywords.")]
+Code = Annotated[str | None, typer.Option("--code", help="Why it is dead, e.g. invalid.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Whose documents. Default: all.")]
+Source = Annotated[str | None, typer.Option("--source", help="Which source. Default: all.")]
+Since = Annotated[
+    datetime | None,
+    typer.Option("--since", metavar="TIME", parser=past_moment, help="Failed since: 30m, 2h, 7d, 2026-11-20T08:00."),
+]
+
+
+@dead.command("list")
+def list_letters(
+    stage: Stage = None,
+    code: Code = None,
+    tenant: Tenant = None,
+    source: Source = None,
+    since: Since = None,
+    everything: Annotated[bool, typer.Option("--all", help="Those that were replayed, too.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help=f"At most so many. Default: {PAGE}; all of them with --json.")
+    ] = None,
+    after: Annotated[str | None, typer.Option("--after", metavar="ID", help="The next page: older than this.")] = None,
+    json_output: Json = False,
+) -> None:
+    """The letters that wait for somebody, newest first.
+
+    Example: penstock dead list --code invalid --since 2h
+    """
+    from pipeline.ledger.letters import Filter
+
+    if limit is None and not json_output:
+        limit = PAGE
+    found, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, everything), after, limit))
+    from pipeline.cli.letters import letter_json, show_table
+
+    if json_output:
+        print_json([letter_json(letter) for letter in found])
+        return
+    if found:
+        show_table(found)
+    total = sum(n for _, n in counts)
+    if not total:
+        stdout.print("No dead letters.")
+        return
+    by_code = ", ".join(f"{code} {n}" for code, n in counts)
+    more = f"; next page: --after {found[-1].id}" if limit is not None and len(found) == limit and found else ""
+    stdout.print(f"{total} dead letters ({by_code}), {len(found)} shown{more}", soft_wrap=True, markup=False)
+
+
+async def _list(chosen: Filter, after: str | None, limit: int | None) -> tuple[list[Letter], list[tuple[str, int]]]:
+    from pipeline.ledger import letters
+    from pipeline.settings import load
+
+    async with _ledger(load()) as connection:
+        if after is not None and after not in await letters.get(connection, [after]):
+            raise PenstockError(f"--after: no dead letter is called {after!r}")
+        return await letters.page(connection, chosen, after=after, limit=limit), await letters.counts(
+            connection, chosen
+        )
+
+
+@dead.command()
+def show(
+    id: Annotated[str, typer.Argument(help="As `penstock dead list` names it: topic:partition:offset.")],
+    value: Annotated[
+        bool, typer.Option("--value", help="The record's value: its bytes and nothing else (with --json: a field).")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """One letter whole: why it is dead, where it comes from, its headers; its value only when asked for.
+
+    Example: penstock dead show documents.live.v1:3:4711 --value > record.json
+    """
+    from pipeline.cli.letters import letter_json, record_json, show_letter
+
+    letter, sealed, missing = asyncio.run(_show(id))
+    if value and sealed is None:
+        raise PenstockError(f"{id}: {missing}")
+    if json_output:
+        known = {**letter_json(letter), "kept": sealed is not None, "missing": missing}
+        print_json({**known, **record_json(sealed, value=value)} if sealed else known)
+    elif value:
+        assert sealed is not None
+        if sealed.record.value is None:
+            raise PenstockError(f"{id}: {sealed.omitted.get('value') or 'the record has no value'}")
+        sys.stdout.buffer.write(sealed.record.value)
+        sys.stdout.buffer.flush()
+    else:
+        show_letter(letter, sealed, missing)
+
+
+async def _show(id_: str) -> tuple[Letter, Sealed | None, str | None]:
+    from pipeline.kafka import reader
+    from pipeline.ledger import letters
+    from pipeline.settings import load
+    from pipeline.stages.replay import CannotReplay, read_letter
+    from topics.registry import DEAD_LETTERS
+
+    settings = load()
+    async with _ledger(settings) as connection:
+        found = await letters.get(connection, [id_])
+    if id_ not in found:
+        raise PenstockError(f"no dead letter is called {id_!r}: `penstock dead list --all` names them")
+    async with reader(settings.kafka, DEAD_LETTERS) as records:
+        try:
+            return found[id_], await read_letter(records, found[id_]), None
+        except CannotReplay as error:
+            return found[id_], None, str(error)
+
+
+@dead.command()
+def replay(
+    ids: Annotated[list[str] | None, typer.Argument(help="Letters, as `penstock dead list` names them.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Every letter that waits.")] = False,
+    stage: Stage = None,
+    code: Code = None,
+    tenant: Tenant = None,
+    source: Source = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before replaying many.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Send letters to the topics they came from, byte for byte. What is newer by now stays: events order themselves.
+
+    Mend the cause first; what fails again becomes a new letter that names the old one.
+    Exit code 1: some could not be sent (each is named, the others are).
+
+    Example: penstock dead replay --all --code from_the_future
+    """
+    from pipeline.ledger.letters import Filter
+
+    chosen = Filter(stage, code, tenant, source)
+    if bool(ids) == everything:
+        raise typer.BadParameter("name the letters, or say --all")
+    if ids and chosen != Filter():
+        raise typer.BadParameter("--stage, --code, --tenant and --source go with --all")
+    ask = everything and not yes and not json_output and sys.stdin.isatty() and sys.stderr.isatty()
+    results: list[Result] = []
+    try:
+        asyncio.run(_replay(ids or [], chosen if everything else None, results, ask=ask, quiet=json_output))
+    except PenstockError:
+        if results:  # what was sent is told although the world went away in the middle
+            _tell(results, json_output=json_output)
+        raise
+    _tell(results, json_output=json_output)
+    if not all(result.settled for result in results):
+        raise typer.Exit(1)
+
+
+async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Result], *, ask: bool, quiet: bool) -> None:
+    from pipeline.kafka import producer, reader
+    from pipeline.ledger import letters
+    from pipeline.settings import load
+    from pipeline.stages.replay import Replayer
+    from pipeline.stores.postgres import open_pool
+    from topics.registry import DEAD_LETTERS
+
+    settings = load()
+    if chosen is not None:
+        async with _ledger(settings) as connection:
+            ids = await letters.ids(connection, chosen)
+        if ask and ids and not typer.confirm(f"Replay {len(ids)} letters?", err=True):
+            raise PenstockError("nothing was replayed")
+    if not ids:
+        return
+    async with (
+        open_pool(settings.postgres) as pool,
+        producer(settings.kafka) as sender,
+        reader(settings.kafka, DEAD_LETTERS) as records,
+    ):
+        replayer = Replayer(pool, sender, records, topic_prefix=settings.kafka.topic_prefix)
+        with progress_bars(quiet=quiet) as bars:
+            task = bars.add_task("replaying", total=len(ids))
+            async for result in replayer.replay(ids):
+                results.append(result)
+                bars.update(task, completed=len(results))
+
+
+def _tell(results: Sequence[Result], *, json_output: bool) -> None:
+    from pipeline.cli.letters import printable, result_json
+
+    if json_output:
+        print_json([result_json(result) for result in results])
+        return
+    for result in results:
+        if result.reason:
+            kind = "not sent" if result.settled else "error"
+            stderr.print(f"{kind}: {printable(result.id)}: {printable(result.reason)}", soft_wrap=True, markup=False)
+    sent = sum(result.stored is not None for result in results)
+    stdout.print(f"replayed {sent} of {len(results)} dead letters", soft_wrap=True)
+
+
+@asynccontextmanager
+async def _ledger(settings: Settings) -> AsyncIterator[Connection]:
+    from pipeline.stores.postgres import open_pool, translated
+
+    async with open_pool(settings.postgres) as pool:
+        with translated("dead letters"):
+            async with pool.connection() as connection:
+                yield connection
