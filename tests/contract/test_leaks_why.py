@@ -62,6 +62,11 @@ async def test_a_store_that_lies_about_whose_passage_it_is_is_not_believed(paths
                 assert bool(shown) == ((claimed, chunk) == of["acme", "mine.md"])
         assert await verify(connection, "g1", Caller("acme", frozenset()), offered) == {}
         assert await verify(connection, "g2", Caller("acme", frozenset({"wiki/staff"})), offered) == {}
+        document_, chunk = of["acme", "mine.md"]
+        offered = [Candidate(chunk, document_, "", 1.0)]
+        for half_gone in ("deleted_at = now()", "deleted_at = NULL, version = NULL"):  # whatever its manifest says
+            await library.execute(f"UPDATE documents SET {half_gone} WHERE id = %s", document_)
+            assert await verify(connection, "g1", Caller("acme", frozenset({"wiki/staff"})), offered) == {}
 
 
 # why: an operator's command; of the named tenant all, of any other nothing
@@ -122,6 +127,25 @@ async def test_the_command_says_the_same_of_another_tenant_s_document_as_of_none
         refused = penstock(tmp_path, "why", name, "--tenant", "acme", "--json")
         assert (refused.returncode, refused.stdout) == (1, "")
         assert refused.stderr.replace(name, nothing) == unknown.stderr
+
+
+async def test_why_says_whether_somebody_may_read_it_and_by_what(paths: Paths, tmp_path: Path) -> None:
+    library = paths.library
+    await library.put(document("a.md", "Text.", acl_tags=["crew", "user:bob"], required_tags=["nda"]))
+    crew = IdentityChanged(tenant="acme", source="wiki", principal="ann", groups=["crew"], observed_at=NOW)
+    nda = crew.model_copy(update={"source": "drive", "groups": ["nda"]})
+    signed = crew.model_copy(update={"principal": "bob", "groups": ["nda"]})
+    await paths.learn([crew, nda, signed])
+    library.write_home(tmp_path)
+    for principal, decision, line in (
+        ("ann", {"may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}, "ann: no, lacks wiki/nda"),
+        ("bob", {"may_read": True, "by": ["wiki/user:bob"], "lacks": []}, "bob: yes, by wiki/user:bob"),
+        ("eve", {"may_read": False, "by": [], "lacks": ["wiki/nda"]}, "eve: no, holds none of its access tags"),
+    ):
+        told = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal, "--json")
+        assert json.loads(told.stdout)["readable_by"] == {"principals": [principal], **decision}, told.stderr
+        shown = penstock(tmp_path, "why", "a.md", "--tenant", "acme", "--as", principal)
+        assert f"  may read  {line}\n" in shown.stdout
 
 
 @pytest.mark.parametrize("name", ["\udcff", "a\udcffb"])
