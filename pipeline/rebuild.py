@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
@@ -15,10 +16,14 @@ from psycopg.errors import DiskFull
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation, Lane, Store
+from pipeline.groups import group, groups, kafka_translated
+from pipeline.kafka import producer
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import Build, Outstanding
 from pipeline.ledger.documents import Identity
-from pipeline.settings import ElasticsearchSettings, PostgresSettings
+from pipeline.settings import ElasticsearchSettings, PostgresSettings, Settings
+from pipeline.stages.hints import send_hints
+from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.elasticsearch import create_index, drop_index, tune_index
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.postgres import BUILD_LOCK, Connection, create_chunk_table, create_graph, translated
@@ -104,15 +109,16 @@ class Rebuild:
     async def plan(self, store: Store) -> Plan:
         """Raises Misconfigured when another kind of build is under way."""
         with translated("rebuild"):
-            build = await self._under_way(store)
+            build = _same_kind(await builds.under_way(self._connection), store)
             active = await generations.active(self._connection)
             documents, chunks, tokens = await _wanted(self._connection, active)
-            present = chunks if store == "keywords" else min(chunks, await _rows(self._connection, active.chunk_table))
+            present = min(chunks, await _rows(self._connection, active.chunk_table))
         missing = chunks - present
-        return Plan(
-            store, active.name, documents, chunks, present if store == "vectors" else 0, missing,
-            round(tokens * missing / chunks) if chunks else 0, build.generation.name if build else None,
-        )  # fmt: skip
+        resumes = build.generation.name if build else None
+        if store == "keywords":
+            return Plan(store, active.name, documents, chunks, 0, 0, 0, resumes)
+        missing_tokens = round(tokens * missing / chunks) if chunks else 0
+        return Plan(store, active.name, documents, chunks, present, missing, missing_tokens, resumes)
 
     async def run(self, store: Store) -> Result:
         """Raises Retryable (what to do is said; run it again) and Misconfigured."""
@@ -143,15 +149,9 @@ class Rebuild:
 
     async def _under_way(self, store: Store) -> Build | None:
         """The build to go on with. One whose new table or index is gone is given up: its states would be wrong."""
-        build = await builds.under_way(self._connection)
+        build = _same_kind(await builds.under_way(self._connection), store)
         if build is None:
             return None
-        if build.replaces != {store}:
-            what = " and ".join(sorted(build.replaces))
-            raise Misconfigured(
-                f"generation {build.generation.name} is being built (new {what}): finish that first, or give it up with"
-                f" `penstock generation retire {build.generation.name}`"
-            )
         there = (
             await builds.table_exists(self._connection, build.generation.chunk_table)
             if store == "vectors"
@@ -168,7 +168,7 @@ class Rebuild:
         origin = await generations.active(self._connection)
         name = await builds.next_name(self._connection)
         prefix = f"{self._settings.index_prefix}chunks-"
-        while store == "keywords" and await _index_exists(self._es, prefix + name):
+        while store == "keywords" and await _holds_entries(self._es, prefix + name):
             name = f"g{int(name[1:]) + 1}"  # not ours to empty: a ledger that was lost may have named it
         new = replace(origin, name=name, state="building")
         if store == "vectors":
@@ -290,6 +290,16 @@ class Rebuild:
             await builds.cleared(self._connection, generation)
 
 
+def _same_kind(build: Build | None, store: Store) -> Build | None:
+    if build is not None and build.replaces != {store}:
+        what = " and ".join(sorted(build.replaces))
+        raise Misconfigured(
+            f"generation {build.generation.name} is being built (new {what}): finish that first, or give it up with"
+            f" `penstock generation retire {build.generation.name}`"
+        )
+    return build
+
+
 @asynccontextmanager
 async def connect(settings: PostgresSettings) -> AsyncIterator[Connection]:
     """A connection without time limit that holds the build lock. Raises Misconfigured while another command has it."""
@@ -305,9 +315,34 @@ async def connect(settings: PostgresSettings) -> AsyncIterator[Connection]:
             yield connection
 
 
+@asynccontextmanager
+async def open_rebuild(settings: Settings, on_progress: OnProgress) -> AsyncIterator[Rebuild]:
+    """A Rebuild on connections of its own. Raises Retryable when a service is away."""
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(connect(settings.postgres))
+        es = elasticsearch_client(settings.elasticsearch)
+        stack.push_async_callback(es.close)
+        sender = await stack.enter_async_context(producer(settings.kafka))
+        consumers = await stack.enter_async_context(groups(settings.kafka))
+
+        async def served(store: Store) -> bool:
+            with kafka_translated():
+                return bool(await consumers.members(group(store)))
+
+        yield Rebuild(
+            connection, es, settings.elasticsearch, partial(send_hints, sender), served,
+            sweep_after_seconds=settings.stream.sweep_after_seconds, on_progress=on_progress,
+        )  # fmt: skip
+
+
 async def _index_exists(es: AsyncElasticsearch, index: str) -> bool:
     with es_translated(f"look for index {index}"):
         return bool(await es.indices.exists(index=index))
+
+
+async def _holds_entries(es: AsyncElasticsearch, index: str) -> bool:
+    with es_translated(f"look into index {index}"):
+        return bool((await es.count(index=index, ignore_unavailable=True, allow_no_indices=True))["count"])
 
 
 async def _documents(connection: Connection) -> int:

@@ -11,8 +11,10 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.audit import audit
 from pipeline.cli.dead import dead
 from pipeline.cli.ingest import ingest, watch
+from pipeline.cli.rebuild import rebuild
 from pipeline.cli.search import search
 from pipeline.cli.stack import down, status, up
 from pipeline.cli.why import why
@@ -52,7 +54,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors or keywords
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, ingest, watch, search, why):
+for command in (up, down, status, ingest, watch, search, why, rebuild, audit):
     app.command()(command)
 app.add_typer(dead)
 
