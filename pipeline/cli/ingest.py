@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import signal
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -19,6 +18,7 @@ import typer
 from rich.progress import Progress as Bars
 
 from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.cli.readers import SOURCE, readers, tag
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 
@@ -30,25 +30,19 @@ if TYPE_CHECKING:
     from pipeline.stores.postgres import Pool
 
 
-def _tag(value: str) -> str:
-    if not value.strip() or "\x00" in value:
-        raise typer.BadParameter("a tag cannot be empty: without --acl only you can read what you ingest")
-    return value
-
-
 Paths = Annotated[list[Path], typer.Argument(help="Folders or files.", show_default=False, exists=True)]
 Acl = Annotated[
     list[str] | None,
     typer.Option(
         "--acl",
         help="Who may read: a tag, repeatable (any of them). Default: only you, as user:NAME.",
-        parser=_tag,
+        parser=tag,
         metavar="TAG",
     ),
 ]
 Required = Annotated[
     list[str] | None,
-    typer.Option("--required", help="A tag that every reader needs, repeatable.", parser=_tag, metavar="TAG"),
+    typer.Option("--required", help="A tag that every reader needs, repeatable.", parser=tag, metavar="TAG"),
 ]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose documents these are.")]
 MassDelete = Annotated[
@@ -89,9 +83,17 @@ def ingest(
 
     Example: penstock ingest docs/ --acl staff --wait
     """
+    may_read = readers(acl, required)
     result, report = asyncio.run(
         _ingest(
-            paths, acl, required, tenant, wait=wait, timeout=timeout, mass_delete=allow_mass_delete, quiet=json_output
+            paths,
+            readers,
+            required,
+            tenant,
+            wait=wait,
+            timeout=timeout,
+            mass_delete=allow_mass_delete,
+            quiet=json_output,
         )
     )
     _tell_problems(report)
@@ -114,7 +116,7 @@ def ingest(
 
 async def _ingest(
     paths: list[Path],
-    acl: list[str] | None,
+    acl: list[str],
     required: list[str] | None,
     tenant: str,
     *,
@@ -163,7 +165,7 @@ async def _database_time(pool: Pool) -> datetime:
 async def _connector(
     stack: AsyncExitStack,
     paths: list[Path],
-    acl: list[str] | None,
+    acl: list[str],
     required: list[str] | None,
     tenant: str,
     *,
@@ -180,7 +182,8 @@ async def _connector(
     settings = load()
     options = FolderOptions(
         tenant=tenant,
-        acl_tags=tuple(acl or [f"user:{getpass.getuser()}"]),
+        source=SOURCE,
+        acl_tags=tuple(acl),
         required_tags=tuple(required or ()),
         allow_mass_delete=mass_delete,
     )
@@ -307,11 +310,11 @@ def watch(
 
     Example: penstock watch docs/ --acl staff
     """
-    asyncio.run(_watch(paths, acl, required, tenant, mass_delete=allow_mass_delete))
+    asyncio.run(_watch(paths, readers(acl, required), required, tenant, mass_delete=allow_mass_delete))
 
 
 async def _watch(
-    paths: list[Path], acl: list[str] | None, required: list[str] | None, tenant: str, *, mass_delete: bool
+    paths: list[Path], acl: list[str], required: list[str] | None, tenant: str, *, mass_delete: bool
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

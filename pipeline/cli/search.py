@@ -46,9 +46,9 @@ def search(
     from query.model import BadQuery, as_json
 
     if not principals and not tags:
-        import getpass
+        from pipeline.cli.readers import local_user
 
-        principals = [getpass.getuser()]
+        principals = [local_user("say who asks with --as or --tag")]
     try:
         caller, found = asyncio.run(_search(query, tenant, principals or [], tags or [], top, mode))  # type: ignore[arg-type]  # checked there
     except BadQuery as error:
