@@ -87,7 +87,7 @@ def ingest(
     result, report = asyncio.run(
         _ingest(
             paths,
-            readers,
+            may_read,
             required,
             tenant,
             wait=wait,
