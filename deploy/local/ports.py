@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
 from deploy.local.process import write_atomically
 from deploy.local.service import LocalSettings, free_port, is_free
 from pipeline.core.errors import Misconfigured
+
+FREED_SECONDS = 3.0
+"""How long a killed server's port may stay taken: its threads give back half a gigabyte before its sockets close."""
+
+
+def _becomes_free(port: int) -> bool:
+    deadline = time.monotonic() + FREED_SECONDS
+    while not is_free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 class Ports:
@@ -36,7 +49,7 @@ class Ports:
                         " set another port, or unset the variable to find a free one"
                     )
                 known[name] = wanted
-            elif name not in known or not is_free(known[name]):
+            elif name not in known or not _becomes_free(known[name]):
                 known[name] = free_port(taken=frozenset(known.values()))
         write_atomically(self._file, json.dumps(known) + "\n")
         return known

@@ -1,0 +1,231 @@
+"""Delivery on real Kafka: partitions that move with work in flight, stops, kills, pauses past the session.
+
+Law: nothing is committed that was not handled, and everything is handled, whatever happens to the workers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+
+from deploy.local.stack import Stack
+from pipeline.kafka import deliver, producer
+from tests.space import PROJECT, Space
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE
+
+Position = tuple[str, int, int]
+
+
+@dataclass
+class Crowd:
+    """Several workers of one group, and what they wrote down."""
+
+    space: Space
+    log: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    async def start(self, name: str, *, slow: float = 0.05) -> None:
+        with (self.space.home / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.e2e.writes_down", str(self.log), str(slow)],
+                env={**self.space.environment, "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": "6"},
+                cwd=PROJECT, stdout=subprocess.PIPE, stderr=log,
+            )  # fmt: skip
+        self.processes[name] = process
+        assert process.stdout is not None
+        line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)
+        assert line == b"ready\n", self.space.log(name)[-3000:]
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        os.kill(self.processes[name].pid, number)
+
+    async def end(self, name: str, number: signal.Signals) -> float:
+        """Send the signal and wait for the end; returns how long that took."""
+        process = self.processes.pop(name)
+        began = time.monotonic()
+        process.send_signal(number)
+        code = await asyncio.to_thread(process.wait, 60)
+        _close(process)
+        assert code == (0 if number == signal.SIGTERM else -number), self.space.log(name)[-3000:]
+        return time.monotonic() - began
+
+    def handled(self) -> set[Position]:
+        if not self.log.exists():
+            return set()
+        rows = (line.split() for line in self.log.read_text().splitlines())
+        return {(topic, int(partition), int(offset)) for topic, partition, offset in rows}
+
+    async def committed(self) -> dict[tuple[str, int], int]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.space.settings.kafka.bootstrap)
+        await admin.start()
+        try:
+            found = await admin.list_consumer_group_offsets(
+                f"{self.space.settings.kafka.topic_prefix}penstock-writes-down"
+            )
+        finally:
+            await admin.close()
+        return {(tp.topic, tp.partition): meta.offset for tp, meta in found.items()}
+
+    async def check_nothing_is_committed_that_was_not_handled(self) -> None:
+        committed = await self.committed()
+        handled = self.handled()  # read afterwards: it may only have grown
+        for (topic, partition), upto in committed.items():
+            lost = [o for o in range(upto) if (topic, partition, o) not in handled]
+            assert not lost, f"{topic} {partition}: committed {upto}, never handled {lost[:10]}"
+
+    async def until(self, condition: Callable[[], bool], *, within_seconds: float = 90) -> None:
+        deadline = time.monotonic() + within_seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"{len(self.handled())} handled"
+            await asyncio.sleep(0.1)
+
+    async def ends(self) -> dict[tuple[str, int], int]:
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.space.settings.kafka.bootstrap)
+        await consumer.start()
+        try:
+            prefix = self.space.settings.kafka.topic_prefix
+            partitions = [
+                TopicPartition(f"{prefix}{topic.name}", n)
+                for topic in (INDEX_LIVE, INDEX_BACKFILL)
+                for n in range(topic.partitions)
+            ]
+            return {(tp.topic, tp.partition): end for tp, end in (await consumer.end_offsets(partitions)).items()}
+        finally:
+            await consumer.stop()
+
+    async def settled(self) -> None:
+        """Everything was handled, and committed to the very end."""
+        ends = await self.ends()
+        wanted = {(topic, partition, o) for (topic, partition), end in ends.items() for o in range(end)}
+        await self.until(lambda: wanted <= self.handled())
+        deadline = time.monotonic() + 30
+        expected = {tp: end for tp, end in ends.items() if end}
+        while {tp: o for tp, o in (await self.committed()).items() if o > 0} != expected:
+            assert time.monotonic() < deadline, "handled, but not committed to the end"
+            await asyncio.sleep(0.2)
+
+
+@pytest.fixture
+async def crowd(space: Space, tmp_path: Path) -> AsyncIterator[Crowd]:
+    crowd = Crowd(space, tmp_path / "handled.log")
+    yield crowd
+    for process in crowd.processes.values():
+        process.kill()
+        process.wait(30)
+        _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+async def publish(space: Space, count: int, start: int = 0) -> None:
+    async with producer(space.settings.kafka) as kafka:
+        await deliver(
+            kafka.send_raw(INDEX_LIVE if n % 3 else INDEX_BACKFILL, b"key-%d" % (n % 500), b"%d" % n, [])
+            for n in range(start, start + count)
+        )
+
+
+async def test_partitions_move_between_two_workers_with_work_in_flight(crowd: Crowd) -> None:
+    await publish(crowd.space, 2000)
+    await crowd.start("one", slow=1.0)
+    await crowd.until(lambda: len(crowd.handled()) > 100)
+    await crowd.start("two")  # half of the partitions move while their records are in lanes
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+    assert len(crowd.handled()) < 2000, "the work was over before anything moved: this test shows nothing"
+    await crowd.end("one", signal.SIGTERM)  # and all of them move to the other one
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+    await crowd.start("three")
+    await crowd.settled()
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+
+
+async def test_a_stop_drains_within_thirty_seconds_though_the_work_is_slow(crowd: Crowd) -> None:
+    await publish(crowd.space, 600)
+    await crowd.start("slow", slow=6.0)
+    await crowd.until(lambda: len(crowd.handled()) > 5)
+    took = await crowd.end("slow", signal.SIGTERM)
+    assert took < 30
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+    before = len(crowd.handled())
+    assert before < 600
+    await crowd.start("quick")
+    await crowd.settled()
+
+
+async def test_a_worker_paused_past_its_session_comes_back_and_commits_nothing_of_the_others(crowd: Crowd) -> None:
+    await publish(crowd.space, 1500)
+    await crowd.start("sleeper")
+    await crowd.until(lambda: len(crowd.handled()) > 100)
+    crowd.signal("sleeper", signal.SIGSTOP)
+    await crowd.start("heir")  # gets the partitions when the sleeper's session has run out
+    await publish(crowd.space, 500, start=1500)
+    await crowd.settled()
+    crowd.signal("sleeper", signal.SIGCONT)
+    await asyncio.sleep(3)
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+    await publish(crowd.space, 500, start=2000)
+    await crowd.settled()
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+
+
+async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd, stack: Stack) -> None:
+    await publish(crowd.space, 1000)
+    await crowd.start("patient", slow=0.5)
+    await crowd.until(lambda: len(crowd.handled()) > 50)
+    stack.kill("kafka")
+    assert len(crowd.handled()) < 1000
+    await asyncio.to_thread(stack.start, "kafka")
+    await crowd.check_nothing_is_committed_that_was_not_handled()
+    await publish(crowd.space, 200, start=1000)
+    await crowd.settled()
+    assert crowd.processes["patient"].poll() is None, "it did not need to be started anew"
+
+
+async def test_kills_stops_pauses_and_joiners_at_random_lose_nothing(crowd: Crowd) -> None:
+    seed = random.randrange(2**32)
+    sys.stdout.write(f"seed {seed}\n")  # shown by pytest when this fails
+    dice = random.Random(seed)
+    names = iter(f"worker-{n}" for n in range(100))
+    await crowd.start(next(names))
+    published = 0
+    for _ in range(8):
+        await publish(crowd.space, 400, start=published)
+        published += 400
+        name = dice.choice(sorted(crowd.processes))
+        match dice.choice(["kill", "kill", "stop", "pause", "join"]):
+            case "kill":
+                await crowd.end(name, signal.SIGKILL)
+            case "stop":
+                assert await crowd.end(name, signal.SIGTERM) < 30
+            case "pause":
+                crowd.signal(name, signal.SIGSTOP)
+                await asyncio.sleep(dice.choice([1, 8]))
+                crowd.signal(name, signal.SIGCONT)
+            case "join" if len(crowd.processes) < 3:
+                await crowd.start(next(names))
+        if not crowd.processes:
+            await crowd.start(next(names))
+        await asyncio.sleep(dice.random() * 2)
+        await crowd.check_nothing_is_committed_that_was_not_handled()
+    for name in list(crowd.processes):
+        if crowd.processes[name].poll() is not None:  # it gave up by itself: a supervisor would start it anew
+            _close(crowd.processes.pop(name))
+    if not crowd.processes:
+        await crowd.start(next(names))
+    await crowd.settled()
+    assert len(crowd.handled()) == published
