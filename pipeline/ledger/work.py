@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from pipeline.core.fingerprint import content_hash
 from pipeline.core.model import Lane, Manifest, Span, Store
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
@@ -99,14 +100,19 @@ def _work(row: tuple[Any, ...]) -> Work:
 
 async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, tuple[str, dict[str, object]]]:
     """Normalised text and metadata of documents, as far as the text is still the one that their manifests were cut
-    from: a document that changed since it was loaded is absent (its spans would cut the new text wrongly)."""
+    from: a document that changed since it was loaded is absent (its spans would cut the new text wrongly), and so is
+    one whose stored text has rotted (nothing shall be made from that; the audit names it)."""
     hashes = {w.identity.id: w.content_hash for w in works}
     cursor = await connection.execute(
         "SELECT b.document_id, b.text, b.metadata, d.content_hash FROM document_bodies b"
         " JOIN documents d ON d.id = b.document_id WHERE b.document_id = ANY(%s)",
         [list(hashes)],
     )
-    return {id_: (text, data) for id_, text, data, digest in await cursor.fetchall() if digest == hashes[id_]}
+    return {
+        id_: (text, data)
+        for id_, text, data, digest in await cursor.fetchall()
+        if digest == hashes[id_] and content_hash(text) == digest
+    }
 
 
 async def lock_wants(connection: Connection, generation: str, store: Store, ids: Sequence[UUID]) -> dict[UUID, int]:

@@ -117,7 +117,9 @@ class KeywordSink:
         for i in late:
             del self._unfinished[generation.name, i]
 
-    async def _plan(self, generation: Generation, ids: Sequence[UUID]) -> list[_Plan]:
+    async def _plan(
+        self, generation: Generation, ids: Sequence[UUID], lost_before: Mapping[UUID, int] | None = None
+    ) -> list[_Plan]:
         with translated("keywords"):
             async with self._pool.connection() as connection:
                 found = await work.load(connection, generation.name, "keywords", ids)
@@ -131,8 +133,11 @@ class KeywordSink:
                 claimed = await work.claim(
                     connection, generation.name, [(p.work.identity.id, p.work.want_seq, p.touched) for p in plans]
                 )
+        lost = {w.identity.id: w.want_seq for w in found if w.chunk_ids and w.identity.id not in bodies}
+        if not claimed and lost and lost == lost_before:
+            raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
         return [p for p in plans if p.work.identity.id in claimed] or (
-            await self._plan(generation, ids) if found else []  # all of them moved since they were loaded
+            await self._plan(generation, ids, lost) if found else []  # all of them moved since they were loaded
         )
 
     async def _apply(self, generation: Generation, plans: Sequence[_Plan]) -> set[UUID]:

@@ -14,9 +14,9 @@ import pytest
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit.compare import KINDS
-from pipeline.audit.examine import Examiner
 from pipeline.audit.held import Range, entries, rows
 from pipeline.audit.walk import Walk
+from pipeline.core.errors import Misconfigured, Poison
 from pipeline.core.identity import document_id
 from tests.contract.audit_kit import SMALL, Audited, named, text
 from tests.library import access, deletion, document
@@ -341,6 +341,26 @@ async def test_a_rotten_body_is_named_and_only_publishing_again_mends_it(audited
     assert (await audited.audit())[1] == set()
 
 
+async def test_nothing_is_made_from_a_rotten_body(audited: Audited) -> None:
+    rotten, gone = named("rotten", "gone")
+    await audited.library.put(rotten, gone)
+    await audited.library.execute(
+        "UPDATE document_bodies SET text = 'x' || text WHERE document_id = %s", id_of("rotten")
+    )
+    await audited.library.execute("DELETE FROM document_bodies WHERE document_id = %s", id_of("gone"))
+    ids = await audited.library.accept(access(rotten, ["board"]), access(gone, ["board"]))
+    for id_ in ids:
+        with pytest.raises(Poison, match="see the audit"):
+            await audited.library.keywords.converge(audited.library.generation, [id_])
+    run, found = await audited.audit()
+    assert found == {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
+    await audited.mend(run)
+    await audited.library.put(rotten, gone)
+    assert (await audited.audit())[1] == set()
+    version, body = await audited.entry((await audited.rows(id_of("rotten")))[0])
+    assert (version > 0, body["acl_tags"]) == (True, ["wiki/board"]), "access is the newest, not that of the replay"
+
+
 async def test_an_entry_under_the_wrong_document_goes_home(audited: Audited) -> None:
     await audited.library.put(*named("home", "away"))
     row = (await audited.rows(id_of("home")))[0]
@@ -372,10 +392,7 @@ async def test_chunks_that_can_never_be_embedded_are_no_loss(audited: Audited) -
 
 
 async def test_an_index_that_is_gone_is_an_error_with_what_to_do(audited: Audited) -> None:
-    from pipeline.core.errors import Misconfigured
-
     await audited.library.put(*named("a"))
     await audited.library.es.indices.delete(index=audited.index)
     with pytest.raises(Misconfigured, match="penstock rebuild keywords"):
         await audited.audit()
-    assert isinstance(audited.examiner, Examiner)

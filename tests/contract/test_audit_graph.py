@@ -1,0 +1,172 @@
+"""A vector index that rots while its rows are right, and the continuous audit in the workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.audit import runs
+from pipeline.audit.background import BackgroundAudit
+from pipeline.audit.sample import reach, sample
+from pipeline.core.identity import document_id
+from pipeline.settings import AuditSettings
+from pipeline.telemetry import Metrics
+from tests.contract.audit_kit import SMALL, Audited, named
+from tests.library import document
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+async def audited(stack: Stack) -> AsyncIterator[Audited]:
+    async with Audited.create(stack) as audited:
+        yield audited
+
+
+def id_of(name: str) -> UUID:
+    return document_id("acme", "wiki", name)
+
+
+async def let_rot(audited: Audited, *names: str) -> None:
+    """Write documents while Postgres believes that the HNSW index takes no rows: they are in the table, and not in the
+    graph, as after a bug of the index or a crash of its storage."""
+    ready = f"UPDATE pg_index SET indisready = %s WHERE indexrelid = '{audited.table}_hnsw'::regclass"
+    await audited.library.execute(ready, False)
+    await audited.library.put(*named(*names))
+    await audited.library.execute(ready, True)
+
+
+async def test_a_rotten_graph_is_noticed_and_mended_without_embedding(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(20))))
+    assert (await audited.audit(sampled=200))[1] == set()
+    await let_rot(audited, "rotten-1", "rotten-2")
+    lost = {("rotten-1", "vectors", "unreachable"), ("rotten-2", "vectors", "unreachable")}
+    run, found = await audited.audit(sampled=400)
+    assert found == lost, "every row is there, has the right text and access: only the search does not find it"
+    before = len(audited.embedder.texts)
+    rows = await audited.library.execute(
+        f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
+    )
+    await audited.mend(run)
+    assert await audited.found(run, left=True) == set()
+    assert (await audited.audit(sampled=400))[1] == set()
+    assert len(audited.embedder.texts) == before
+    again = await audited.library.execute(
+        f"SELECT id, text, embedding::text, created_at FROM {audited.table} ORDER BY id"
+    )
+    assert again == rows
+
+
+async def test_rows_with_equal_vectors_are_found_whichever_comes_first(audited: Audited) -> None:
+    boilerplate = "The same words stand in each of these documents, at the same place, for the same reason."
+    await audited.library.put(*(document(f"d{n}", boilerplate) for n in range(130)), batch=130)
+    ids = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table}")]
+    assert len(ids) == 130
+    assert (await reach(audited.library.pool, audited.library.generation, ids)).unreachable == ()
+
+
+async def test_a_table_without_its_graph_is_a_problem_and_not_a_slow_success(audited: Audited) -> None:
+    await audited.library.put(*named("a"))
+    await audited.library.execute(f"DROP INDEX {audited.table}_hnsw")
+    told = await sample(audited.library.pool, audited.library.generation, 5)
+    assert told.problem is not None
+    assert "no usable HNSW index" in told.problem
+
+
+def background(audited: Audited, metrics: Metrics, *, repair: bool = False, pace: float = 1e6) -> BackgroundAudit:
+    producer: Any = audited.waking
+    return BackgroundAudit(
+        audited.library.pool, audited.library.es, producer, metrics,
+        AuditSettings(documents_per_second=pace, repair=repair), limits=SMALL, second_look_seconds=0.05,
+    )  # fmt: skip
+
+
+def divergent(metrics: Metrics) -> dict[tuple[str, str], float]:
+    [family] = metrics.divergent.collect()
+    return {(s.labels["store"], s.labels["kind"]): s.value for s in family.samples if s.value}
+
+
+async def rounds(audited: Audited) -> list[tuple[int, bool]]:
+    """Background rounds, the oldest first: documents, whether it is finished."""
+    return await audited.library.execute(
+        "SELECT documents, finished_at IS NOT NULL FROM audit_runs WHERE scope = 'background' ORDER BY id"
+    )
+
+
+async def whole_round(audited: Audited, audit: BackgroundAudit) -> None:
+    finished = sum(done for _, done in await rounds(audited))
+    for _ in range(30):
+        await audited.library.execute(
+            "UPDATE audit_runs SET next_at = now(), started_at = started_at - interval '2 min'"
+        )
+        await audit.turn()
+        if sum(done for _, done in await rounds(audited)) > finished:
+            return
+    raise AssertionError("the round did not end")
+
+
+async def test_the_background_audit_walks_everything_and_shows_what_differs(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(20))))
+    metrics = Metrics()
+    audit = background(audited, metrics)
+    await whole_round(audited, audit)
+    assert divergent(metrics) == {}
+    assert metrics.registry.get_sample_value("penstock_audited_documents_total") == 20
+    await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("d4"))
+    other = background(audited, metrics)  # a restarted worker, or another one
+    await whole_round(audited, other)
+    assert divergent(metrics) == {("vectors", "missing"): 1}
+    assert audited.waking.hinted == [], "it only reports unless it is told to repair"
+    await whole_round(audited, audit)
+    assert divergent(metrics) == {("vectors", "missing"): 1}, "not counted once a round"
+    assert [n for n, _ in await rounds(audited)] == [20, 20, 20]
+    age = metrics.registry.get_sample_value("penstock_audit_age_seconds")
+    assert age is not None
+    assert 0 <= age < 60
+
+
+async def test_the_background_audit_repairs_when_told_to_and_the_metric_falls_at_once(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(10))))
+    await audited.drop_entries(await audited.rows(id_of("d4")))
+    before = len(audited.embedder.texts)
+    metrics = Metrics()
+    audit = background(audited, metrics, repair=True)
+    await whole_round(audited, audit)
+    await audited.waking.rest()
+    assert audited.waking.hinted == [id_of("d4")]
+    assert (await audited.audit())[1] == set()
+    assert len(audited.embedder.texts) == before
+    await whole_round(audited, audit)
+    assert divergent(metrics) == {}
+
+
+async def test_workers_share_one_position_and_one_pace(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(20))))
+    metrics = Metrics()
+    first, second = background(audited, metrics, pace=2.0), background(audited, metrics, pace=2.0)
+    waits = await asyncio.gather(first.turn(), second.turn(), first.turn())
+    assert max(waits) > 2, "seven documents at two a second"
+    [(documents, _)] = await rounds(audited)
+    assert 0 < documents <= SMALL.documents, "one page was due, whoever asked"
+    async with audited.library.pool.connection() as connection:
+        run, due = await runs.background(connection)
+    assert run is not None
+    assert run.position is not None
+    assert due > 1
+
+
+async def test_the_background_audit_waits_for_a_world_that_is_down(audited: Audited) -> None:
+    await audited.library.put(*named("a"))
+    audit = background(audited, Metrics())
+    running = asyncio.create_task(audit.run())
+    await audited.library.es.indices.delete(index=audited.index)
+    await asyncio.sleep(1)
+    assert not running.done()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
