@@ -352,9 +352,14 @@ class Detect:
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
         for document in folded.values():
             for arrival, step in document.steps:
-                self._metrics.events.labels(step.outcome, arrival.lane).inc()
+                self._metrics.events.labels(_outcome(step), arrival.lane).inc()
             if document.state.alive and not document.state.acl_tags:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
+
+
+def _outcome(step: Step) -> str:
+    """As history and metrics name it: accepting what nobody may read is an outcome of its own."""
+    return "nobody" if step.changes and step.state.alive and not step.state.acl_tags else step.outcome
 
 
 def _accepted(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
@@ -367,7 +372,7 @@ def _accepted(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
     history = tuple(
         Happened(
             arrival.kind,
-            "nobody" if step.changes and step.state.alive and not step.state.acl_tags else step.outcome,
+            _outcome(step),
             getattr(arrival.event, "version", None),
             arrival.event.observed_at,
             None if step.changes else before.seq,
