@@ -80,11 +80,11 @@ def _moment(since: str | None) -> datetime | None:
     """A time in the past. Raises BadParameter."""
     if since is None or since == "last":
         return None
-    if span := _SPAN.fullmatch(since.strip()):
-        return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: float(span[1])})
     try:
+        if span := _SPAN.fullmatch(since.strip()):
+            return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: float(span[1])})
         return datetime.fromisoformat(since).astimezone()
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise typer.BadParameter(f"--since {since!r}: say 30m, 2h, 7d, 2026-11-20T08:00, or last") from error
 
 
