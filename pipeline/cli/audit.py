@@ -62,16 +62,21 @@ def audit(
 
     Exit code 0: they agree. 1: differences are left. Documents still on their way are no difference.
 
-    Examples: penstock audit | penstock audit --since 2h --json | penstock audit --repair
+    Examples:
+
+    penstock audit --repair
+
+    penstock audit --since 2h --json
     """
     moment = _moment(since)
     if resume and (since or generation):
         raise typer.BadParameter("--resume goes on with the audit as it was begun: leave --since and --generation out")
-    clean = asyncio.run(
-        _audit(
-            Asked(moment, since == "last", generation, sample, resume, repair, wait_seconds), json_output=json_output
-        )
-    )
+    asked = Asked(moment, since == "last", generation, sample, resume, repair, wait_seconds)
+    try:
+        clean = asyncio.run(_audit(asked, json_output=json_output))
+    except KeyboardInterrupt:
+        typer.echo("stopped: `penstock audit --resume` goes on from here", err=True)
+        raise typer.Exit(130) from None
     if not clean:
         raise typer.Exit(1)
 
@@ -308,7 +313,7 @@ def _table(report: Report, *, repaired: bool) -> None:
 
     from pipeline.audit.compare import KINDS, MEANING, PLACES
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2))
+    table = Table(box=None, padding=(0, 2))
     table.add_column("documents", style="bold")
     for place in PLACES:
         table.add_column(place, justify="right")
