@@ -56,7 +56,10 @@ class Space:
 
     @classmethod
     @asynccontextmanager
-    async def create(cls, stack: Stack, folder: Path) -> AsyncIterator[Space]:
+    async def create(
+        cls, stack: Stack, folder: Path, *, embedding: dict[str, Any] | None = None
+    ) -> AsyncIterator[Space]:
+        """embedding: fields of EmbeddingSettings, for the workers too; default: the local model."""
         endpoints = json.loads((stack.home / "endpoints.json").read_text())
         name = f"t{uuid.uuid4().hex[:10]}"
         admin_dsn = endpoints["postgres"]["dsn"]
@@ -67,7 +70,7 @@ class Space:
             kafka=KafkaSettings(bootstrap=endpoints["kafka"]["bootstrap"], topic_prefix=f"{name}."),
             postgres=PostgresSettings(dsn=dsn),  # type: ignore[arg-type]  # pydantic makes it a secret
             elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"], index_prefix=f"{name}-"),
-            embedding=EmbeddingSettings(),
+            embedding=EmbeddingSettings(**(embedding or {})),
             stream=StreamSettings(),
         )
         home = folder / "penstock"
@@ -78,6 +81,7 @@ class Space:
                     "kafka": {"bootstrap": settings.kafka.bootstrap, "topic_prefix": settings.kafka.topic_prefix},
                     "postgres": {"dsn": dsn},
                     "elasticsearch": {"url": settings.elasticsearch.url, "index_prefix": f"{name}-"},
+                    "embedding": embedding or {},
                 }
             )
         )
@@ -192,6 +196,22 @@ class Space:
     async def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
         async with await psycopg.AsyncConnection.connect(self.settings.postgres.dsn.get_secret_value()) as connection:
             return await (await connection.execute(statement.encode(), parameters)).fetchall()
+
+    async def execute(self, statement: str, *parameters: object) -> int:
+        """Something done behind the workers' back; returns the rows touched."""
+        async with await psycopg.AsyncConnection.connect(self.settings.postgres.dsn.get_secret_value()) as connection:
+            return (await connection.execute(statement.encode(), parameters)).rowcount
+
+    async def penstock(self, *arguments: str, within_seconds: float = 180) -> tuple[int, Any]:
+        """The real command in a process of its own: exit code and the JSON document that it printed."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "pipeline.cli.main", *arguments, env=self.environment, cwd=PROJECT,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, errors = await asyncio.wait_for(process.communicate(), within_seconds)
+        assert process.returncode is not None
+        assert out, errors.decode()[-3000:]
+        return process.returncode, json.loads(out)
 
     async def entries(self) -> dict[UUID, dict[str, Any]]:
         """Every entry that Elasticsearch returns, by chunk id."""
