@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from pipeline.audit.background import BackgroundAudit
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding.choose import embedder, token_counter
@@ -116,6 +117,11 @@ class _Parts:
             interval_seconds=stream.sweep_interval_seconds, again_in_seconds=stream.sweep_after_seconds * 2,
         )  # fmt: skip
 
+    def audit(self) -> BackgroundAudit:
+        es = connect(self.settings.elasticsearch)
+        self.stack.push_async_callback(es.close)
+        return BackgroundAudit(self.pool, es, self.producer, self.metrics, self.settings.audit)
+
 
 WORKERS = ("detect", "vectors", "keywords")
 
@@ -142,7 +148,7 @@ async def run(name: str, settings: Settings) -> None:
             consuming.append(consumption)
         ending = [c.crashed() for c in consuming]
         if name == "detect":
-            ending.append(parts.sweeper().run())
+            ending += [parts.sweeper().run(), parts.audit().run()]
         log.info("worker_started", worker=name)
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)
