@@ -34,6 +34,9 @@ SAMPLED_ROWS = 1
 """Rows a page that must find themselves in the vector index."""
 LOOKED_AT_AGAIN = 10
 """Documents a page that differed before: the metric follows a repair at once, not a whole round later."""
+SUSPECTS_A_PAGE = 1_000
+"""Most documents of a page that get a second look, which the page's transaction waits for. Only a flood of documents
+that the ledger never heard of is more: the next round names the next ones."""
 IDLE_SECONDS = 5.0
 """Between two looks whether it is our turn."""
 
@@ -127,15 +130,12 @@ class BackgroundAudit:
         documents = await examiner.following(run.position)
         suspects = Suspects(examiner, second_look_seconds=self._second_look)
         seen = Page()
-        found: list[Finding] = []
         async with aclosing(examiner.examine(ranges_end(documents, run.position), documents)) as verdicts:
             async for verdict in verdicts:
                 note(verdict, seen)
-                if not verdict.clean:
+                if not verdict.clean and len(suspects) < SUSPECTS_A_PAGE:
                     suspects.add(verdict.document)
-                if len(suspects) >= self._limits.documents:
-                    found += await suspects.confirmed()
-        found += await suspects.confirmed()
+        found = await suspects.confirmed()
         if generation.state != "building":
             found += (await sample(self._pool, generation, SAMPLED_ROWS)).unreachable
         later = replace(

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-import sys
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.cli.output import Json, progress_bars, stderr, stdout
+from pipeline.cli.audit_report import Asked, Report, print_report, show
+from pipeline.cli.output import Json, progress_bars
 
 if TYPE_CHECKING:
     from elasticsearch import AsyncElasticsearch
     from rich.progress import Progress as Bars
 
-    from pipeline.audit.compare import Kind, Place
     from pipeline.audit.mend import Mended
-    from pipeline.audit.runs import Recorded, Run
-    from pipeline.audit.sample import Sample
-    from pipeline.audit.walk import Pending
+    from pipeline.audit.runs import Run
     from pipeline.core.model import Generation
     from pipeline.settings import Settings
     from pipeline.stores.postgres import Pool
 
-SHOWN = 20
-"""Documents named to people; --json names all."""
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -93,40 +85,6 @@ def _moment(since: str | None) -> datetime | None:
         raise typer.BadParameter(f"--since {since!r}: say 30m, 2h, 7d, 2026-11-20T08:00, or last") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    since: datetime | None
-    since_last: bool
-    generation: str | None
-    sample: int
-    resume: bool
-    repair: bool
-    wait_seconds: float
-
-
-@dataclass(slots=True)
-class Report:
-    """One generation's audit."""
-
-    run: Run
-    counts: dict[tuple[Place, Kind], tuple[int, int]]
-    sample: Sample | None
-    mended: Mended | None = None
-    pending: list[Pending] = field(default_factory=list)
-
-    @property
-    def found(self) -> int:
-        return sum(n for n, _ in self.counts.values())
-
-    @property
-    def left(self) -> int:
-        return sum(left for _, left in self.counts.values())
-
-    @property
-    def clean(self) -> bool:
-        return not self.left and not (self.sample and self.sample.problem)
-
-
 async def _audit(asked: Asked, *, json_output: bool) -> bool:
     from pipeline.audit import runs
     from pipeline.settings import load
@@ -149,9 +107,9 @@ async def _audit(asked: Asked, *, json_output: bool) -> bool:
                 for report in reports:
                     found = runs.differences(connection, report.run.id)
                     if not json_output:
-                        await _show(report, found, asked, perf_counter() - start)
+                        await show(report, found, asked, perf_counter() - start)
                 if json_output:
-                    await _print_json(
+                    await print_report(
                         reports, [runs.differences(connection, r.run.id) for r in reports], perf_counter() - start
                     )
     return all(report.clean for report in reports)
@@ -227,132 +185,3 @@ async def _mend(
             wait_seconds=asked.wait_seconds,
             progress=lambda done, total: bars.update(task, completed=done, total=total),
         )
-
-
-# Speaking
-
-
-async def _print_json(reports: list[Report], found: list[AsyncIterator[Recorded]], seconds: float) -> None:
-    """One JSON document, written as it is read: there may be millions of differences."""
-    head = {
-        "documents": sum(r.run.documents for r in reports),
-        "chunks": sum(r.run.chunks for r in reports),
-        "clean": all(r.clean for r in reports),
-        "pending": sum(r.run.pending for r in reports),
-        "repaired": sum(r.found - r.left for r in reports),
-        "left": sum(r.left for r in reports),
-        "generation": ",".join(r.run.generation for r in reports),
-        "sample": _sample_json(reports),
-        "failed": [
-            {"document_id": str(p.document), "external_id": p.external_id, "reason": p.reason}
-            for r in reports for p in r.pending if p.reason
-        ],
-        "seconds": round(seconds, 3),
-    }  # fmt: skip
-    out = sys.stdout
-    out.write(json.dumps(head, ensure_ascii=False)[:-1] + ', "differences": [')
-    separator = ""
-    for report, recorded in zip(reports, found, strict=True):
-        async for r in recorded:
-            difference = {
-                "document_id": str(r.finding.document), "store": r.finding.store, "kind": r.finding.kind,
-                "chunks": r.finding.chunks, "external_id": r.finding.external_id, "generation": report.run.generation,
-                "repaired": r.repaired,
-            }  # fmt: skip
-            out.write(separator + json.dumps(difference, ensure_ascii=False))
-            separator = ", "
-    out.write("]}\n")
-
-
-def _sample_json(reports: list[Report]) -> dict[str, Any]:
-    samples = [r.sample for r in reports if r.sample]
-    return {
-        "rows": sum(s.rows for s in samples),
-        "unreachable": sum(f.chunks for s in samples for f in s.unreachable),
-        "problem": next((s.problem for s in samples if s.problem), None),
-    }
-
-
-async def _show(report: Report, found: AsyncIterator[Recorded], asked: Asked, seconds: float) -> None:
-    from rich.text import Text
-
-    run = report.run
-    verdict = ("agree", "bold green") if report.clean else ("differ", "bold red")
-    sampled = f", {report.sample.rows} rows asked of HNSW" if report.sample else ""
-    stdout.print(
-        Text.assemble(
-            f"{run.generation}: ledger, pgvector and Elasticsearch ", verdict,
-            f"   {run.documents} documents, {run.chunks} chunks compared{sampled} in {seconds:.1f} s",
-        ),
-        soft_wrap=True,
-    )  # fmt: skip
-    if run.pending:
-        stdout.print(f"  {run.pending} still on their way (not compared where they are)", soft_wrap=True)
-        for p in report.pending:
-            if p.reason:
-                stdout.print(f"    {p.external_id}  {p.reason}", soft_wrap=True, markup=False)
-    if report.counts:
-        _table(report, repaired=asked.repair)
-        named = 0
-        async for r in found:
-            if r.repaired:
-                continue
-            if named == SHOWN:
-                stdout.print("    … (--json names all)")
-                break
-            named += 1
-            f = r.finding
-            stdout.print(
-                f"    {f.document}  {f.store:<9} {f.kind:<17} {f.external_id or ''}", soft_wrap=True, markup=False
-            )
-    _advise(report, asked)
-
-
-def _table(report: Report, *, repaired: bool) -> None:
-    from rich.table import Table
-
-    from pipeline.audit.compare import KINDS, MEANING, PLACES
-
-    table = Table(box=None, padding=(0, 2))
-    table.add_column("documents", style="bold")
-    for place in PLACES:
-        table.add_column(place, justify="right")
-    table.add_column("what that means", style="dim")
-    for kind in KINDS:
-        cells = []
-        for place in PLACES:
-            n, left = report.counts.get((place, kind), (0, 0))
-            cells.append("" if not n else f"{n}, {n - left} repaired" if repaired else str(n))
-        if any(cells):
-            table.add_row(kind, *cells, MEANING[kind])
-    stdout.print(table)
-
-
-def _advise(report: Report, asked: Asked) -> None:
-    def say(text: str) -> None:
-        stderr.print(text, soft_wrap=True, markup=False)
-
-    if report.sample and report.sample.problem:
-        say(f"→ {report.sample.problem}")
-    if mended := report.mended:
-        if mended.idle:
-            say(
-                f"→ nothing was settled in {mended.waited_seconds:.0f} s: no worker is running (`penstock status`)."
-                " The repair is written down; it will be done as soon as the vectors and keywords workers run."
-            )
-        elif mended.unsettled:
-            say(f"→ {mended.unsettled} documents are still being repaired: `penstock audit --since last` looks again")
-    unreachable = sum(f.chunks for f in report.sample.unreachable) if report.sample else 0
-    if report.sample and unreachable:
-        say(
-            f"→ {unreachable} of {report.sample.rows} sampled rows are lost to vector search; the rest of the table is"
-            " as likely to be: `REINDEX INDEX CONCURRENTLY` on its HNSW index mends all of it"
-        )
-    left = {kind for (_, kind), (_, n) in report.counts.items() if n}
-    if "rotten_body" in left:
-        say(
-            "→ a rotten body cannot be mended from the ledger: publish the document again"
-            + ("" if asked.repair else " after --repair (which makes the ledger take it for a change)")
-        )
-    if left - {"rotten_body"} and not asked.repair:
-        say("→ penstock audit --repair mends it; penstock why DOCUMENT tells one document's story")
