@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 from psycopg import sql
 
 from pipeline.core.model import Generation
-from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 
 
-async def of_texts(connection: Connection, generation: Generation, texts: Sequence[str]) -> dict[str, Vectors]:
+async def of_texts(
+    connection: Connection, generation: Generation, texts: Sequence[str]
+) -> dict[str, NDArray[np.float32]]:
     """The vectors of those of these texts that stand in the table already, whichever document they belong to: a
     renamed document, a twin or a row lost beside its twin costs no embedding. float32 (dimensions,) each."""
     cursor = await connection.execute(
