@@ -16,7 +16,8 @@ from topics.registry import Topic
 READ_SECONDS = 30.0
 FETCH_BYTES = 1024 * 1024
 """Of one fetch; a larger record comes alone. Neighbours that are read next are then here already."""
-CLOSE_SECONDS = 10.0
+CLOSE_SECONDS = 2.0
+"""aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 
 
 class ReadFailed(Exception):
