@@ -15,6 +15,7 @@ from pipeline.cli.audit import audit
 from pipeline.cli.dead import dead
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.rebuild import rebuild
+from pipeline.cli.recover import recover
 from pipeline.cli.search import search
 from pipeline.cli.stack import down, status, up
 from pipeline.cli.why import why
@@ -54,7 +55,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors or keywords
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, ingest, watch, search, why, rebuild, audit):
+for command in (up, down, status, ingest, watch, search, why, rebuild, recover, audit):
     app.command()(command)
 app.add_typer(dead)
 

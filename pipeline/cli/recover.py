@@ -1,0 +1,142 @@
+"""``penstock recover``: after a ledger restored from a backup, while Kafka and Elasticsearch are ahead of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from pipeline.cli.moment import past_moment
+from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+
+DOING = {"replaying": "events read again", "converging": "documents in both stores"}
+REPAIR_SECONDS = 600
+"""How long the audit waits for the workers to mend what it found."""
+
+
+def recover(
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="When the backup was taken, or earlier: 2026-11-20T08:00Z, 2h."),
+    ],
+    json_output: Json = False,
+) -> None:
+    """Let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree with it.
+
+    Run it before the query service is opened again: until it returns, what was revoked or deleted after the backup is
+    not known. Detect workers of the local stack are stopped and started again; others have to be stopped by you.
+
+    Example: penstock recover --since 2026-11-20T08:00Z
+    """
+    moment = past_moment(since)
+    start = perf_counter()
+    with _local_detect_stopped() as start_again:
+        result = asyncio.run(_recover(moment, start_again, quiet=json_output))
+    result["audit"] = _audit()
+    result["seconds"] = round(perf_counter() - start, 3)
+    if json_output:
+        print_json(result)
+    else:
+        _tell(result)
+    if result["failed"] or not result["audit"]["clean"]:
+        raise typer.Exit(1)
+
+
+async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[str, Any]:
+    from pipeline.recover import open_recovery
+    from pipeline.settings import load
+
+    with progress_bars(quiet=quiet) as bars:
+        tasks: dict[str, Any] = {}
+
+        def tell(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(DOING[phase])
+            bars.update(tasks[phase], completed=done, total=total)
+
+        async with open_recovery(load(), tell) as recovery:
+            await recovery.require_stopped()
+            raised = await recovery.raise_sequence()
+            strays = await recovery.strays()
+            rewound = await recovery.rewind(since)
+            for line in rewound.missing:
+                stderr.print(f"[red]warning[/] {line}", soft_wrap=True)
+            for index in strays:
+                stderr.print(f"[yellow]note[/] no generation uses the index {index}: delete it", soft_wrap=True)
+            await asyncio.to_thread(start_again)
+            await recovery.replayed(
+                rewound,
+                lambda: stderr.print(
+                    f"The offsets are back ({rewound.records:,} records to read again). No detect worker runs: start"
+                    " the workers now; this command waits for them.",
+                    soft_wrap=True,
+                ),
+            )
+            settled = await recovery.settled()
+    return {
+        "since": since.isoformat(), "replayed_from": rewound.since.isoformat(), "replayed": rewound.records,
+        "sequence": {"before": raised.before, "after": raised.after}, "missing": list(rewound.missing),
+        "unused_indexes": strays, "failed": settled.failed,
+    }  # fmt: skip
+
+
+@contextmanager
+def _local_detect_stopped() -> Iterator[Any]:
+    """Stop the local stack's detect workers; gives what starts them again (once), which happens at the end in any
+    case."""
+    from deploy.local.stack import Stack
+    from pipeline.settings import home
+
+    stack = Stack(home())
+    stopped = [w.name for w in stack.workers() if w.pid is not None and w.name.partition("-")[0] == "detect"]
+
+    def start_again() -> None:
+        while stopped:
+            _, _, instance = stopped[-1].partition("-")
+            stack.start_worker("detect", instance=int(instance or 0))
+            stopped.pop()
+
+    for name in stopped:
+        stderr.print(f"{name}: stopping", soft_wrap=True)
+        stack.stop(name)
+    try:
+        yield start_again
+    finally:
+        start_again()
+
+
+def _audit() -> dict[str, Any]:
+    """``penstock audit --repair --json`` as a process of its own: its verdict."""
+    import subprocess
+
+    stderr.print("comparing all documents with both stores (penstock audit --repair)", soft_wrap=True)
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", "audit", "--repair", "--generation", "all",
+         "--wait-seconds", str(REPAIR_SECONDS), "--json"],
+        stdout=subprocess.PIPE, check=False, text=True,
+    )  # fmt: skip
+    try:
+        report: dict[str, Any] = json.loads(process.stdout)
+    except ValueError:
+        why = f"the audit ended with exit code {process.returncode}"
+        return {"clean": False, "documents": 0, "repaired": 0, "differences": [], "error": why}
+    return report
+
+
+def _tell(result: dict[str, Any]) -> None:
+    audit = result["audit"]
+    verdict = "the audit is clean" if audit["clean"] else "the audit is not clean: see `penstock audit --repair`"
+    failed = f", {result['failed']} documents were set aside (`penstock why`)" if result["failed"] else ""
+    stdout.print(
+        f"Recovered: {result['replayed']:,} records read again from {result['replayed_from']}; {verdict}"
+        f" ({audit['documents']:,} documents, {audit['repaired']:,} differences mended){failed};"
+        f" {result['seconds']:.0f} s.",
+        soft_wrap=True,
+    )
