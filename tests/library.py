@@ -81,6 +81,7 @@ class Library:
     keywords: KeywordSink
     embedder: Embedder
     search: Search
+    metrics: Metrics
     offset: int = 0
 
     @classmethod
@@ -142,6 +143,7 @@ class Library:
             KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
             embedder,
             Search(pool, es, QueryEmbedder(lambda: embedder)),
+            metrics,
         )  # fmt: skip
 
     async def accept(self, *events: Event) -> list[UUID]:

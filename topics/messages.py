@@ -91,7 +91,8 @@ class Message(BaseModel):
     tenant: Segment
     """Whose documents these are. No query crosses tenants."""
     source: Segment
-    """Which connector instance speaks, e.g. ``wiki``. Tags and principals are its own: no two sources share them."""
+    """Which connector instance speaks, e.g. ``wiki``. Tags are its own: equal names in
+    two sources are two groups. A principal is one person in all sources of a tenant."""
     observed_at: Instant
     """When the source was *about to be* read. Grows per source."""
 

@@ -216,13 +216,19 @@ async def raise_want(connection: Connection, generation: str, store: Store, docu
     cursor = await connection.execute("SELECT seq FROM documents WHERE id = %s FOR UPDATE", [document])
     await cursor.fetchone()
     cursor = await connection.execute(
-        "UPDATE documents SET seq = greatest(nextval('ledger_seq'), seq + 1, %s + 1) WHERE id = %s RETURNING seq",
-        [above, document],
+        # What was announced stays announced: nothing changed for anybody, and freshness counts no repair.
+        "UPDATE documents d SET seq = drawn.seq,"
+        " announced_seq = CASE WHEN d.announced_seq = d.seq THEN drawn.seq ELSE d.announced_seq END"
+        " FROM (SELECT greatest(nextval('ledger_seq'), seq + 1, %s + 1) AS seq FROM documents WHERE id = %s) drawn"
+        " WHERE d.id = %s RETURNING d.seq",
+        [above, document, document],
     )
     row = await cursor.fetchone()
     seq = int(row[0]) if row else above + 1
     await connection.execute(
-        "UPDATE index_state SET want_seq = %s WHERE document_id = %s AND generation = %s AND store = %s",
+        "UPDATE index_state SET want_seq = %s,"
+        " pending_since = CASE WHEN seq < want_seq THEN pending_since ELSE clock_timestamp() END"
+        " WHERE document_id = %s AND generation = %s AND store = %s",
         [seq, document, generation, store],
     )
     return seq

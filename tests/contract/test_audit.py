@@ -398,3 +398,17 @@ async def test_an_index_that_is_gone_is_an_error_with_what_to_do(audited: Audite
     await audited.library.es.indices.delete(index=audited.index)
     with pytest.raises(Misconfigured, match="penstock rebuild keywords"):
         await audited.audit()
+
+
+async def test_a_repair_is_not_announced_and_counts_for_no_freshness(audited: Audited) -> None:
+    await audited.library.put(*named("d"))
+    [before] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
+    assert before[0] == before[1]
+    await audited.library.execute(f"DELETE FROM {audited.table}")
+    run, _ = await audited.audit()
+    await audited.mend(run)
+    assert (await audited.audit())[1] == set()
+    [after] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
+    assert after[0] == after[1] > before[0], "there is nothing new to announce"
+    samples = audited.library.metrics.registry.get_sample_value
+    assert samples("penstock_freshness_seconds_count", {"source": "wiki", "lane": "live"}) == 1
