@@ -1,0 +1,71 @@
+"""A database and an index of the machine's own, and what it asks of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from deploy.local.stack import Stack
+from pipeline.core.model import ChunkParams
+from pipeline.settings import Settings
+from tests.faults.puppet import Embeddings
+from tests.library import Library
+
+SMALL = ChunkParams(80, 32, 120)
+"""A few chunks a section: each text has many."""
+
+
+@dataclass
+class Bench:
+    library: Library
+    embeddings: Embeddings
+    tenant: str = ""
+    """The scenario's own."""
+
+    @property
+    def settings(self) -> Settings:
+        return self.library.settings
+
+    @classmethod
+    @asynccontextmanager
+    async def create(cls, stack: Stack) -> AsyncIterator[Bench]:
+        embeddings = Embeddings()
+        async with Library.create(stack, embeddings, params=SMALL) as library:
+            yield cls(library, embeddings)
+
+    async def query(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        return await self.library.execute(statement, *parameters)
+
+    async def entries(self) -> dict[UUID, dict[str, Any]]:
+        """As a search finds them now: no refresh but the sinks' own."""
+        es, index = self.library.es, self.library.generation.keyword_index
+        page = await es.search(index=index, size=10_000, query={"term": {"tenant": self.tenant}})
+        return {UUID(hit["_id"]): hit["_source"] for hit in page["hits"]["hits"]}
+
+    async def refresh(self) -> None:
+        await self.library.es.indices.refresh(index=self.library.generation.keyword_index)
+
+    async def forget_deletes(self) -> None:
+        """As after index.gc_deletes (60 s): an old write of what was deleted would be taken now."""
+        es, index = self.library.es, self.library.generation.keyword_index
+        await es.indices.put_settings(index=index, settings={"index.gc_deletes": "1ms"})
+        await asyncio.sleep(0.5)  # its clock ticks every 200 ms
+        await es.indices.refresh(index=index)
+        await es.indices.put_settings(index=index, settings={"index.gc_deletes": "60s"})
+
+    async def blockers(self) -> set[int]:
+        """Backends that another one of this database waits for."""
+        rows = await self.query(
+            "SELECT DISTINCT unnest(pg_blocking_pids(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return {pid for (pid,) in rows}
+
+    async def clear(self) -> None:
+        """Empty the ledger and pgvector; the next scenario's tenant is another one."""
+        table = self.library.generation.chunk_table
+        await self.query(f"TRUNCATE documents, dead_letters, memberships, access_sets, {table} CASCADE")

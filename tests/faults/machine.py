@@ -1,0 +1,430 @@
+"""The state machine: real stages on the real stores; each step and fault is drawn, then calm, then the oracle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any, ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+from pipeline.ledger import work
+from pipeline.stages.announce import Announcer
+from pipeline.stages.stage import Incoming
+from pipeline.telemetry import Metrics
+from query.model import Mode
+from tests.faults import tally
+from tests.faults.bench import Bench
+from tests.faults.elastic import BULKS
+from tests.faults.journal import LANES, Journal
+from tests.faults.model import outcome, readable
+from tests.faults.puppet import Op, Outbox, Puppet, StageName
+from tests.faults.story import KINDS, NEEDED, TAGS, UNEMBEDDABLE, Story
+from tests.oracle import assert_equal, wanted_chunks
+from topics.messages import DocumentIndexed, IndexHint
+
+NAMES = ["a", "b", "c"]
+STAGES: tuple[StageName, ...] = ("detect", "vectors", "keywords")
+SINKS: tuple[StageName, StageName] = ("vectors", "keywords")
+OP_SECONDS = 30.0
+
+FAULTS: dict[str, tuple[str, ...]] = {
+    "detect": ("nothing", "nothing", "stand", "kill", "postgres", "kafka"),
+    "vectors": ("nothing", "nothing", "stand", "kill", "postgres", "kafka", "model"),
+    "keywords": ("nothing", "nothing", "stand", "kill", "postgres", "kafka", "bulk", "bulk", "bulk", "refresh"),
+}
+REACH = {"detect": 36, "vectors": 30, "keywords": 30}
+"""About as many awaits as one batch has."""
+
+
+def faults(stage: str) -> st.SearchStrategy[tuple[str, int, int]]:
+    """(what, at which await, what else is to be chosen)"""
+    return st.tuples(st.sampled_from(FAULTS[stage]), st.integers(1, REACH[stage]), st.integers(0, 2**16))
+
+
+numbers = st.integers(0, 2**16)
+slots = st.integers(0, 1)
+one_change = st.tuples(st.sampled_from(sorted(KINDS)), st.sampled_from(NAMES), numbers)
+changes = st.lists(one_change, max_size=2)
+NO_FAULT = ("nothing", 1, 0)
+
+
+class Machine(RuleBasedStateMachine):
+    bench: ClassVar[Bench]
+    loop: ClassVar[asyncio.AbstractEventLoop]
+    count: ClassVar[int] = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        Machine.count += 1
+        tally.DONE["scenarios (protocol)"] += 1
+        self.bench.tenant = f"{os.getpid()}-{Machine.count}"
+        self.story = Story(self.bench.tenant, NAMES, datetime.now(UTC) - timedelta(hours=1))
+        self.journal = Journal()
+        self.puppets: dict[tuple[StageName, int], Puppet] = {}
+        self.buried: list[Puppet] = []
+        self.announced: list[DocumentIndexed] = []
+        self.excused = False
+        """Something happened after which only the sweeper can bring a document back."""
+        self.questions = 0
+
+    def run(self, coroutine: Any) -> Any:
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
+
+    # Rules
+
+    @initialize(changes=st.lists(one_change, min_size=3, max_size=8))
+    def begin(self, changes: Any) -> None:
+        for one in changes:
+            self.change(one)
+
+    @rule(change=one_change)
+    def change(self, change: Any) -> None:
+        kind, name, n = change
+        for lane, event in self.story.change(kind, name, Random(n)):
+            self.journal.publish(lane, event)
+            tally.DONE["changes"] += 1
+
+    @rule(name=st.sampled_from(NAMES), lane=st.sampled_from(LANES))
+    def broken_record(self, name: str, lane: Any) -> None:
+        if self.story.events[name]:
+            self.journal.publish_broken(lane, self.story.events[name][-1])
+            tally.FAULTS["broken record"] += 1
+
+    @rule(changes=changes, slot=slots, lane=st.sampled_from(LANES), count=st.integers(1, 5), fault=faults("detect"))
+    def detect(self, changes: Any, slot: int, lane: Any, count: int, fault: Any) -> None:
+        for one in changes:
+            self.change(one)
+        self.run(self._work("detect", slot, lambda _: self.journal.batch(lane, count), fault))
+
+    @precondition(lambda self: any(self.journal.topics.values()))
+    @rule(slot=slots, lane=st.sampled_from(LANES), count=st.integers(1, 9), fault=faults("detect"))
+    def replay(self, slot: int, lane: Any, count: int, fault: Any) -> None:
+        """From offset 0, as after a reset of the group's offsets."""
+        tally.FAULTS["replay from offset 0"] += bool(self.journal.acked[lane])
+        self.run(self._work("detect", slot, lambda _: self.journal.batch(lane, count, replay_from=0), fault))
+
+    @rule(changes=changes, slot=slots, count=st.integers(1, 4), n=numbers, fault=faults("vectors"))
+    def embed(self, changes: Any, slot: int, count: int, n: int, fault: Any) -> None:
+        self._converge("vectors", changes, slot, count, n, fault)
+
+    @rule(changes=changes, slot=slots, count=st.integers(1, 4), n=numbers, fault=faults("keywords"))
+    def index(self, changes: Any, slot: int, count: int, n: int, fault: Any) -> None:
+        self._converge("keywords", changes, slot, count, n, fault)
+
+    def _converge(self, sink: StageName, changes: Any, slot: int, count: int, n: int, fault: Any) -> None:
+        """Often with changes accepted just before."""
+        for one in changes:
+            self.change(one)
+        if changes:
+            self.run(self._work("detect", 1, lambda _: self.journal.batch("live", 8), NO_FAULT))
+        self.run(self._work(sink, slot, lambda rng: self.journal.pick_hints(sink, count, rng), fault, n))
+
+    @rule(change=one_change, later=changes, sink=st.sampled_from(SINKS), await_=st.integers(1, 40), n=numbers)
+    def overtake(self, change: Any, later: Any, sink: StageName, await_: int, n: int) -> None:
+        """A sink stops at some await, or its bulk is cut off and lands later; meanwhile more is accepted (mostly of the
+        same document) and another worker converges; then the first goes on, perhaps minutes later, or dies there."""
+        self.change(change)
+        same = [(kind, change[1] if n % 4 else name, k) for kind, name, k in later]
+        self.run(self._overtake(same, sink, await_, n))
+
+    async def _overtake(self, later: Any, sink: StageName, await_: int, n: int) -> None:
+        accept = ("detect", 1, lambda _: self.journal.batch("live", 8), NO_FAULT)
+        how = ("stand", await_, 0)
+        if sink == "keywords" and n % 3:
+            how = ("hold" if n % 3 == 1 else "late", 1, 0)
+        picked: list[Incoming] = []
+
+        def pick(rng: Random) -> list[Incoming]:
+            picked.extend(self.journal.pick_hints(sink, 4, rng))
+            return picked
+
+        await self._work(*accept)  # type: ignore[arg-type]
+        await self._work(sink, 0, pick, how, n)
+        for one in later:
+            self.change(one)
+        await self._work(*accept)  # type: ignore[arg-type]
+        await self._work(sink, 1, lambda _: list(self.journal.hints[sink]), NO_FAULT)
+        dies = (sink, 0) in self._standing() and n % 2 == 0
+        if sink == "keywords" and not dies and n % 7 == 0:
+            await self._land_all(but=self.puppets.get((sink, 0)))
+            await self.bench.forget_deletes()
+            tally.DONE["times that Elasticsearch forgot its deletes"] += 1
+        if dies:
+            await self._kill((sink, 0), f"kill of {sink} that was overtaken")
+        elif (sink, 0) in self._standing():
+            await self._go_on((sink, 0))
+        elif (sink, 0) in self.puppets:  # it failed: its batch is tried again, as its lane does
+            await self.puppets[sink, 0].gate.release()
+            await self._work(sink, 0, lambda _: picked, NO_FAULT)
+
+    async def _land_all(self, *, but: Puppet | None = None) -> None:
+        """Whatever the dead, and those whose bulk was cut off, had sent arrives at last."""
+        for puppet in self.buried:
+            tally.FAULTS["bulk of a dead worker landed"] += await puppet.gate.release()
+        for puppet in self.puppets.values():
+            if puppet is not but and puppet.op is None:
+                await puppet.gate.release()
+
+    @precondition(lambda self: any(self.journal.hints.values()))
+    @rule(sink=st.sampled_from(SINKS), n=numbers)
+    def lose_hints(self, sink: str, n: int) -> None:
+        lost = self.journal.pick_hints(sink, 1, Random(n))
+        self.journal.hinted(sink, lost)
+        self.excused = self.excused or bool(lost)
+        tally.FAULTS["hint lost"] += len(lost)
+
+    @precondition(lambda self: self._standing())
+    @rule(n=numbers)
+    def resume(self, n: int) -> None:
+        self.run(self._go_on(Random(n).choice(self._standing())))
+
+    @precondition(lambda self: self._standing())
+    @rule(n=numbers)
+    def kill_standing(self, n: int) -> None:
+        self.run(self._kill(Random(n).choice(self._standing()), "kill of a worker that stood still"))
+
+    @rule()
+    def release(self) -> None:
+        self.run(self._release())
+
+    @rule()
+    def sweep(self) -> None:
+        self.run(self._sweep())
+
+    @rule(tags=st.sets(st.sampled_from(TAGS + NEEDED), min_size=1), mode=st.sampled_from(["hybrid", "keyword"]))
+    def ask(self, tags: set[str], mode: Mode) -> None:
+        self.run(self._ask(tags, mode))
+
+    # Doing
+
+    def _standing(self) -> list[tuple[StageName, int]]:
+        return [at for at, puppet in self.puppets.items() if puppet.op is not None]
+
+    async def _work(self, name: StageName, slot: int, batch: Any, fault: Any, n: int = 0) -> None:
+        at = (name, slot)
+        if at not in self.puppets:
+            self.puppets[at] = await Puppet.start(name, self.bench.settings, self.bench.library.generation)
+        puppet = self.puppets[at]
+        if puppet.op is not None:
+            await self._go_on(at)
+            if (puppet := self.puppets.get(at)) is None or puppet.op is not None:  # type: ignore[assignment]
+                return
+        records = batch(Random(n))
+        if not records:
+            return
+        what, await_, choice = fault
+        self._prepare(puppet, what, choice)
+        done = False
+
+        def step(op: Op, n: int) -> bool:
+            nonlocal done
+            if n < await_ or done:
+                return False
+            done = True
+            if what == "postgres":
+                tally.FAULTS["connections to Postgres cut"] += puppet.tether.cut()
+            return what in ("stand", "kill")
+
+        puppet.begin(records, step)
+        await self._settle(at)
+        if at in self.puppets and puppet.op is not None and puppet.op.stood.is_set():
+            if what == "kill":
+                await self._kill(at, f"kill of {name} at an await")
+            else:
+                self.excused = True
+                tally.FAULTS["worker left standing at an await"] += 1
+
+    @staticmethod
+    def _prepare(puppet: Puppet, what: str, choice: int) -> None:
+        rng = Random(choice)
+        puppet.outbox.kafka = rng.choice(("away", "unsure")) if what == "kafka" else "fine"
+        puppet.embedder.model_is = "down" if what == "model" else "fine"
+        puppet.gate.next_bulk = rng.choice(BULKS) if what == "bulk" else what if what in ("hold", "late") else "pass"
+        puppet.gate.unanswered = None
+        puppet.gate.bad_refreshes = int(what == "refresh")
+
+    async def _settle(self, at: tuple[StageName, int]) -> None:
+        """Until its operation is over, or stands still, or waits for an answer that is held up."""
+        puppet = self.puppets[at]
+        op = puppet.op
+        assert op is not None
+        deadline, looked = time.monotonic() + OP_SECONDS, time.monotonic()
+        while not op.task.done() and not op.stood.is_set() and not puppet.gate.holding.is_set():
+            await asyncio.wait([op.task], timeout=0.01)
+            assert time.monotonic() < deadline, f"{at} hangs at its await {op.steps}"
+            if time.monotonic() - looked > 0.2:
+                looked = time.monotonic()
+                await self._unblock(at)
+        if op.task.done():
+            self._ended(puppet, op)
+
+    async def _unblock(self, mine: tuple[StageName, int]) -> None:
+        """Whoever holds the lock that we wait for and stands still is killed, or goes on."""
+        blockers = await self.bench.blockers()
+        for at in self._standing():
+            if at != mine and self.puppets[at].tether.backends() & blockers:
+                op = self.puppets[at].op
+                if op is not None and op.steps % 2:
+                    await self._kill(at, "kill of a worker that held a lock")
+                else:
+                    await self._go_on(at)
+
+    def _ended(self, puppet: Puppet, op: Op) -> None:
+        puppet.op = None
+        self._collect(puppet.outbox)
+        for fired in puppet.gate.fired:
+            tally.FAULTS[f"Elasticsearch: {fired}"] += 1
+        puppet.gate.fired.clear()
+        if puppet.outbox.kafka != "fine":
+            tally.FAULTS[f"Kafka {puppet.outbox.kafka}"] += 1
+        if puppet.embedder.model_is != "fine":
+            tally.FAULTS["model down"] += 1
+        error = op.task.exception()
+        tally.DONE["awaits, at most, of one batch"] = max(tally.DONE["awaits, at most, of one batch"], op.steps)
+        if error is None:
+            tally.DONE[f"batches ({puppet.name})"] += 1
+            if puppet.name == "detect":
+                self.journal.accept(op.records)
+            else:
+                self.journal.hinted(puppet.name, op.records)
+        elif not isinstance(error, Retryable):
+            raise error
+
+    def _collect(self, outbox: Outbox) -> None:
+        sent, outbox.sent = outbox.sent, []
+        self.journal.wake(m for m in sent if isinstance(m, IndexHint))
+        self.announced += [m for m in sent if isinstance(m, DocumentIndexed)]
+
+    async def _go_on(self, at: tuple[StageName, int]) -> None:
+        puppet = self.puppets[at]
+        await puppet.gate.release()
+        assert puppet.op is not None
+        puppet.op.resume()
+        await self._settle(at)
+
+    async def _kill(self, at: tuple[StageName, int], how: str) -> None:
+        puppet = self.puppets.pop(at)
+        self.buried.append(puppet)
+        self._collect(puppet.outbox)
+        puppet.kill()
+        tally.FAULTS[how] += 1
+
+    async def _release(self) -> None:
+        for puppet in [*self.buried, *self.puppets.values()]:
+            landed = await puppet.gate.release()
+            if puppet in self.buried:
+                tally.FAULTS["bulk of a dead worker landed"] += landed
+        for at in self._standing():
+            if not self.puppets[at].op.stood.is_set():  # type: ignore[union-attr]
+                await self._settle(at)
+
+    async def _sweep(self) -> int:
+        """The sweeper's round, as long after as it takes for everything pending to be due."""
+        await self.bench.query("UPDATE index_state SET next_at = now() WHERE seq < want_seq")
+        async with self.bench.library.pool.connection() as connection:
+            due = await work.due(connection, limit=500, again_in_seconds=0)
+        now = datetime.now(UTC)
+        self.journal.wake(
+            IndexHint(
+                tenant=d.identity.tenant, source=d.identity.source, external_id=d.identity.external_id, observed_at=now,
+                document_id=str(d.identity.id), generation=d.generation,
+            )
+            for d in due
+        )  # fmt: skip
+        return len(due)
+
+    async def _ask(self, tags: set[str], mode: Mode) -> None:
+        """No answer holds what by the ledger this caller may not read now."""
+        library, self.questions = self.bench.library, self.questions + 1
+        caller = await library.caller(self.bench.tenant, *(f"wiki/{tag}" for tag in sorted(tags)))
+        found = await library.search.search(f"subject{self.questions % 23} line detail", caller, top=50, mode=mode)
+        tally.DONE["queries"] += 1
+        cases = {name: self.journal.possible(name) for name in NAMES}
+        for result in found.results:
+            possible = cases[result.passage.external_id]
+            if possible is not None and not any(
+                document is not None
+                and readable(document, tags)
+                and result.passage.chunk_id in wanted_chunks(library.generation, document)
+                for document in possible
+            ):
+                tally.FOUND["leaks"] += 1
+                raise AssertionError(f"{mode}: a chunk of {result.passage.external_id} leaked to {sorted(tags)}")
+
+    # Calm, then the oracle
+
+    def teardown(self) -> None:
+        try:
+            self.run(self._calm())
+        finally:
+            self.run(self._close())
+
+    async def _calm(self) -> None:
+        for at in self._standing():
+            if at in self.puppets:
+                await self._go_on(at)
+        while self._standing():  # whoever met a lock of another's stands still once more
+            await self._go_on(self._standing()[0])
+        for lane in LANES:
+            while batch := self.journal.batch(lane, 8):
+                await self._work("detect", 0, lambda _, batch=batch: batch, NO_FAULT)
+        while any(self.journal.hints.values()):
+            await self._drain()
+        rescued = await self._sweep()
+        tally.DONE["scenarios that only the sweeper could end"] += bool(rescued)
+        tally.DONE["hints rescued by the sweeper"] += rescued
+        assert self.excused or not rescued, "documents stayed pending though no hint was lost"
+        while any(self.journal.hints.values()):
+            await self._drain()
+        await self._check()
+        await self._land_all()
+        await self.bench.refresh()
+        await self._check()
+
+    async def _drain(self) -> None:
+        for sink in SINKS:
+            while queue := self.journal.hints[sink]:
+                await self._work(sink, 0, lambda _, queue=queue: queue[:6], NO_FAULT)
+
+    async def _check(self) -> None:
+        outbox = Outbox()
+        producer: Any = outbox
+        await Announcer(self.bench.library.pool, producer, Metrics()).announce(None)
+        self._collect(outbox)
+        pending = await self.bench.query("SELECT store, error FROM index_state WHERE seq < want_seq")
+        assert not pending, f"still pending: {pending}"
+        documents = {name: outcome(self.story.events[name]) for name in NAMES}
+        alive = [d for d in documents.values() if d is not None]
+        try:
+            await assert_equal(
+                self.bench, alive, vector=self.bench.embeddings.vector, refused=lambda text: UNEMBEDDABLE in text
+            )
+        except AssertionError as error:
+            kind = "lost" if "lack" in str(error) else "orphans" if alive else "resurrected"
+            tally.FOUND[kind] += 1
+            raise
+        [(letters,)] = await self.bench.query("SELECT count(*) FROM dead_letters")
+        assert letters == self.journal.broken, f"{letters} dead letters, {self.journal.broken} broken records"
+        late = await self.bench.query("SELECT external_id FROM documents WHERE announced_seq < seq")
+        assert not late, f"not announced: {late}"
+        for name, document in documents.items():
+            id_ = str(document_id(self.bench.tenant, "wiki", name))
+            of = [a for a in self.announced if a.document_id == id_]
+            newest = [a for a in of if a.seq == max(b.seq for b in of)]
+            if document is not None:
+                assert newest, f"{name} was never announced"
+                assert newest[-1].state in ("searchable", "partial"), f"{name} is announced as {newest[-1].state}"
+            elif newest:
+                assert newest[-1].state == "retired", f"{name} is gone and announced as {newest[-1].state}"
+
+    async def _close(self) -> None:
+        for puppet in [*self.puppets.values(), *self.buried]:
+            await puppet.close()
+        await self.bench.clear()

@@ -1,0 +1,54 @@
+"""What the ledger must come to, from the *set* of events alone: pure, and independent of any order of arrival.
+
+Written from the wire contract, not from ``pipeline.core.fold``, so that the two can disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.core.fingerprint import content_hash, meta_hash
+from pipeline.core.normalise import normalise
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+Event = DocumentUpserted | DocumentDeleted | AccessChanged
+
+
+def outcome(events: Iterable[Event]) -> DocumentUpserted | None:
+    """The document as it shall stand in both stores, under the access that is in force; None: nothing of it may.
+
+    events: all of one document's, in any order, any of them more than once.
+
+    Content: of the upserts observed after the newest delete, the maximum by (version, observed_at, content hash,
+    metadata hash). Access: that of the newest observed_at among upserts and access changes; of several at that very
+    moment what all of them allow. Nobody may read it: nothing stands.
+    """
+    known = list(events)
+    floor = max((e.observed_at for e in known if isinstance(e, DocumentDeleted)), default=None)
+    alive = [e for e in known if isinstance(e, DocumentUpserted) and (floor is None or e.observed_at > floor)]
+    if not alive:
+        return None
+    content = max(alive, key=_rank)
+    said = [e for e in known if not isinstance(e, DocumentDeleted)]
+    newest = max(e.observed_at for e in said)
+    last = [e for e in said if e.observed_at == newest]
+    acl = set.intersection(*(set(e.acl_tags) for e in last))
+    required = set.union(*(set(e.required_tags) for e in last))
+    if not acl:
+        return None
+    return content.model_copy(update={"acl_tags": sorted(acl), "required_tags": sorted(required)})
+
+
+def _rank(event: DocumentUpserted) -> tuple[object, ...]:
+    text, media_type = normalise(event.content, event.media_type)
+    meta = meta_hash(
+        title=event.title, source_url=event.source_url, author=event.author, media_type=media_type,
+        source_modified_at=event.source_modified_at, metadata=dict(event.metadata),
+    )  # fmt: skip
+    return event.version, event.observed_at, content_hash(text), meta
+
+
+def readable(document: DocumentUpserted | None, tags: Iterable[str]) -> bool:
+    """Whether a caller with these (unqualified) tags may see it."""
+    held = set(tags)
+    return document is not None and bool(held & set(document.acl_tags)) and held >= set(document.required_tags)

@@ -1,0 +1,281 @@
+"""One worker whose every await is ours: it can be stopped at any of them, left standing, resumed, or killed there.
+
+The stages are the real ones, called directly. A kill is what SIGKILL is to the rest of the world: the sockets close
+(what was sent before still arrives), nothing is cleaned up, and no line of the worker's code runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from pipeline.core.errors import Retryable
+from pipeline.core.model import Generation
+from pipeline.embedding.choose import token_counter
+from pipeline.embedding.port import Embedded, Vectors
+from pipeline.settings import Settings, dist
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import Detect
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Incoming, Stage
+from pipeline.stages.vectors import VectorSink
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import Connection, Pool, open_pool
+from pipeline.stores.refresh import Refresher
+from pipeline.telemetry import Metrics
+from tests.faults.elastic import Gate, gated
+from tests.faults.story import UNEMBEDDABLE
+from tests.library import WordEmbedder
+from topics.codec import encode
+from topics.messages import AnyMessage, IndexHint
+from topics.producer import DeliveryUnknown, KafkaUnavailable
+
+StageName = Literal["detect", "vectors", "keywords"]
+Kafka = Literal["fine", "away", "unsure"]
+"""away: takes nothing. unsure: takes it, and does not say so."""
+Model = Literal["fine", "down"]
+
+
+@types.coroutine
+def stepped(
+    work: Coroutine[Any, Any, None], at: Callable[[int], asyncio.Future[None] | None]
+) -> Generator[Any, Any, None]:
+    """Drive a coroutine. ``at(n)`` is asked when its n-th await is over and before its code goes on, and may return a
+    future to stand still for."""
+    step = 0
+    error: BaseException | None = None
+    while True:
+        try:
+            awaited = work.send(None) if error is None else work.throw(error)
+        except StopIteration:
+            return
+        error, step = None, step + 1
+        try:
+            yield awaited
+        except BaseException as thrown:  # noqa: BLE001  it belongs to the coroutine
+            error = thrown
+        while (still := at(step)) is not None:
+            try:
+                yield from still
+            except BaseException as thrown:  # noqa: BLE001
+                error = thrown
+
+
+class Tether:
+    """A worker's pool: knows the sockets in use, so that they can be cut."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.used: set[Connection] = set()
+        self.gone = False
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        if self.gone:
+            await asyncio.Future()
+        async with self.pool.connection() as connection:
+            self.used.add(connection)
+            try:
+                yield connection
+            finally:
+                self.used.discard(connection)
+
+    def cut(self) -> int:
+        """Close the sockets in use, as the end of a process or of a network does. Returns how many those were."""
+        for connection in self.used:
+            with suppress(OSError):
+                cut = socket.socket(fileno=os.dup(connection.fileno()))
+                cut.shutdown(socket.SHUT_RDWR)
+                cut.close()
+        return len(self.used)
+
+    def backends(self) -> set[int]:
+        return {c.info.backend_pid for c in self.used if not c.closed}
+
+
+class Outbox:
+    """Stands where the producer stands: what is delivered is in ``sent``, for the machine to do with as it likes."""
+
+    def __init__(self) -> None:
+        self.sent: list[AnyMessage] = []
+        self.buried: list[bytes | None] = []
+        self.kafka: Kafka = "fine"
+        self.gone = False
+
+    async def send(self, _topic: object, message: AnyMessage) -> asyncio.Future[None]:
+        await self._reach()
+        self.sent.append(message)
+        return self._delivered()
+
+    async def send_raw(self, _topic: object, key: bytes | None, *_: object) -> asyncio.Future[None]:
+        await self._reach()
+        self.buried.append(key)
+        return self._delivered()
+
+    async def _reach(self) -> None:
+        if self.gone:
+            await asyncio.Future()
+        await asyncio.sleep(0)
+        if self.kafka == "away":
+            raise KafkaUnavailable("Kafka is away")
+
+    def _delivered(self) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.kafka == "unsure":
+            done.set_exception(DeliveryUnknown("Kafka has not acknowledged"))
+        else:
+            done.set_result(None)
+        return done
+
+
+class Embeddings(WordEmbedder):
+    """Vectors depend on the text alone. Refuses UNEMBEDDABLE for ever."""
+
+    def __init__(self) -> None:
+        self.model_is: Model = "fine"
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        await asyncio.sleep(0)
+        if self.model_is == "down":
+            raise Retryable("the model is down", service="embedding")
+        await asyncio.sleep(0)
+        rows = np.array([self.vector(text) for text in texts], dtype=np.float32)
+        return Embedded(rows, {n: "refused" for n, text in enumerate(texts) if UNEMBEDDABLE in text})
+
+    def vector(self, text: str) -> Vectors:
+        return self._vector(text)
+
+
+@dataclass(eq=False)
+class Op:
+    """One ``handle`` of one worker, under way or over."""
+
+    records: Sequence[Incoming]
+    at: Callable[[Op, int], bool]
+    """Told of each await; says whether to stand still there."""
+    task: asyncio.Task[None]
+    steps: int = 0
+    still: asyncio.Future[None] | None = None
+    stood: asyncio.Event = field(default_factory=asyncio.Event)
+    killed: bool = False
+    ended: bool = False
+
+    def step(self, n: int) -> asyncio.Future[None] | None:
+        if self.ended:
+            return None
+        if n > self.steps:
+            self.steps = n
+            if not self.killed and self.at(self, n):
+                self.stand()
+        return self.still
+
+    def stand(self) -> None:
+        self.still = asyncio.get_running_loop().create_future()
+        self.stood.set()
+
+    def resume(self) -> None:
+        if self.still is not None and not self.killed:
+            still, self.still = self.still, None
+            self.stood.clear()
+            still.set_result(None)
+
+
+@dataclass(eq=False)
+class Puppet:
+    """A process of one stage with one lane."""
+
+    name: StageName
+    stage: Stage
+    tether: Tether
+    outbox: Outbox
+    gate: Gate
+    embedder: Embeddings
+    resources: AsyncExitStack
+    op: Op | None = None
+    dead: list[Op] = field(default_factory=list)
+
+    @classmethod
+    async def start(cls, name: StageName, settings: Settings, generation: Generation) -> Puppet:
+        resources = AsyncExitStack()
+        tether = Tether(await resources.enter_async_context(open_pool(settings.postgres)))
+        gate = await resources.enter_async_context(gated(settings.elasticsearch.url))
+        store = Keywords(connect(settings.elasticsearch.model_copy(update={"url": gate.url})), retry_seconds=0.3)
+        resources.push_async_callback(store.aclose)
+        index = generation.keyword_index
+        store._refreshers[index] = Refresher(store._es, index, interval_seconds=0.0)
+        outbox, embedder, metrics = Outbox(), Embeddings(), Metrics()
+        pool: Any = tether
+        producer: Any = outbox
+
+        def counters(generation: Generation) -> Any:
+            return token_counter(generation, dist() / "models")
+
+        async def known() -> dict[str, Generation]:
+            return {generation.name: generation}
+
+        announcer, chunker = Announcer(pool, producer, metrics), Chunker(counters)
+        dead = DeadLetters(pool, producer, metrics)
+        stage: Any
+        match name:
+            case "detect":
+                stage = Detect(
+                    pool, producer, dead, announcer, counters, metrics, batch_size=8, grace_seconds=0
+                )  # fmt: skip
+            case "vectors":
+                stage = VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
+            case "keywords":
+                stage = KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8)
+        return cls(name, stage, tether, outbox, gate, embedder, resources)
+
+    def begin(self, records: Sequence[Incoming], at: Callable[[Op, int], bool]) -> Op:
+        assert self.op is None
+
+        async def work() -> None:
+            await asyncio.sleep(0)
+            await stepped(self.stage.handle(records), op.step)  # type: ignore[arg-type]
+
+        op = self.op = Op(records, at, asyncio.create_task(work()))
+        return op
+
+    def kill(self) -> None:
+        """As SIGKILL: sockets close, nothing runs any more. Its operation stays where it stands, for ever."""
+        self.tether.gone = self.outbox.gone = True
+        self.tether.cut()
+        if self.op:
+            self.op.killed = True
+            if self.op.still is None:  # it waits for an answer, which must never reach it
+                self.op.stand()
+            self.dead.append(self.op)
+        self.op = None
+
+    async def close(self) -> None:
+        """Give back what it holds; of a dead one too, now that it can do no harm."""
+        if self.op:
+            self.kill()
+        for connection in self.tether.used:
+            connection.pgconn.finish()  # else psycopg asks the server, for seconds, to cancel what it was doing
+        for op in self.dead:
+            op.ended = True
+            op.still = None
+            op.task.cancel()
+            await asyncio.wait([op.task], timeout=30)
+            assert op.task.done(), "a dead worker's operation does not end"
+            assert op.task.cancelled() or op.task.exception() or True  # retrieved
+        with suppress(TimeoutError):
+            await self.resources.aclose()
+
+
+def hint_record(hint: IndexHint, lane: Literal["live", "backfill"], offset: int) -> Incoming:
+    record = encode(hint)
+    return Incoming(f"index.{lane}", 0, offset, record.key, record.value, record.headers, lane)

@@ -1,0 +1,71 @@
+"""What detect makes of events against the model: whatever the order in which a story's events arrive, often twice."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from random import Random
+
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.identity import qualify
+from pipeline.stages.detect import Arrival, fold_batch, read_event
+from pipeline.stages.stage import Incoming
+from tests.faults.model import Event, outcome
+from tests.faults.story import KINDS, Story
+from topics.codec import encode
+from topics.messages import DocumentUpserted
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def arrival(event: Event) -> Arrival:
+    record = encode(event)
+    return read_event(Incoming("t", 0, 0, record.key, record.value, record.headers, "live"), now=datetime.now(UTC))
+
+
+def folded(events: list[Event]) -> tuple[object, ...] | None:
+    """As one batch makes of them; across batches it is the scenarios' business."""
+    [document] = fold_batch([arrival(event) for event in events], {}).values()
+    state = document.state
+    if not state.wanted:
+        return None
+    return state.version, state.observed_at, state.content_hash, state.meta_hash, state.acl_tags, state.required_tags
+
+
+def modelled(events: list[Event]) -> tuple[object, ...] | None:
+    document = outcome(events)
+    if document is None:
+        return None
+    upsert = arrival(document).event
+    acl, required = (qualify(document.source, tags) for tags in (document.acl_tags, document.required_tags))
+    return (document.version, document.observed_at, upsert.content_hash, upsert.meta_hash, acl, required)  # type: ignore[union-attr]
+
+
+def told(seed: int, changes: list[str]) -> list[Event]:
+    story, rng = Story("acme", ["a"], BEGIN), Random(seed)
+    for kind in changes:
+        story.change(kind, "a", rng)
+    return story.events["a"]
+
+
+@settings(max_examples=150, deadline=None, database=None)
+@example(0, ["edit", "edit", "restart"], 1)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=9), st.integers(0, 2**32))
+def test_the_order_of_arrival_does_not_matter(seed: int, changes: list[str], shuffle: int) -> None:
+    events, rng = told(seed, changes), Random(shuffle)
+    if not events:  # a crawler that has read and published nothing
+        return
+    arrived = [event for event in events for _ in range(rng.choice((1, 1, 2)))]
+    rng.shuffle(arrived)
+    assert folded(arrived) == modelled(events)
+    assert folded(events) == modelled(events)
+
+
+def test_the_model_knows_a_document_that_was_made_anew() -> None:
+    events = told(1, ["rewrite", "restart"])
+    last = events[-1]
+    assert isinstance(last, DocumentUpserted)
+    assert last.version == 1
+    expected = outcome(events)
+    assert expected is None or expected.content == last.content
