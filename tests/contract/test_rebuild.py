@@ -320,7 +320,10 @@ async def test_a_worker_paused_over_the_swap_cannot_bring_back_what_was_deleted(
     await assert_equal(site.space, documents[1:], vector=vector)
 
 
-async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses(site: Site) -> None:
+async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor while its states are still there, whose numbers stand still."""
     documents = library(2)
     await site.put(*documents)
     async with site.pool.connection() as connection:
@@ -331,10 +334,42 @@ async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses
     [(id_,)] = await site.space.query("SELECT id FROM documents WHERE external_id = '0.md'")
     documents[0] = document("0.md", sections("first 0"))
 
+    async def nothing_is_cleared(_connection: Any) -> list[Any]:
+        return []
+
     async def swapped_and_edited() -> None:
         await site.run("keywords")
         await site.put(documents[0])
 
-    site.embedder.before = swapped_and_edited
-    await site.vectors.converge(old, [id_])
+    with monkeypatch.context() as patch:
+        patch.setattr(builds, "uncleared", nothing_is_cleared)
+        site.embedder.before = swapped_and_edited
+        await site.vectors.converge(old, [id_])
+    await assert_equal(site.space, documents, vector=vector)
+    async with site.rebuild() as rebuild:
+        await rebuild._clear()
     await assert_rebuilt(site, "keywords", documents)
+
+
+async def test_what_only_the_old_generation_knew_to_stand_in_the_shared_index_is_deleted(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Edited before it was filled in, converged by the new generation alone, and the old one retired before it was."""
+    monkeypatch.setattr(rebuilding, "PAGE", 1)
+    documents = {d.external_id: d for d in library(3)}
+    await site.put(*documents.values())
+    [(last,)] = await site.space.query("SELECT external_id FROM documents ORDER BY id DESC LIMIT 1")
+    edited = False
+
+    async def edit_and_hint(hints: Any) -> int:
+        nonlocal edited
+        if not edited:
+            edited = True
+            documents[last] = document(last, sections("nothing of it is left"))
+            await site.accept(documents[last])
+            site.hints.waiting = [h for h in site.hints.waiting if h.generation == "g2"]
+            await site.work()
+        return await site.hint(hints)
+
+    await site.run("vectors", hint=edit_and_hint)
+    await assert_rebuilt(site, "vectors", list(documents.values()))
