@@ -12,10 +12,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from pipeline.core.errors import Deferred, Poison, Retryable
 from pipeline.ledger.letters import Filter, counts, page
+from pipeline.stages.announce import Announcer
+from pipeline.stages.detect import Detect
 from tests.contract.dead_kit import INVALID, Desk, open_desk
+from tests.library import document
 from tests.space import Space
-from topics.codec import Headers
-from topics.registry import DEAD_LETTERS, MAX_MESSAGE_BYTES
+from topics.codec import Headers, encode
+from topics.registry import DEAD_LETTERS, DOCUMENTS_LIVE, MAX_MESSAGE_BYTES
 
 pytestmark = pytest.mark.stack
 
@@ -73,8 +76,6 @@ async def test_whatever_the_record_is_it_comes_back_byte_for_byte(desk: Desk) ->
     ids = [await desk.bury(desk.record(*parts)) for parts in RECORDS]
     results = await desk.replay(*ids)
     assert [r.reason for r in results.values()] == [None] * len(RECORDS)
-    from topics.registry import DOCUMENTS_LIVE
-
     replayed = {(r.partition, r.offset): r for r in await desk.on_topic(DOCUMENTS_LIVE)}
     for id_, (key, value, headers) in zip(ids, RECORDS, strict=True):
         stored = results[id_].stored
@@ -157,6 +158,25 @@ async def test_beyond_the_limit_nothing_is_buried_until_the_pause_is_over(
         await restarted.bury(record, stage="detect", error=INVALID)
     async with desk.pool.connection() as connection:
         assert await counts(connection, Filter()) == [("invalid", 200)]
+
+
+async def test_a_valid_event_is_accepted_although_the_poison_of_its_batch_has_to_wait(desk: Desk) -> None:
+    good = encode(document("good.md", "Some text."))
+    batch = [desk.record(value=b"{"), desk.record(good.key, good.value, good.headers)]
+
+    def detect(per_minute: int) -> Detect:
+        announcer = Announcer(desk.pool, desk.producer, desk.metrics)
+        return Detect(
+            desk.pool, desk.producer, desk.letters(per_minute), announcer,
+            lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=8, grace_seconds=30,
+        )  # fmt: skip
+
+    with pytest.raises(Deferred):
+        await detect(0).handle(batch)
+    assert await desk.space.query("SELECT external_id FROM documents") == [("good.md",)]
+    await detect(1).handle(batch)
+    async with desk.pool.connection() as connection:
+        assert len(await page(connection, Filter(), after=None, limit=None)) == 1
 
 
 # A world that is away
