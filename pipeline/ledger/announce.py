@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 from uuid import UUID
 
 from pipeline.core.model import Lane
@@ -42,18 +42,28 @@ _READY = """
 """
 
 
-async def ready(
-    connection: Connection, ids: Collection[UUID] | None = None, *, limit: int = 1000
-) -> list[Announcement]:
-    """What can be announced, among these documents or (None) all of them."""
-    query = _READY + (" AND d.id = ANY(%s)" if ids is not None else "")
+async def ready(connection: Connection, ids: Collection[UUID]) -> list[Announcement]:
+    """What can be announced among these documents."""
+    cursor = await connection.execute(_READY + " AND d.id = ANY(%s) ORDER BY d.seq", [list(ids)])
+    return [_announcement(row) for row in await cursor.fetchall()]
+
+
+async def missed(connection: Connection, *, after: int, limit: int) -> tuple[list[Announcement], int | None]:
+    """What can be announced among the next ``limit`` unannounced documents by seq, and where to go on; None at the end.
+
+    Paged, because during a first load everything is unannounced and hardly anything was missed.
+    """
     cursor = await connection.execute(
-        query + " ORDER BY d.seq LIMIT %s", [*([list(ids)] if ids is not None else []), limit]
+        "SELECT id, seq FROM documents WHERE announced_seq < seq AND seq > %s ORDER BY seq LIMIT %s", [after, limit]
     )
-    return [
-        Announcement(Identity(id_, tenant, source, external_id), *rest)
-        for id_, tenant, source, external_id, *rest in await cursor.fetchall()
-    ]
+    page = await cursor.fetchall()
+    found = await ready(connection, [id_ for id_, _ in page])
+    return found, page[-1][1] if len(page) == limit else None
+
+
+def _announcement(row: tuple[Any, ...]) -> Announcement:
+    id_, tenant, source, external_id, *rest = row
+    return Announcement(Identity(id_, tenant, source, external_id), *rest)
 
 
 async def announced(connection: Connection, done: Sequence[Announcement]) -> None:

@@ -17,6 +17,9 @@ from topics.messages import DocumentIndexed
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_INDEXED
 
+MISSED_PAGE = 5_000
+"""Unannounced documents looked at in one sweep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Withdrawal:
@@ -53,11 +56,22 @@ class Announcer:
         for w in gone:
             self._metrics.announced.labels(w.state).inc()
 
-    async def announce(self, ids: Collection[UUID] | None) -> int:
-        """Announce what is ready among these documents, or (None) whatever was missed. Raises Retryable."""
+    async def announce(self, ids: Collection[UUID]) -> int:
+        """Announce what is ready among these documents. Raises Retryable."""
         with translated("announce"):
             async with self._pool.connection() as connection:
                 ready = await ledger.ready(connection, ids)
+        return await self._send(ready)
+
+    async def announce_missed(self, after: int) -> int:
+        """Announce what a crash cut off, a page at a time; returns where to go on (0: from the beginning)."""
+        with translated("announce"):
+            async with self._pool.connection() as connection:
+                ready, last = await ledger.missed(connection, after=after, limit=MISSED_PAGE)
+        await self._send(ready)
+        return last or 0
+
+    async def _send(self, ready: Sequence[ledger.Announcement]) -> int:
         if not ready:
             return 0
         now = datetime.now(UTC)

@@ -19,8 +19,8 @@ log = structlog.get_logger()
 
 SWEEP_LIMIT = 500
 """Documents hinted again in one round."""
-ANNOUNCE_EVERY = 30
-"""Rounds between two looks for announcements that a crash cut off: that look reads everything pending."""
+ANNOUNCE_EVERY = 5
+"""Rounds between two looks for announcements that a crash cut off, a page of documents each."""
 
 
 class Sweeper:
@@ -46,11 +46,12 @@ class Sweeper:
 
     async def run(self) -> BaseException:
         """Sweep until cancelled; a world that is down is waited for."""
+        position = 0
         for round_ in count():
             try:
                 await self.sweep()
                 if round_ % ANNOUNCE_EVERY == 0:
-                    await self._announcer.announce(None)
+                    position = await self._announcer.announce_missed(position)
             except PenstockError as error:
                 log.warning("sweep_failed", reason=str(error)[:200])
             await asyncio.sleep(self._interval)

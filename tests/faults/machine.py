@@ -396,7 +396,7 @@ class Machine(RuleBasedStateMachine):
     async def _check(self) -> None:
         outbox = Outbox()
         producer: Any = outbox
-        await Announcer(self.bench.library.pool, producer, Metrics()).announce(None)
+        await Announcer(self.bench.library.pool, producer, Metrics()).announce_missed(0)
         self._collect(outbox)
         pending = await self.bench.query("SELECT store, error FROM index_state WHERE seq < want_seq")
         assert not pending, f"still pending: {pending}"
