@@ -26,7 +26,14 @@ from pipeline.stages.hints import send_hints
 from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.elasticsearch import create_index, drop_index, tune_index
 from pipeline.stores.elasticsearch import translated as es_translated
-from pipeline.stores.postgres import BUILD_LOCK, Connection, create_chunk_table, create_graph, translated
+from pipeline.stores.postgres import (
+    BUILD_LOCK,
+    Connection,
+    create_chunk_table,
+    create_graph,
+    require_migrated,
+    translated,
+)
 
 PAGE = 200
 """Documents brought in by one transaction, which holds their locks: 5,000 vectors are copied in well under a second."""
@@ -304,6 +311,7 @@ def _same_kind(build: Build | None, store: Store) -> Build | None:
 async def connect(settings: PostgresSettings) -> AsyncIterator[Connection]:
     """A connection without time limit that holds the build lock. Raises Misconfigured while another command has it."""
     with translated("rebuild"):
+        await require_migrated(settings)
         async with await AsyncConnection.connect(
             settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock build"
         ) as connection:

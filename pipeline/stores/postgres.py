@@ -53,7 +53,7 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
     )
     try:
         with translated(_address(settings)):
-            await _check_ready(settings)
+            await require_migrated(settings)
             await pool.open(wait=True, timeout=30)
         yield pool
     finally:
@@ -72,7 +72,8 @@ async def _configure(connection: Connection) -> None:
     await connection.commit()
 
 
-async def _check_ready(settings: PostgresSettings) -> None:
+async def require_migrated(settings: PostgresSettings) -> None:
+    """Raises Misconfigured when this version's migrations have not all run."""
     async with await AsyncConnection.connect(settings.dsn.get_secret_value(), connect_timeout=10) as connection:
         row = await (await connection.execute("SELECT to_regclass('public.schema_migrations')::text")).fetchone()
         applied = set()
