@@ -59,7 +59,7 @@ def decode(value: bytes | None, headers: Iterable[tuple[str, bytes]] | Mapping[s
     """The message in a record. Raises BadMessage when it is none: no value, unknown type, broken JSON, bad field."""
     if value is None:
         raise BadMessage("no_value", "the record has no value (a tombstone)")
-    name = header_map(headers).get("ce_type", b"").decode("utf-8", "replace")
+    name = (header_map(headers).get("ce_type") or b"").decode("utf-8", "replace")
     cls = MESSAGES.get(name.removeprefix(CE_TYPE_PREFIX))
     if cls is None:
         raise BadMessage("unknown_type", f"header ce_type is {name[:100]!r}, not a type of this contract")

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime, timedelta
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli.audit_report import Asked, Report, print_report, show
+from pipeline.cli.moment import past_moment
 from pipeline.cli.output import Json, progress_bars
 
 if TYPE_CHECKING:
@@ -23,9 +22,6 @@ if TYPE_CHECKING:
     from pipeline.core.model import Generation
     from pipeline.settings import Settings
     from pipeline.stores.postgres import Pool
-
-_SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def audit(
@@ -60,7 +56,7 @@ def audit(
 
     penstock audit --since 2h --json
     """
-    moment = _moment(since)
+    moment = None if since in (None, "last") else past_moment(str(since))
     if resume and (since or generation):
         raise typer.BadParameter("--resume goes on with the audit as it was begun: leave --since and --generation out")
     asked = Asked(moment, since == "last", generation, sample, resume, repair, wait_seconds)
@@ -71,18 +67,6 @@ def audit(
         raise typer.Exit(130) from None
     if not clean:
         raise typer.Exit(1)
-
-
-def _moment(since: str | None) -> datetime | None:
-    """A time in the past. Raises BadParameter."""
-    if since is None or since == "last":
-        return None
-    try:
-        if span := _SPAN.fullmatch(since.strip()):
-            return datetime.now(UTC) - timedelta(**{_UNITS[span[2]]: float(span[1])})
-        return datetime.fromisoformat(since).astimezone()
-    except (ValueError, OverflowError) as error:
-        raise typer.BadParameter(f"--since {since!r}: say 30m, 2h, 7d, 2026-11-20T08:00, or last") from error
 
 
 async def _audit(asked: Asked, *, json_output: bool) -> bool:

@@ -208,7 +208,8 @@ async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Resul
 
 
 def _tell(results: Sequence[Result], *, json_output: bool) -> None:
-    from pipeline.cli.letters import printable, result_json
+    from pipeline.cli.letters import result_json
+    from pipeline.cli.output import printable
 
     if json_output:
         print_json([result_json(result) for result in results])

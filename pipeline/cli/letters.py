@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pipeline.cli.output import stdout
+from pipeline.cli.output import printable, stdout
 
 if TYPE_CHECKING:
     from pipeline.ledger.letters import Letter
@@ -116,11 +116,6 @@ def show_letter(letter: Letter, sealed: Sealed | None, missing: str | None) -> N
     line("key", _readable(sealed.record.key))
     for n, (name, content) in enumerate(sealed.record.headers):
         line("headers" if n == 0 else "", f"{name}: {_readable(content)}")
-
-
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: keys and headers are whatever somebody sent."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _replayed_where(letter: Letter) -> str:

@@ -16,6 +16,11 @@ stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
 
 
+def printable(text: str) -> str:
+    """Text that cannot steer a terminal: keys, headers, titles and names are whatever somebody sent."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def print_json(document: Any) -> None:
     """One JSON document on stdout."""
     json.dump(document, sys.stdout, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)

@@ -105,16 +105,21 @@ def _show_result(console: Console, number: int, result: Result, query: str) -> N
     from rich.padding import Padding
     from rich.text import Text
 
+    from pipeline.cli.output import printable
+
     passage = result.passage
     ranks = ", ".join(f"{ranker} #{rank}" for ranker, rank in sorted(result.ranks.items(), reverse=True))
     console.print(
         Text.assemble(
-            f"{number:>2}. ", (passage.title or passage.external_id, "bold"), (f"  {ranks}  {result.score:.4f}", "dim")
+            f"{number:>2}. ",
+            (printable(passage.title or passage.external_id), "bold"),
+            (f"  {ranks}  {result.score:.4f}", "dim"),
         ),
         soft_wrap=True,
     )
-    console.print(Padding(Text(passage.source_url or f"{passage.source}/{passage.external_id}", "cyan"), (0, 0, 0, 4)))
-    text = Text(snippet(result.text, query))
+    place = printable(passage.source_url or f"{passage.source}/{passage.external_id}")
+    console.print(Padding(Text(place, "cyan"), (0, 0, 0, 4)))
+    text = Text(printable(snippet(result.text, query)))
     if words := wanted(query):
         text.highlight_regex(re.compile(rf"\b(?:{'|'.join(words)})\w*", re.IGNORECASE), "bold yellow")
     console.print(Padding(text, (0, 0, 1, 4)))

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from pipeline.cli.output import Json, print_json, stdout
+from pipeline.cli.output import Json, print_json, printable, stdout
 
 if TYPE_CHECKING:
     from pipeline.ledger.documents import Identity
@@ -205,7 +205,8 @@ def _show(story: Story, searchable: bool, reason: str) -> None:
     identity = document.identity
 
     def line(*parts: str | tuple[str, str]) -> None:
-        stdout.print(Text.assemble(*parts), soft_wrap=True)
+        clean = [printable(p) if isinstance(p, str) else (printable(p[0]), p[1]) for p in parts]
+        stdout.print(Text.assemble(*clean), soft_wrap=True)
 
     mark = ("searchable", "bold green") if searchable else ("not searchable", "bold red")
     line((document.title or identity.external_id, "bold"), "  ", mark)

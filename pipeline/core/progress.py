@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 P = TypeVar("P", bound=Hashable)
 
@@ -16,7 +16,6 @@ class Token:
 
     offset: int
     done: bool = False
-    record: Any = None
 
 
 class Progress(Generic[P]):
@@ -37,12 +36,12 @@ class Progress(Generic[P]):
             self._pending.pop(partition, None)
             self._next.pop(partition, None)
 
-    def arrived(self, partition: P, offset: int, record: object = None) -> Token | None:
+    def arrived(self, partition: P, offset: int) -> Token | None:
         """Track a record; None when its partition is not ours now."""
         pending = self._pending.get(partition)
         if pending is None:
             return None
-        token = Token(offset, False, record)
+        token = Token(offset)
         pending.append(token)
         return token
 

@@ -57,7 +57,9 @@ async def known(connection: Connection, ids: Collection[UUID]) -> set[UUID]:
 async def dead_since(connection: Connection, ids: Collection[UUID], since: datetime) -> set[UUID]:
     """Which of these documents had an event dead-lettered since then."""
     cursor = await connection.execute(
-        "SELECT DISTINCT document_id FROM dead_letters WHERE document_id = ANY(%s) AND at >= %s", [list(ids), since]
+        "SELECT DISTINCT document_id FROM dead_letters"
+        " WHERE document_id = ANY(%s) AND at >= %s AND replayed_at IS NULL",
+        [list(ids), since],
     )
     return {id_ for (id_,) in await cursor.fetchall()}
 

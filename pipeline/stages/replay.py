@@ -120,7 +120,7 @@ class Replayer:
         """identities.v1 is compacted: of each key it keeps the record sent last. An older or still unreadable one sent
         now would push the newest out of the topic, and a ledger restored from a backup would never hear of it."""
         incoming = Incoming(
-            letter.topic, letter.partition, letter.offset, record.key or b"", record.value, record.headers, "live"
+            letter.topic, letter.partition, letter.offset, record.key, record.value, record.headers, "live"
         )
         try:
             message = read_identity(incoming, now=datetime.now(UTC))

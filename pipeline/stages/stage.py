@@ -29,7 +29,7 @@ class Incoming:
     topic: str
     partition: int
     offset: int
-    key: bytes
+    key: bytes | None
     value: bytes | None
     headers: Headers
     lane: Lane

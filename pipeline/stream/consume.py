@@ -30,6 +30,8 @@ from topics.registry import MAX_MESSAGE_BYTES
 log = structlog.get_logger()
 
 POLL_RECORDS = 20
+SPAN_RECORDS = 10_000
+"""Of one partition, from the oldest that is not done to the newest read: about a megabyte of marks."""
 COMMIT_SECONDS = 5.0
 DRAIN_SECONDS = 12.0
 """How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
@@ -91,6 +93,7 @@ class Consumption:
         self._metrics = metrics
         self._progress: Progress[Any] = Progress()
         self._draining = False
+        self._shrunk = asyncio.Event()
         self._lanes = Lanes(
             stage,
             count=stream.lanes,
@@ -118,26 +121,35 @@ class Consumption:
             async for event in stream.noack().events():
                 message = event.message
                 record = Incoming(
-                    message.topic, message.partition, message.offset, message.key or b"", message.value,
+                    message.topic, message.partition, message.offset, message.key, message.value,
                     list(message.headers.items() if isinstance(message.headers, dict) else message.headers or []), lane,
                 )  # fmt: skip
                 if self._draining:
                     continue
-                token = self._progress.arrived(message.tp, message.offset, event)
+                await self._room(message.tp)
+                token = self._progress.arrived(message.tp, message.offset)
                 if token is not None:
-                    await self._lanes.put(record, (message.tp, token))
+                    await self._lanes.put(record, (message.tp, token, event))
 
         return consume
 
+    async def _room(self, tp: Any) -> None:
+        """Wait while a partition's span in flight is full: one record that waits must not pile up the others' marks."""
+        while self._progress.in_flight(tp) >= SPAN_RECORDS and not self._draining:
+            self._shrunk.clear()
+            await self._shrunk.wait()
+
     def _done(self, _record: Incoming, tag: object) -> None:
         assert isinstance(tag, tuple)
-        tp, token = tag
-        for finished in self._progress.finished(tp, token):
-            finished.record.ack()  # a faust event: tells faust that there is something to commit
+        tp, token, event = tag
+        if self._progress.finished(tp, token):
+            self._shrunk.set()
+        event.ack()  # lets faust forget it and come to commit; what it commits is our prefix, not this offset
 
     async def _revoked(self, _app: Any, revoked: Any, **_: Any) -> None:
         gone = set(revoked)
         self._progress.close(gone)
+        self._shrunk.set()
         self._lanes.forget(lambda tag: isinstance(tag, tuple) and tag[0] in gone)
         log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
 
@@ -162,6 +174,7 @@ class Consumption:
     async def drain(self) -> None:
         """Finish the batches at work, start no other, and commit what is done. Repeats are harmless."""
         self._draining = True
+        self._shrunk.set()
         await self._lanes.stop(within_seconds=DRAIN_SECONDS)
         if self.app.consumer is not None and not self.app.crashed:
             try:

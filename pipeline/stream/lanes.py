@@ -74,7 +74,7 @@ class Lanes:
 
     async def put(self, record: Incoming, tag: object) -> None:
         """Queue a record in its key's lane; waits while that lane is full, which holds back the record's topic."""
-        lane = self._lanes[zlib.crc32(record.key) % len(self._lanes)]
+        lane = self._lanes[zlib.crc32(record.key or b"") % len(self._lanes)]
         queue, room = lane.queues[record.lane], lane.room[record.lane]
         while len(queue) >= self._queue_size and not self._stopping.is_set():
             room.clear()
