@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test check format unit up down clean
+.PHONY: help setup demo test faults check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,6 +29,9 @@ test: setup  ## everything, against real services started by the tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
+	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
 
 check: setup  ## format, lint, strict types, unit tests: under a minute
 	$(BIN)/ruff format .

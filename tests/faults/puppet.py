@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import types
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -35,6 +34,7 @@ from pipeline.stores.postgres import Connection, Pool, open_pool
 from pipeline.stores.refresh import Refresher
 from pipeline.telemetry import Metrics
 from tests.faults.elastic import Gate, gated
+from tests.faults.stepped import stepped
 from tests.faults.story import UNEMBEDDABLE
 from tests.library import WordEmbedder
 from topics.codec import encode
@@ -45,31 +45,6 @@ StageName = Literal["detect", "vectors", "keywords"]
 Kafka = Literal["fine", "away", "unsure"]
 """away: takes nothing. unsure: takes it, and does not say so."""
 Model = Literal["fine", "down"]
-
-
-@types.coroutine
-def stepped(
-    work: Coroutine[Any, Any, None], at: Callable[[int], asyncio.Future[None] | None]
-) -> Generator[Any, Any, None]:
-    """Drive a coroutine. ``at(n)`` is asked when its n-th await is over and before its code goes on, and may return a
-    future to stand still for."""
-    step = 0
-    error: BaseException | None = None
-    while True:
-        try:
-            awaited = work.send(None) if error is None else work.throw(error)
-        except StopIteration:
-            return
-        error, step = None, step + 1
-        try:
-            yield awaited
-        except BaseException as thrown:  # noqa: BLE001  it belongs to the coroutine
-            error = thrown
-        while (still := at(step)) is not None:
-            try:
-                yield from still
-            except BaseException as thrown:  # noqa: BLE001
-                error = thrown
 
 
 class Tether:

@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.core.identity import qualify
-from pipeline.stages.detect import Arrival, fold_batch, read_event
+from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
 from tests.faults.model import Event, outcome
 from tests.faults.story import KINDS, Story

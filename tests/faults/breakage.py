@@ -1,0 +1,218 @@
+"""The faults: each breaks one thing of a World for a while, and mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
+from urllib.parse import urlsplit
+
+from tests.faults import tally
+from tests.faults.world import SESSION_SECONDS, WORKERS, World, mended
+
+Fault = Callable[[World, Random], Awaitable[None]]
+
+
+async def kill(world: World, rng: Random) -> None:
+    name = rng.choice(WORKERS)
+    if name in world.space.processes and name not in world.stopped:
+        await world.end(name, signal.SIGKILL)
+        tally.FAULTS[f"kill of {name}"] += 1
+        await asyncio.sleep(rng.random() / 2)
+        await world.start(name)
+
+
+async def kill_all(world: World, rng: Random) -> None:
+    """As when the machine loses power."""
+    names = [name for name in WORKERS if name in world.space.processes and name not in world.stopped]
+    for name in names:
+        tally.FAULTS[f"kill of {name}"] += 1
+    await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
+    await asyncio.gather(*(world.start(name) for name in names))
+
+
+async def kill_at_an_await(world: World, rng: Random) -> None:
+    """A second worker of a stage joins, and dies in the middle of its work."""
+    name = f"{rng.choice(WORKERS)}#dying"
+    if name in world.space.processes:
+        return
+    await world.start(name, dies_at_await=rng.randint(3, 80))
+    if (process := world.space.processes.get(name)) is None:
+        return
+    for _ in range(40):
+        if process.poll() is not None:
+            break
+        await asyncio.sleep(0.1)
+    died = process.poll() is not None
+    tally.FAULTS["kill at an await" if died else "kill of an idle worker"] += 1
+    await world.end(name, signal.SIGKILL)
+
+
+async def stop_and_continue(world: World, rng: Random) -> None:
+    """SIGSTOP for longer than the session: its partitions go to another one, and then it comes back."""
+    name = rng.choice(WORKERS)
+    process = world.space.processes.get(name)
+    if process is None or name in world.stopped:
+        return
+    if rng.random() < 0.5 and f"{name}#2" not in world.space.processes:
+        await world.start(f"{name}#2")
+    world.stopped.add(name)
+    process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(SESSION_SECONDS + 1.5)
+    if name in world.stopped:
+        process.send_signal(signal.SIGCONT)
+        world.stopped.discard(name)
+    tally.FAULTS["stop for longer than the session"] += 1
+
+
+async def drain(world: World, rng: Random) -> None:
+    name = rng.choice(WORKERS)
+    if name in world.space.processes and name not in world.stopped:
+        await world.end(name, signal.SIGTERM)
+        tally.FAULTS["stop by SIGTERM in mid-work"] += 1
+        await world.start(name)
+
+
+async def join_and_leave(world: World, rng: Random) -> None:
+    name = f"{rng.choice(WORKERS)}#2"
+    if name in world.space.processes:
+        return
+    await world.start(name)
+    tally.FAULTS["rebalance: one joins"] += 1
+    await asyncio.sleep(rng.random())
+    await world.end(name, rng.choice((signal.SIGTERM, signal.SIGKILL)))
+    tally.FAULTS["rebalance: one leaves"] += 1
+
+
+async def restart_service(world: World, name: str) -> None:
+    async with world.restarting[name]:
+        await asyncio.to_thread(world.stack.kill, name)
+        tally.FAULTS[f"kill of the server {name}"] += 1
+        await asyncio.to_thread(world.stack.start, name)
+
+
+async def kill_postgres(world: World, rng: Random) -> None:
+    await restart_service(world, "postgres")
+
+
+async def kill_elasticsearch(world: World, rng: Random) -> None:
+    await restart_service(world, "elasticsearch")
+
+
+async def kill_kafka(world: World, rng: Random) -> None:
+    await restart_service(world, "kafka")
+
+
+async def cut(world: World, rng: Random) -> None:
+    """Once or a few times in a row."""
+    name = rng.choice(tuple(world.wires))
+    for _ in range(rng.randint(1, 3)):
+        world.wires[name].cut()
+        tally.FAULTS[f"connections to {name} cut"] += 1
+        await asyncio.sleep(rng.random() * 0.4)
+
+
+async def unreachable(world: World, rng: Random) -> None:
+    name = rng.choice(tuple(world.wires))
+    world.wires[name].refusing = True
+    world.wires[name].cut()
+    tally.FAULTS[f"{name} refuses connections"] += 1
+    await asyncio.sleep(0.5 + rng.random() * 2)
+    world.wires[name].refusing = False
+
+
+async def slow(world: World, rng: Random) -> None:
+    name = rng.choice(tuple(world.wires))
+    world.wires[name].delay_seconds = 0.02 + rng.random() * 0.1
+    tally.FAULTS[f"{name} slow"] += 1
+    await asyncio.sleep(1.5)
+    world.wires[name].delay_seconds = 0.0
+
+
+async def swallow(world: World, rng: Random) -> None:
+    """A black hole: nothing arrives and nobody says so. What was under way arrives later, or never."""
+    name = rng.choice(tuple(world.wires))
+    wire = world.wires[name]
+    wire.open.clear()
+    tally.FAULTS[f"{name} swallows everything"] += 1
+    await asyncio.sleep(1 + rng.random() * 2.5)
+    if rng.random() < 0.5:
+        wire.cut()
+    wire.open.set()
+
+
+async def model_fails(world: World, rng: Random) -> None:
+    knobs: tuple[dict[str, object], ...] = (
+        {"throttle": 3}, {"errors": 3}, {"hang": 2}, {"disconnect": 3}, {"truncate": 2}, {"not_json": 2},
+        {"drop_row": 2}, {"wrong_dimensions": 8}, {"reorder": True}, {"quota": True},
+    )  # fmt: skip
+    knob = rng.choice(knobs)
+    world.model.faults = replace(mended(), **knob)  # type: ignore[arg-type]
+    tally.FAULTS[f"embedding server: {next(iter(knob))}"] += 1
+    await asyncio.sleep(1 + rng.random())
+    world.model.faults = mended()
+
+
+async def items_put_off(world: World, rng: Random) -> None:
+    """Elasticsearch answers 429 for some items of a bulk, as a full write queue does."""
+    wire = world.wires["elasticsearch"]
+    wire.port = urlsplit(world.gate.url).port or 0
+    wire.cut()
+    for _ in range(6):
+        world.gate.put_off = 3
+        await asyncio.sleep(0.3)
+    world.gate.put_off = 0
+    tally.FAULTS["Elasticsearch: items put off (429)"] += 1
+    wire.port = urlsplit(world.space.settings.elasticsearch.url).port or 9200
+    wire.cut()
+
+
+async def elasticsearch_full(world: World, rng: Random) -> None:
+    """The block that Elasticsearch itself sets on an index when its disk passes the flood stage."""
+    block = "index.blocks.read_only_allow_delete"
+    await world.set_index({block: True})
+    tally.FAULTS["Elasticsearch: disk full"] += 1
+    try:
+        await asyncio.sleep(1 + rng.random() * 1.5)
+    finally:
+        await world.set_index({block: None})
+
+
+async def postgres_full(world: World, rng: Random) -> None:
+    """Every new row fails as on a full disk: by a trigger that raises what Postgres raises then (SQLSTATE 53100). The
+    servers of the tests share one disk, which must not be filled in earnest."""
+    table = rng.choice(("chunks_g1", "document_bodies", "index_state"))
+    await world.execute(
+        f"DROP TRIGGER IF EXISTS disk_full ON {table}",
+        "CREATE OR REPLACE FUNCTION disk_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION"
+        " 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$",
+        f"CREATE TRIGGER disk_full BEFORE INSERT ON {table} EXECUTE FUNCTION disk_full()",
+    )
+    tally.FAULTS["Postgres: disk full"] += 1
+    await asyncio.sleep(1 + rng.random() * 1.5)
+    await world.execute(f"DROP TRIGGER IF EXISTS disk_full ON {table}")
+
+
+async def sessions_ended(world: World, rng: Random) -> None:
+    await world.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND application_name = 'penstock' AND pid <> pg_backend_pid()"
+    )
+    tally.FAULTS["Postgres: sessions ended by the administrator"] += 1
+
+
+FAULTS: dict[Fault, int] = {
+    kill: 12, kill_all: 4, kill_at_an_await: 14, stop_and_continue: 4, drain: 5, join_and_leave: 5, kill_postgres: 6,
+    kill_kafka: 2, kill_elasticsearch: 2, cut: 12, unreachable: 6, slow: 5, swallow: 8, model_fails: 10,
+    items_put_off: 5, elasticsearch_full: 5, postgres_full: 6, sessions_ended: 6,
+}  # fmt: skip
+"""Each with its weight."""
+
+
+def choose(rng: Random) -> list[Fault]:
+    """One to three; one time in twelve none, and then no hint may need the sweeper."""
+    if rng.random() < 1 / 12:
+        return []
+    return rng.choices(list(FAULTS), list(FAULTS.values()), k=rng.randint(1, 3))

@@ -1,0 +1,72 @@
+"""Random scenarios with real worker processes, real Kafka and faults in everything that they stand on.
+
+Replay: FAULTS_SEED=<the scenario's> FAULTS_SCENARIOS=1 .venv/bin/pytest tests/faults/test_processes.py -k random
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from deploy.local.stack import Stack
+from tests.faults import tally
+from tests.faults.breakage import (
+    Fault,
+    choose,
+    elasticsearch_full,
+    kill,
+    kill_at_an_await,
+    kill_postgres,
+    model_fails,
+    postgres_full,
+    stop_and_continue,
+    swallow,
+)
+from tests.faults.scenario import Past, play
+from tests.faults.world import World
+
+A_SPACE = 20
+"""Scenarios that share a space: the oracle looks at all of it each time."""
+FIXED: tuple[Sequence[Fault], ...] = (
+    [],
+    [kill_at_an_await, kill_postgres],
+    [stop_and_continue, swallow, kill],
+    [elasticsearch_full, postgres_full, model_fails],
+)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("block", range(-(-tally.SCENARIOS // A_SPACE) or 1))
+async def test_random_scenarios(stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]) -> None:
+    first = tally.SEED + block * A_SPACE
+    count = min(A_SPACE, (tally.SCENARIOS or 2) - block * A_SPACE)
+    await _scenarios(stack, tmp_path, [(first + n, choose(Random(first + n))) for n in range(count)], capsys)
+
+
+@pytest.mark.timeout(600)
+async def test_the_faults_that_matter_most(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    await _scenarios(stack, tmp_path, [(n, faults) for n, faults in enumerate(FIXED, 1)], capsys)
+
+
+async def _scenarios(
+    stack: Stack, folder: Path, scenarios: Sequence[tuple[int, Sequence[Fault]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with World.create(stack, folder) as world:
+        past = Past()
+        for seed, faults in scenarios:
+            began = time.monotonic()
+            names = ", ".join(fault.__name__ for fault in faults) or "no fault"  # type: ignore[attr-defined]
+            try:
+                await play(world, past, seed, faults)
+            except BaseException as error:
+                error.add_note(
+                    f"scenario {seed} ({names}). Replay: FAULTS_SEED={seed} FAULTS_SCENARIOS=1"
+                    " .venv/bin/pytest tests/faults/test_processes.py -k random"
+                )
+                raise
+            with capsys.disabled():
+                print(f"\nscenario seed {seed}: {names}: {time.monotonic() - began:.1f} s", end="", flush=True)
