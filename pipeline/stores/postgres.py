@@ -29,7 +29,7 @@ generation."""
 SWEEPER_LOCK = 7_300_003
 BUILD_LOCK = 7_300_004
 """Held by the one command that builds a generation, for as long as it runs."""
-AUDIT_LOCK = 7_300_004
+AUDIT_LOCK = 7_300_005
 """Held by the one worker that is reading a page for the background audit."""
 
 Connection = AsyncConnection[TupleRow]
