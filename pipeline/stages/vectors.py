@@ -112,6 +112,8 @@ class VectorSink:
             async with self._pool.connection() as connection:
                 found = await work.load(connection, generation.name, "vectors", ids)
                 found = await self._chunker.complete(connection, generation, found, "vectors")
+                if not found:
+                    return []  # all settled, or the generation is retired and its table may be gone
                 there = await vectors.present(connection, generation, [w.identity.id for w in found])
         plans = []
         for w in found:

@@ -43,3 +43,11 @@ async def test_the_background_audit_and_a_rebuild_do_not_shut_each_other_out(sit
     async with connect(site.space.settings.postgres):  # the lock that a rebuild holds for as long as it runs
         await audit.turn()
         assert await site.space.query("SELECT documents FROM audit_runs") == [(1,)]
+
+
+async def test_a_late_hint_of_a_generation_whose_table_is_gone_is_passed_over(site: Site) -> None:
+    """A worker that serves generations for long knows the retired one still; its hints stood in the queue."""
+    await site.put(document("a", sections("one")))
+    await site.run("vectors")
+    assert await site.tables() == {"chunks_g2"}
+    await site.vectors.handle([hint("a", "g1"), hint("a", "g2")])
