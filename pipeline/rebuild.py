@@ -301,8 +301,8 @@ def _same_kind(build: Build | None, store: Store) -> Build | None:
     if build is not None and build.replaces != {store}:
         what = " and ".join(sorted(build.replaces))
         raise Misconfigured(
-            f"generation {build.generation.name} is being built (new {what}): finish that first, or give it up with"
-            f" `penstock generation retire {build.generation.name}`"
+            f"generation {build.generation.name} is being built (new {what}): finish that first, with"
+            f" `penstock rebuild {what}`"
         )
     return build
 
@@ -319,7 +319,7 @@ async def connect(settings: PostgresSettings) -> AsyncIterator[Connection]:
             cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [BUILD_LOCK])
             row = await cursor.fetchone()
             if not (row and row[0]):
-                raise Misconfigured("another rebuild or generation build is running: wait for it, or stop it")
+                raise Misconfigured("another rebuild is running: wait for it, or stop it")
             yield connection
 
 

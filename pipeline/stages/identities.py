@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pipeline.core.errors import Poison
 from pipeline.core.model import Lane
 from pipeline.stages.dead import DeadLetters
-from pipeline.stages.detect import check_record
+from pipeline.stages.events import check_record
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.codec import BadMessage, decode

@@ -1,19 +1,39 @@
-"""A sink that meets a manifest cut from another text (or none) cuts the text itself, as detect would have."""
+"""How a text is cut as a generation wants it: by detect, and by a sink that meets a manifest of another text."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from uuid import UUID
 
-from pipeline.core.model import Generation, Store
+from pipeline.core.chunking import chunk
+from pipeline.core.identity import chunk_ids
+from pipeline.core.model import CountTokens, Generation, Manifest, Store
 from pipeline.ledger import work
 from pipeline.ledger.documents import UPSERT_MANIFEST, manifest_row
 from pipeline.ledger.work import Work
-from pipeline.stages.detect import Counters, build_manifest
 from pipeline.stores.postgres import Connection
+
+Counters = Callable[[Generation], CountTokens]
+
+
+def build_manifest(
+    document: UUID, text: str, media_type: str, digest: bytes, generation: Generation, count_tokens: CountTokens
+) -> Manifest:
+    """Cut a text as a generation wants it."""
+    chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens)
+    return Manifest(
+        digest,
+        chunk_ids(document, [c.text for c in chunks]),
+        tuple(c.spans for c in chunks),
+        tuple(c.token_count for c in chunks),
+        tuple(c.headings for c in chunks),
+    )
 
 
 class Chunker:
+    """A sink that meets a manifest cut from another text (or none) cuts the text itself, as detect would have."""
+
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
 

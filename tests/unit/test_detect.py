@@ -9,7 +9,8 @@ import pytest
 from pipeline.core.errors import Poison
 from pipeline.core.fold import State
 from pipeline.ledger.documents import Known
-from pipeline.stages.detect import Arrival, fold_batch, read_event
+from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
 from topics.codec import encode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted, IdentityChanged

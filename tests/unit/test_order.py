@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pipeline.core.fold import Delete, State, Upsert
 from pipeline.ledger.documents import Known
 from pipeline.ledger.superseded import Superseded
-from pipeline.stages.detect import Arrival, fold_batch, read_event
+from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
 from topics.codec import encode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted

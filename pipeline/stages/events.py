@@ -1,0 +1,86 @@
+"""A Kafka record read, checked and normalised: what detect folds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from pipeline.core.errors import Poison
+from pipeline.core.fingerprint import content_hash, meta_hash
+from pipeline.core.fold import Access, Delete, Event, Upsert
+from pipeline.core.identity import document_id, qualify
+from pipeline.core.model import Lane
+from pipeline.core.normalise import normalise
+from pipeline.ledger.documents import Fields, Identity
+from pipeline.stages.stage import Incoming
+from topics.codec import BadMessage, decode
+from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
+
+MAX_AHEAD = timedelta(minutes=5)
+"""An observed_at further ahead of our clock is refused: it would block every later revocation."""
+
+DocumentEvent = DocumentUpserted | DocumentDeleted | AccessChanged
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One valid event, normalised: what the fold needs, and what is written if it wins."""
+
+    identity: Identity
+    event: Event
+    kind: str
+    lane: Lane
+    text: str | None = None
+    fields: Fields | None = None
+
+
+def read_event(record: Incoming, *, now: datetime) -> Arrival:
+    """Parse, check and normalise one record. Raises Poison; the text never quotes content."""
+    try:
+        message = decode(record.value, record.headers)
+    except BadMessage as error:
+        raise Poison(error.code, str(error)) from error
+    if not isinstance(message, DocumentEvent):
+        raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
+    check_record(record, message, now=now)
+    identity = Identity(
+        document_id(message.tenant, message.source, message.external_id),
+        message.tenant, message.source, message.external_id,
+    )  # fmt: skip
+    match message:
+        case DocumentDeleted():
+            event: Event = Delete(message.version, message.observed_at)
+            return Arrival(identity, event, message.kind, record.lane)
+        case AccessChanged():
+            tags = qualify(message.source, message.acl_tags), qualify(message.source, message.required_tags)
+            return Arrival(identity, Access(message.observed_at, *tags), message.kind, record.lane)
+        case DocumentUpserted():
+            return _upsert(identity, message, record.lane)
+
+
+def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> None:
+    """The record's key and its observed_at keep the order of events. Raises Poison."""
+    if record.key != message.key.encode():
+        raise Poison("wrong_key", "the record's key is not the one of its message: order would be lost")
+    if message.observed_at > now + MAX_AHEAD:
+        raise Poison("from_the_future", f"observed_at {message.observed_at.isoformat()} is ahead of our clock")
+
+
+def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arrival:
+    text, media_type = normalise(message.content, message.media_type)
+    fields = Fields(
+        message.title.replace("\x00", ""), message.source_url, message.author, media_type,
+        message.source_modified_at, dict(message.metadata),
+    )  # fmt: skip
+    event = Upsert(
+        message.version,
+        message.observed_at,
+        content_hash(text),
+        meta_hash(
+            title=fields.title, source_url=fields.source_url, author=fields.author, media_type=media_type,
+            source_modified_at=fields.source_modified_at, metadata=fields.metadata,
+        ),
+        qualify(message.source, message.acl_tags),
+        qualify(message.source, message.required_tags),
+    )  # fmt: skip
+    return Arrival(identity, event, message.kind, lane, text, fields)
