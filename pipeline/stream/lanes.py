@@ -142,22 +142,28 @@ class Lanes:
         return await self._gather(lane) if lane.waiting else None
 
     async def _work(self, lane: _KeyLane, batch: Batch) -> None:
-        """Handle a batch to its end, or leave one failing record parked."""
-        while not self._stopping.is_set():
-            outcome = await self._attempts.once(batch)
+        """Handle a batch to its end, or leave one failing record parked. The parts of a batch that was halved wait for
+        each other as little as records in the queue do."""
+        parts = [batch]
+        while parts and not self._stopping.is_set():
+            part = min(parts, key=lambda p: p.not_before)
+            if (wait := part.not_before - monotonic()) > 0:
+                await self._attempts.pause(wait)
+            outcome = await self._attempts.once(part)
             if outcome == "done":
-                for record, tag in batch.items:
+                parts.remove(part)
+                for record, tag in part.items:
                     self._on_done(record, tag)
-                return
-            if outcome == "split":
-                for half in batch.halves():
-                    await self._work(lane, half)
-                return
-            alone = len(batch.items) == 1
-            if alone and batch.tries >= PARK_AFTER and lane.parked is None and lane.waiting:
-                lane.parked = batch
-                return
-            await self._attempts.pause(batch.not_before - monotonic())
+            elif outcome == "split":
+                parts.remove(part)
+                parts += part.halves()
+            elif self._parks(lane, part, others=lane.waiting or len(parts) > 1):
+                parts.remove(part)
+                lane.parked = part
+
+    @staticmethod
+    def _parks(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
+        return others and len(part.items) == 1 and part.tries >= PARK_AFTER and lane.parked is None
 
     async def _gather(self, lane: _KeyLane) -> Batch | None:
         """The next batch, all live or all backfill: after a run of live batches one of backfill has its turn."""

@@ -89,6 +89,19 @@ async def test_in_a_lane_of_its_own_with_others_behind_it_too() -> None:
     assert done[-1] == 0 or 0 in done
 
 
+async def test_in_one_batch_with_others_and_nothing_else_to_do() -> None:
+    """Nobody proves that the service works but those that stand in the same batch: they come first."""
+
+    def work(offset: int) -> None:
+        if offset == 0:
+            raise Retryable("500", service="embedding")
+        used("embedding")
+
+    stage = Stage(work)
+    stage.batch_size = 4
+    assert sorted(await run(stage, 4, until=lambda done: len(done) >= 3, lanes=1))[-3:] == [1, 2, 3]
+
+
 async def test_others_that_need_another_service_prove_nothing() -> None:
     tries = 0
 
