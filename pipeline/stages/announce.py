@@ -11,6 +11,7 @@ from uuid import UUID
 from pipeline.kafka import deliver
 from pipeline.ledger import announce as ledger
 from pipeline.ledger.documents import Identity
+from pipeline.stages.stage import used
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from topics.messages import DocumentIndexed
@@ -53,6 +54,8 @@ class Announcer:
             )
             for w in gone
         )  # fmt: skip
+        if gone:
+            used("kafka")
         for w in gone:
             self._metrics.announced.labels(w.state).inc()
 
@@ -86,6 +89,7 @@ class Announcer:
             )
             for a in ready
         )  # fmt: skip
+        used("kafka")
         with translated("announce"):
             async with self._pool.connection() as connection:
                 await ledger.announced(connection, ready)

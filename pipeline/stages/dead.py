@@ -79,6 +79,7 @@ class DeadLetters:
             while len(self._sent) > REMEMBERED:
                 self._sent.popitem(last=False)
             used("dead-letters")
+            used("kafka")
         if sent.listed:
             return
         with translated("dead letters"):

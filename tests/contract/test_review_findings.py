@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,11 +12,14 @@ from pipeline.core.identity import document_id
 from pipeline.rebuild import connect
 from pipeline.settings import AuditSettings
 from pipeline.stages.stage import Incoming
+from pipeline.stream import attempts
+from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
 from tests.contract.build_kit import Site, document, sections
 from tests.space import Space, now
 from topics.codec import encode
 from topics.messages import IndexHint
+from topics.producer import NotDelivered
 
 
 @pytest.fixture
@@ -51,3 +55,38 @@ async def test_a_late_hint_of_a_generation_whose_table_is_gone_is_passed_over(si
     await site.run("vectors")
     assert await site.tables() == {"chunks_g2"}
     await site.vectors.handle([hint("a", "g1"), hint("a", "g2")])
+
+
+async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
+    names = [f"{n}.md" for n in range(12)]
+    await site.accept(*(document(name, sections(name)) for name in names))
+    await site.vectors.handle([hint(name, "g1") for name in names])
+    down, send, done = True, site.hints.send, list[str]()
+
+    async def refuse(topic: object, message: object) -> asyncio.Future[None]:
+        if down:
+            raise NotDelivered("Kafka is down")
+        return await send(topic, message)
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    site.keywords.batch_size = 1
+    lanes = Lanes(
+        site.keywords, count=4, queue_size=20, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda _record, name: done.append(str(name)),
+    )  # fmt: skip
+    lanes.start()
+    try:
+        async with asyncio.timeout(20):
+            for name in names:
+                await lanes.put(hint(name, "g1"), name)
+            while lanes.trouble is None:
+                await asyncio.sleep(0.01)
+            down = False
+            while len(done) < len(names):
+                await asyncio.sleep(0.01)
+    finally:
+        await lanes.stop(within_seconds=5)
+    assert lanes.trouble is None
