@@ -23,7 +23,8 @@ GRACE_SECONDS = 300.0
 
 async def want_again(connection: Connection, generation: str, store: Store, document: UUID, *, above: int = 0) -> int:
     """Let one store converge again, at a new seq greater than ``above``; returns it. A missing state is added: as one
-    that reached nothing."""
+    that reached nothing. A generation that shares the table or index doubts it too: were it cut over to, what the
+    repair took out would be believed to be there."""
     seq = await work.raise_want(connection, generation, store, document, above)
     await connection.execute(
         "INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at)"
@@ -32,7 +33,19 @@ async def want_again(connection: Connection, generation: str, store: Store, docu
         " next_at = excluded.next_at, pending_since = clock_timestamp(), attempts = 0, error = NULL",
         {"document": document, "generation": generation, "store": store, "seq": seq, "grace": GRACE_SECONDS},
     )
+    await connection.execute(
+        f"UPDATE index_state SET want_seq = %(seq)s, next_at = clock_timestamp(), attempts = 0, error = NULL,"
+        f" pending_since = CASE WHEN seq < want_seq THEN pending_since ELSE clock_timestamp() END"
+        f" WHERE document_id = %(document)s AND store = %(store)s AND want_seq < %(seq)s"
+        f" AND generation IN ({_SHARING})",
+        {"document": document, "generation": generation, "store": store, "seq": seq},
+    )
     return seq
+
+
+_SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.name = %(generation)s
+    WHERE g.state <> 'retired' AND CASE WHEN %(store)s = 'vectors'
+        THEN g.chunk_table = mine.chunk_table ELSE g.keyword_index = mine.keyword_index END"""
 
 
 async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:

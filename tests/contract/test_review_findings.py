@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from pipeline.audit.background import BackgroundAudit
+from pipeline.audit.examine import Examiner
+from pipeline.audit.mend import Mender
 from pipeline.core.identity import document_id
+from pipeline.ledger import builds, generations
 from pipeline.rebuild import connect
 from pipeline.settings import AuditSettings
 from pipeline.stages.stage import Incoming
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import Connection
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
@@ -90,3 +96,29 @@ async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, m
     finally:
         await lanes.stop(within_seconds=5)
     assert lanes.trouble is None
+
+
+async def test_rows_that_a_repair_took_out_just_before_a_swap_come_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sinks had not got to the repair when the generation for which it was asked retired."""
+    await site.put(document("a", sections("one")), document("b", sections("two")))
+    a = document_id("acme", "wiki", "a")
+    async with site.pool.connection() as connection:
+        examiner = Examiner(site.pool, site.es, await generations.active(connection))
+    producer: Any = site.hints
+
+    cut_over = builds.cut_over
+
+    async def repaired_first(connection: Connection, build: builds.Build) -> int:
+        await site.space.execute("UPDATE chunks_g1 SET text = 'wrong' WHERE document_id = %s", a)
+        assert await Mender(examiner, Keywords(site.es), producer).doubt([a]) == 1
+        site.hints.waiting.clear()
+        return await cut_over(connection, build)
+
+    monkeypatch.setattr(builds, "cut_over", repaired_first)
+    await site.run("keywords")
+    assert await site.states() == {"g1": "retired", "g2": "active"}
+    await site.vectors.handle([hint("a", "g2")])  # the sweeper's
+    [(rows,)] = await site.space.query("SELECT count(*) FROM chunks_g1 WHERE document_id = %s", a)
+    assert rows > 0
