@@ -38,7 +38,7 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
     name = f"{rng.choice(WORKERS)}#dying"
     if name in world.space.processes:
         return
-    await world.start(name, dies_at_await=rng.randint(3, 80))
+    await world.start(name, dies_at_await=rng.randint(3, 60))
     if (process := world.space.processes.get(name)) is None:
         return
     for _ in range(40):

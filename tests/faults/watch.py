@@ -27,9 +27,11 @@ class Watch:
     def __init__(self, space: Space, search: Search, rng: Random) -> None:
         self._space, self._search, self._rng = space, search, rng
         self.leaks: list[str] = []
+        self.enough = False
+        """Set to end ``run`` after the question under way."""
 
     async def run(self) -> None:
-        while True:
+        while not self.enough:
             try:
                 await self._ask()
             except (PenstockError, psycopg.Error):
