@@ -1,0 +1,44 @@
+"""An ASGI application served by this process, in its own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+STOP_SECONDS = 5
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's business, not the server's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
+    """Yields the address, ``http://host:port``; port 0 finds a free one. Raises OSError when the port is taken."""
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=STOP_SECONDS,
+            server_header=False,
+        )  # fmt: skip
+        server = _Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            while not server.started:
+                if running.done():
+                    await running
+                    raise OSError("the application did not start: its log says why")
+                await asyncio.sleep(0.005)
+            shown = f"[{host}]" if ":" in host else host
+            yield f"http://{shown}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await running
