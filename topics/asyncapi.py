@@ -9,8 +9,9 @@ from typing import Any
 from pydantic.json_schema import GenerateJsonSchema
 
 from topics.codec import CE_TYPE_PREFIX, CONTENT_TYPE
-from topics.messages import MESSAGES, AnyMessage, DocumentMessage
+from topics.messages import MESSAGES, AnyMessage, ConversationMessage, DocumentMessage
 from topics.registry import (
+    CONVERSATIONS,
     DEAD_LETTERS,
     DOCUMENTS_BACKFILL,
     DOCUMENTS_INDEXED,
@@ -23,7 +24,7 @@ from topics.registry import (
 )
 
 KAFKA_BINDING = "0.5.0"
-RECEIVES = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, INDEX_LIVE, INDEX_BACKFILL)
+RECEIVES = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
 SENDS = (INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, DEAD_LETTERS)
 """What Penstock itself does with each topic. Connectors send what it receives first; other teams read what it sends."""
 
@@ -38,11 +39,24 @@ class _PlainSchema(GenerateJsonSchema):
 def payload_schema(cls: type[AnyMessage]) -> dict[str, Any]:
     """JSON Schema (2020-12) of a message's value. Unknown fields are allowed: they are ignored."""
     schema = cls.model_json_schema(schema_generator=_PlainSchema)
+    schema = dict(_plain(schema, schema.pop("$defs", {})))
     schema["description"] = _one_line(cls.__doc__ or "")
-    for field in schema["properties"].values():
-        if "description" in field:
-            field["description"] = _one_line(field["description"])
     return schema
+
+
+def _plain(node: Any, parts: dict[str, Any]) -> Any:
+    """Without references (they would lead nowhere in the document that the schema becomes a part of), and with
+    descriptions of one line."""
+    if isinstance(node, list):
+        return [_plain(one, parts) for one in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _plain(parts[node["$ref"].removeprefix("#/$defs/")], parts)
+    return {
+        name: _one_line(value) if name == "description" and isinstance(value, str) else _plain(value, parts)
+        for name, value in node.items()
+    }
 
 
 def _one_line(text: str) -> str:
@@ -68,7 +82,9 @@ def _headers(kind: str) -> dict[str, Any]:
 
 
 def _message(kind: str, cls: type[AnyMessage]) -> dict[str, Any]:
-    last = "external_id" if issubclass(cls, DocumentMessage) else "principal"
+    key = "tenant/source/external_id" if issubclass(cls, DocumentMessage) else "tenant/source/principal"
+    if issubclass(cls, ConversationMessage):
+        key = "tenant/member"
     return {
         "name": f"{CE_TYPE_PREFIX}{kind}",
         "title": cls.__name__,
@@ -78,7 +94,7 @@ def _message(kind: str, cls: type[AnyMessage]) -> dict[str, Any]:
         "payload": {"$ref": f"#/components/schemas/{cls.__name__}"},
         "bindings": {
             "kafka": {
-                "key": {"type": "string", "description": f"tenant/source/{last}, in UTF-8"},
+                "key": {"type": "string", "description": f"{key}, in UTF-8"},
                 "bindingVersion": KAFKA_BINDING,
             }
         },

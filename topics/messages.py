@@ -8,76 +8,30 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AfterValidator,
-    AwareDatetime,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    WithJsonSchema,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
+
+from topics.fields import INT64_MAX as INT64_MAX
+from topics.fields import MAX_TAGS as MAX_TAGS
+from topics.fields import AclTags, ExternalId, Instant, Member, RequiredTags, Text, Version, sorted_unique, storable
+from topics.fields import Metadata as Metadata
+from topics.fields import Scalar as Scalar
+from topics.fields import Segment as Segment
+from topics.fields import Tag as Tag
 
 MAX_CONTENT_BYTES = 4 * 1024 * 1024
 """Largest ``content`` in UTF-8 bytes. Kafka's ``max.message.bytes`` (topics.registry) leaves room for JSON escapes."""
 
 MAX_METADATA_BYTES = 64 * 1024
 """Largest ``metadata``, written as JSON in UTF-8."""
-MAX_TAGS = 1_000
-INT64_MAX = 2**63 - 1
-
-
-def _storable(text: str) -> str:
-    """Refuse what is no Unicode text. U+0000, which no store can hold, carries no meaning and is dropped."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("holds a lone surrogate, which is not Unicode text") from error
-    return text.replace("\x00", "")
-
-
-def _rfc3339(moment: object) -> object:
-    """No bare numbers: whether they are seconds or milliseconds would be a guess."""
-    if isinstance(moment, datetime) or (isinstance(moment, str) and re.match(r"\d{4}-\d\d-\d\d[Tt ]", moment)):
-        return moment
-    raise ValueError("is no RFC 3339 time with an offset, such as 2026-01-31T08:30:00Z")
-
-
-def _to_utc(moment: datetime) -> datetime:
-    if not 1 < moment.year < 9999:  # the edges of the calendar overflow in some time zone
-        raise ValueError("is outside the years 2 to 9998")
-    return moment.astimezone(UTC)
-
-
-Segment = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^/\x00]+$")]
-"""A part of the Kafka key that may not hold ``/``: a tenant or a source."""
-ExternalId = Annotated[str, StringConstraints(min_length=1, max_length=2_000, pattern=r"^[^\x00]+$")]
-Tag = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
-Text = Annotated[str, AfterValidator(_storable)]
-Instant = Annotated[AwareDatetime, BeforeValidator(_rfc3339), AfterValidator(_to_utc)]
-"""RFC 3339 with an offset, in UTC once read; microseconds count, finer digits are cut."""
-Version = Annotated[
-    int,
-    Field(ge=0, le=INT64_MAX),
-    # Decimal strings are for languages without 64-bit integers; nanoseconds do not fit in a double.
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": INT64_MAX},
-                              {"type": "string", "pattern": "^[0-9]{1,19}$"}]}),
-]  # fmt: skip
-AclTags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]
-RequiredTags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]
-Scalar = Text | int | float | bool
-Metadata = dict[str, Scalar | list[Scalar] | None]
-
-
-def _sorted_unique(tags: list[str]) -> list[str]:
-    return sorted(set(tags))
+MAX_PAIRS = 100
+"""Questions with their answers in one message."""
+MAX_PAIR_BYTES = 64 * 1024
+"""A question and its answer together, in UTF-8."""
+MAX_PAIRS_BYTES = 1024 * 1024
+"""All of a message's."""
 
 
 class Message(BaseModel):
@@ -134,7 +88,7 @@ class DocumentUpserted(DocumentMessage):
     metadata: Metadata = {}
     """Flat: text, numbers, booleans, null, or lists of these. Searchable by exact value; 64 KiB of JSON at most."""
 
-    _unique = field_validator("acl_tags", "required_tags")(_sorted_unique)
+    _unique = field_validator("acl_tags", "required_tags")(sorted_unique)
 
     @field_validator("content")
     @classmethod
@@ -166,7 +120,7 @@ class DocumentUpserted(DocumentMessage):
                     raise ValueError("holds a number beyond 64 bits")
                 if isinstance(one, float) and not math.isfinite(one):
                     raise ValueError("holds a number that is infinite or none")
-        size = len(_storable(json.dumps(metadata, ensure_ascii=False)).encode())
+        size = len(storable(json.dumps(metadata, ensure_ascii=False)).encode())
         if size > MAX_METADATA_BYTES:
             raise ValueError(f"is {size} bytes of JSON, the limit is {MAX_METADATA_BYTES}")
         return metadata
@@ -189,7 +143,7 @@ class AccessChanged(DocumentMessage):
     required_tags: RequiredTags = []
     """A reader needs all of these besides. What is left out here no longer applies."""
 
-    _unique = field_validator("acl_tags", "required_tags")(_sorted_unique)
+    _unique = field_validator("acl_tags", "required_tags")(sorted_unique)
 
 
 class IdentityChanged(Message):
@@ -201,7 +155,7 @@ class IdentityChanged(Message):
     groups: Annotated[list[Tag], Field(max_length=100_000)]
     """All tags that this principal holds in this source; empty when it left. (Never send a tombstone instead.)"""
 
-    _unique = field_validator("groups")(_sorted_unique)
+    _unique = field_validator("groups")(sorted_unique)
 
     @property
     def key(self) -> str:
@@ -236,9 +190,73 @@ class DocumentIndexed(DocumentMessage):
     """How many stand in each store."""
 
 
-AnyMessage = DocumentUpserted | DocumentDeleted | AccessChanged | IdentityChanged | IndexHint | DocumentIndexed
+class Pair(BaseModel):
+    """A question and its answer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)
+
+    question: Annotated[Text, StringConstraints(min_length=1)]
+    answer: Text
+    """Question and answer: 64 KiB together in UTF-8."""
+    asked_at: Instant
+    """When it was asked. The same for the same pair, however often it is sent."""
+    id: Annotated[Text, StringConstraints(max_length=500)] | None = None
+    """The sender's own name for it, kept and not interpreted."""
+
+    @field_validator("answer")
+    @classmethod
+    def _fits(cls, answer: str, info: ValidationInfo) -> str:
+        size = len(answer.encode()) + len(info.data.get("question", "").encode())
+        if size > MAX_PAIR_BYTES:
+            raise ValueError(f"is {size} bytes with its question, the limit is {MAX_PAIR_BYTES}")
+        return answer
+
+
+class ConversationMessage(Message):
+    member: Member
+    """Whose conversation it is: nobody else ever reads it. The principal's name, as in ``identity.changed.v1``."""
+
+    @property
+    def key(self) -> str:
+        """The Kafka key ``tenant/member``: what one member said and what was forgotten of it stay in order."""
+        return f"{self.tenant}/{self.member}"
+
+
+class ConversationRecorded(ConversationMessage):
+    """Questions that a member asked, with their answers. A pair that is sent again is one pair still."""
+
+    kind: ClassVar[Literal["conversation.recorded.v1"]] = "conversation.recorded.v1"
+    conversation: Tag
+    """The conversation's name at its source."""
+    pairs: Annotated[list[Pair], Field(min_length=1, max_length=MAX_PAIRS)]
+    """In any order; 1 MiB together in UTF-8."""
+
+    @field_validator("pairs")
+    @classmethod
+    def _all_fit(cls, pairs: list[Pair]) -> list[Pair]:
+        size = sum(len(pair.question.encode()) + len(pair.answer.encode()) for pair in pairs)
+        if size > MAX_PAIRS_BYTES:
+            raise ValueError(f"are {size} bytes together, the limit is {MAX_PAIRS_BYTES}")
+        return pairs
+
+
+class ConversationForgotten(ConversationMessage):
+    """Remove what a member said, observed until now: text, chunks and vectors. It does not come back by a replay."""
+
+    kind: ClassVar[Literal["conversation.forgotten.v1"]] = "conversation.forgotten.v1"
+    conversation: Tag | None = None
+    """One conversation of this source; null: everything of the member, from every source of the tenant."""
+
+
+AnyMessage = (
+    DocumentUpserted | DocumentDeleted | AccessChanged | IdentityChanged | IndexHint | DocumentIndexed
+    | ConversationRecorded | ConversationForgotten
+)  # fmt: skip
 MESSAGES: dict[str, type[AnyMessage]] = {
     cls.kind: cls
-    for cls in (DocumentUpserted, DocumentDeleted, AccessChanged, IdentityChanged, IndexHint, DocumentIndexed)
-}
+    for cls in (
+        DocumentUpserted, DocumentDeleted, AccessChanged, IdentityChanged, IndexHint, DocumentIndexed,
+        ConversationRecorded, ConversationForgotten,
+    )
+}  # fmt: skip
 """Type name (the CloudEvents ``ce_type`` without its prefix) → class."""

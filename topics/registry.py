@@ -47,6 +47,10 @@ IDENTITIES = Topic(
     "identities.v1", ("identity.changed.v1",), "who is in which group", cleanup="compact",
     max_message_bytes=MAX_MESSAGE_BYTES,
 )  # fmt: skip
+CONVERSATIONS = Topic(
+    "conversations.live.v1", ("conversation.recorded.v1", "conversation.forgotten.v1"),
+    "what members asked and were answered", max_message_bytes=8 * 1024 * 1024,
+)  # fmt: skip
 INDEX_LIVE = Topic("index.live.v1", ("index.hint.v1",), "wakes the sinks, live", retention_ms=3 * DAY_MS)
 INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks, backfill", retention_ms=3 * DAY_MS)
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
@@ -56,7 +60,8 @@ DEAD_LETTERS = Topic(
 )  # fmt: skip
 
 TOPICS = (
-    DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED, DEAD_LETTERS,
+    DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED,
+    DEAD_LETTERS,
 )  # fmt: skip
 
 COPARTITIONED = ((DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), (INDEX_LIVE, INDEX_BACKFILL))

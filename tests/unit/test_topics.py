@@ -19,14 +19,20 @@ from topics.messages import (
     INT64_MAX,
     MAX_CONTENT_BYTES,
     MAX_METADATA_BYTES,
+    MAX_PAIR_BYTES,
+    MAX_PAIRS,
+    MAX_PAIRS_BYTES,
     MESSAGES,
     AccessChanged,
     AnyMessage,
+    ConversationForgotten,
+    ConversationRecorded,
     DocumentDeleted,
     DocumentIndexed,
     DocumentUpserted,
     IdentityChanged,
     IndexHint,
+    Pair,
 )
 from topics.registry import COPARTITIONED, TOPICS, Topic
 
@@ -97,6 +103,14 @@ messages: st.SearchStrategy[AnyMessage] = st.one_of(
         state=st.sampled_from(["searchable", "partial", "retired", "revoked"]),
         generation=names, chunks=st.integers(0, 10**6),
     ),
+    st.builds(
+        ConversationRecorded, **common, member=segments, conversation=names,
+        pairs=st.lists(
+            st.builds(Pair, question=names, answer=words, asked_at=moments, id=st.none() | words),
+            min_size=1, max_size=4,
+        ),
+    ),
+    st.builds(ConversationForgotten, **common, member=segments, conversation=st.none() | names),
 )  # fmt: skip
 
 
@@ -322,3 +336,38 @@ def test_the_largest_document_fits_its_topic() -> None:
     largest = max(topic.max_message_bytes for topic in TOPICS if "document.upserted.v1" in topic.holds)
     record = encode(worst)
     assert sys.getsizeof(record.value) + len(record.key) < largest
+
+
+def recorded(*pairs: Pair, **fields: Any) -> ConversationRecorded:
+    base = {"tenant": "t", "source": "s", "observed_at": "2026-01-01T00:00:00Z", "member": "ada", "conversation": "c"}
+    return ConversationRecorded(**base | fields, pairs=list(pairs))
+
+
+def pair(question: str, answer: str = "") -> Pair:
+    return Pair.model_validate({"question": question, "answer": answer, "asked_at": "2026-01-01T00:00:00Z"})
+
+
+def test_the_largest_conversation_fits_its_topic_and_a_larger_one_is_no_message() -> None:
+    size = MAX_PAIRS_BYTES // MAX_PAIRS
+    worst = [pair("\x01", "\x01" * (size - 1)).model_copy(update={"id": "\x01" * 500}) for _ in range(MAX_PAIRS)]
+    message = recorded(*worst, member="\x01" * 500, conversation="\x01" * 500)
+    topic = next(topic for topic in TOPICS if message.kind in topic.holds)
+    assert len(encode(message).value) < topic.max_message_bytes
+    pair("q" * MAX_PAIR_BYTES)
+    for question, answer in (("q" * MAX_PAIR_BYTES, "a"), ("ß" * (MAX_PAIR_BYTES // 2), "a"), ("", "a")):
+        with pytest.raises(ValidationError):
+            pair(question, answer)
+    full = pair("q" * MAX_PAIR_BYTES)
+    recorded(*[full] * 16)
+    for pairs in ([full] * 17, [pair("q")] * (MAX_PAIRS + 1), []):
+        with pytest.raises(ValidationError):
+            recorded(*pairs)
+
+
+def test_a_members_conversations_share_a_key_that_is_nobody_elses() -> None:
+    one, other = recorded(pair("q")), recorded(pair("q"), source="other", conversation="d/e")
+    forgotten = ConversationForgotten(tenant="t", source="s", observed_at=one.observed_at, member="ada")
+    assert one.key == other.key == forgotten.key == "t/ada"
+    for fields in ({"member": "x/ada"}, {"tenant": "t/x"}, {"member": ""}):
+        with pytest.raises(ValidationError):
+            recorded(pair("q"), **fields)

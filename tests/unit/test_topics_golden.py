@@ -17,16 +17,20 @@ from topics.messages import (
     MESSAGES,
     AccessChanged,
     AnyMessage,
+    ConversationForgotten,
+    ConversationRecorded,
     DocumentDeleted,
     DocumentIndexed,
     DocumentUpserted,
     IdentityChanged,
     IndexHint,
+    Pair,
 )
 
 FOLDER = Path(__file__).parent.parent / "golden" / "wire" / "v1"
 
 OBSERVED = datetime(2026, 3, 1, 9, 30, 0, 250_000, tzinfo=UTC)
+MEMBER = {"tenant": "acme", "source": "assistant", "observed_at": OBSERVED, "member": "ada@example.org"}
 PAGE = {"tenant": "acme", "source": "wiki", "external_id": "HR/leave policy.md", "observed_at": OBSERVED}
 
 EXPECTED: dict[str, AnyMessage] = {
@@ -87,8 +91,34 @@ EXPECTED: dict[str, AnyMessage] = {
         generation="g1",
         chunks=2,
     ),
+    "conversation.recorded.v1": ConversationRecorded(
+        **MEMBER,
+        conversation="2026-03/leave",
+        pairs=[
+            Pair(
+                question="How many days of leave do I have?",
+                answer="Thirty. Dreißig. 30日 🏖",
+                asked_at=datetime(2026, 3, 1, 9, 29, 58, tzinfo=UTC),
+                id="m-17",
+            ),
+            Pair(question="And next year?", answer="", asked_at=datetime(2026, 3, 1, 9, 29, 59, 500_000, tzinfo=UTC)),
+        ],
+    ),
+    "conversation.recorded.v1.minimal": ConversationRecorded(
+        tenant="acme",
+        source="assistant",
+        observed_at=datetime(2026, 3, 1, 9, 30, tzinfo=UTC),
+        member="ada@example.org",
+        conversation="c",
+        pairs=[Pair(question="?", answer="!", asked_at=datetime(2026, 3, 1, 9, 30, tzinfo=UTC))],
+    ),
+    "conversation.forgotten.v1": ConversationForgotten(**MEMBER, conversation="2026-03/leave"),
+    "conversation.forgotten.v1.minimal": ConversationForgotten(**MEMBER),
 }
-READ_ONLY = {"document.upserted.v1.minimal", "document.upserted.v1.unknown-fields"}
+READ_ONLY = {
+    "document.upserted.v1.minimal", "document.upserted.v1.unknown-fields", "conversation.recorded.v1.minimal",
+    "conversation.forgotten.v1.minimal",
+}  # fmt: skip
 """What others may send and we never do: read, but not written alike."""
 
 
