@@ -53,6 +53,11 @@ slots = st.integers(0, 1)
 one_change = st.tuples(st.sampled_from(sorted(KINDS)), st.sampled_from(NAMES), numbers)
 changes = st.lists(one_change, max_size=2)
 NO_FAULT = ("nothing", 1, 0)
+_ALL_DUE = """
+    WITH free AS (SELECT ctid FROM index_state WHERE seq < want_seq FOR UPDATE SKIP LOCKED)
+    UPDATE index_state SET next_at = now() WHERE ctid IN (SELECT ctid FROM free)
+"""
+"""Rows that a worker holds while it stands still are passed over, as the sweeper itself does."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -327,7 +332,7 @@ class Machine(RuleBasedStateMachine):
 
     async def _sweep(self) -> int:
         """The sweeper's round, as long after as it takes for everything pending to be due."""
-        await self.bench.query("UPDATE index_state SET next_at = now() WHERE seq < want_seq")
+        await self.bench.query(_ALL_DUE)
         async with self.bench.library.pool.connection() as connection:
             due = await work.due(connection, limit=500, again_in_seconds=0)
         now = datetime.now(UTC)
