@@ -1,0 +1,293 @@
+"""What a pretended Google Workspace holds: accounts, groups, shared drives, folders, files, who may read them, and the
+log of changes. It knows nothing of HTTP.
+
+Sharing is as Google describes it (https://developers.google.com/workspace/drive/api/guides/manage-sharing and
+https://developers.google.com/workspace/drive/api/guides/limited-expansive-access).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+FOLDER = "application/vnd.google-apps.folder"
+SHORTCUT = "application/vnd.google-apps.shortcut"
+DOCUMENT = "application/vnd.google-apps.document"
+SHEET = "application/vnd.google-apps.spreadsheet"
+SLIDES = "application/vnd.google-apps.presentation"
+
+GranteeType = Literal["user", "group", "domain", "anyone"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    type: GranteeType
+    who: str = ""
+    """An address, a domain, or nothing for anyone."""
+    role: str = "reader"
+    expires: datetime | None = None
+    discoverable: bool = False
+    """Of domain and anyone: found by searching; otherwise by those who have the link."""
+    deleted: bool = False
+    view: str | None = None
+
+    @property
+    def id(self) -> str:
+        """Google's ids of permissions name the grantee: the same on every file."""
+        if self.type == "anyone":
+            return "anyone" if self.discoverable else "anyoneWithLink"
+        number = str(int.from_bytes(hashlib.sha256(f"{self.type} {self.who}".encode()).digest()[:8], "big"))
+        return f"{number}k" if self.type == "domain" else number
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A permission as it works on an item: its own, or come down from ``origin``."""
+
+    grant: Grant
+    origin: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Item:
+    id: str
+    name: str
+    mime_type: str
+    parent: str | None
+    drive: str | None
+    owner: str | None
+    created: datetime
+    modified: datetime
+    modifier: str
+    version: int = 1
+    content: bytes = b""
+    exports: dict[str, bytes] = field(default_factory=dict)
+    grants: dict[str, Grant] = field(default_factory=dict)
+    limited: bool = False
+    """inheritedPermissionsDisabled."""
+    trashed: bool = False
+    target: str | None = None
+    abusive: bool = False
+    download: bool = True
+    """capabilities.canDownload of whoever asks."""
+    encrypted: bool = False
+    seen: set[str] = field(default_factory=set)
+    """Accounts that could read it at some time: their log tells that they no longer can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    number: int
+    at: datetime
+    kind: Literal["file", "drive"]
+    id: str
+    log: str | None
+    """The shared drive in whose log it stands; None: the users' own."""
+
+
+class Corpus:
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+        self.users: dict[str, bool] = {}
+        """Address → whether suspended."""
+        self.groups: dict[str, set[str]] = {}
+        self.items: dict[str, Item] = {}
+        self.drives: dict[str, str] = {}
+        """Id → name. The drive's own folder is an item of the same id, with the members as its grants."""
+        self.gone: dict[str, Item] = {}
+        self.changes: list[Change] = []
+        self.lingering = False
+        """Expired permissions are still shown, as between their end and Google's tidying up."""
+        self._numbers = itertools.count(101)
+        self._ids = itertools.count(1)
+        self._last = datetime.min.replace(tzinfo=UTC)
+
+    # Time
+
+    def now(self) -> datetime:
+        return datetime.now(UTC) + self.ahead
+
+    def _tick(self) -> datetime:
+        """Milliseconds, as Drive keeps them, each later than the one before."""
+        moment = self.now().replace(microsecond=self.now().microsecond // 1000 * 1000)
+        self._last = max(moment, self._last + timedelta(milliseconds=1))
+        return self._last
+
+    # People
+
+    def user(self, address: str, *, suspended: bool = False) -> str:
+        self.users[address] = suspended
+        return address
+
+    def group(self, address: str, *members: str) -> str:
+        self.groups[address] = set(members)
+        return address
+
+    def people_of(self, group: str) -> set[str]:
+        """With the members of the groups in it."""
+        found: set[str] = set()
+        waiting, met = [group], {group}
+        while waiting:
+            for member in self.groups.get(waiting.pop(), ()):
+                if member in self.groups:
+                    if member not in met:
+                        met.add(member)
+                        waiting.append(member)
+                else:
+                    found.add(member)
+        return found
+
+    # Items
+
+    def drive(self, name: str, *members: Grant) -> str:
+        id_ = f"0AD{next(self._ids):04}Uk9PVA"
+        self.drives[id_] = name
+        now = self._tick()
+        self.items[id_] = Item(
+            id=id_, name="Drive", mime_type=FOLDER, parent=None, drive=id_, owner=None, created=now, modified=now,
+            modifier="", grants={grant.id: grant for grant in members},
+        )  # fmt: skip
+        self._log(self.items[id_], "drive")
+        return id_
+
+    def add(
+        self, name: str, *, parent: str | None = None, owner: str | None = None, mime_type: str = DOCUMENT,
+        content: bytes = b"", exports: dict[str, bytes] | None = None, target: str | None = None, by: str = "",
+    ) -> Item:  # fmt: skip
+        """In a folder or shared drive (``parent``), or else in the My Drive of ``owner``."""
+        above = self.items[parent] if parent else None
+        drive = above.drive if above else None
+        owner = None if drive else (owner or (above.owner if above else None))
+        now = self._tick()
+        item = Item(
+            id=f"1F{next(self._ids):05}aBcDeFgHiJkLmNoP", name=name, mime_type=mime_type, parent=parent, drive=drive,
+            owner=owner, created=now, modified=now, modifier=by or owner or "writer@example.com", content=content,
+            exports=exports or {}, target=target,
+        )  # fmt: skip
+        if owner:
+            own = Grant(type="user", who=owner, role="owner")
+            item.grants[own.id] = own
+        self.items[item.id] = item
+        self._log(item)
+        return item
+
+    def edit(self, id_: str, *, content: bytes | None = None, exports: dict[str, bytes] | None = None) -> None:
+        item = self.items[id_]
+        item.content = item.content if content is None else content
+        item.exports = item.exports if exports is None else exports
+        item.modified = self._tick()
+        self._log(item)
+
+    def rename(self, id_: str, name: str) -> None:
+        self.items[id_].name = name
+        self._log(self.items[id_])
+
+    def move(self, id_: str, parent: str) -> None:
+        """Within a drive, or from one to another: then everything below goes with it."""
+        item, old = self.items[id_], self.items[id_].drive
+        item.parent = parent
+        for moved in (item, *self._below(id_)):
+            moved.drive = self.items[parent].drive
+            if old != moved.drive:
+                self._log(moved, log=old)
+                self._log(moved)
+        if old == item.drive:
+            self._log(item)
+
+    def trash(self, id_: str, trashed: bool = True) -> None:
+        self.items[id_].trashed = trashed
+        for item in (self.items[id_], *self._below(id_)):
+            self._log(item)
+
+    def delete(self, id_: str) -> None:
+        for item in (*self._below(id_), self.items[id_]):
+            self._remember(item)
+            self.gone[item.id] = self.items.pop(item.id)
+            self._log(item)
+
+    def view(self, id_: str) -> None:
+        """Somebody opened it: its version moves, nothing else."""
+        self.items[id_].version += 1
+
+    def is_trashed(self, item: Item) -> bool:
+        return item.trashed or any(above.trashed for above in self._above(item))
+
+    def _above(self, item: Item) -> Iterator[Item]:
+        while item.parent and item.parent in self.items:
+            item = self.items[item.parent]
+            yield item
+
+    def _below(self, id_: str) -> list[Item]:
+        return [item for item in self.items.values() if any(above.id == id_ for above in self._above(item))]
+
+    # Sharing
+
+    def share(self, id_: str, grant: Grant) -> None:
+        """Reaches what is below at once; only the item itself is in the log."""
+        self._remember(self.items[id_])
+        self.items[id_].grants[grant.id] = grant
+        self._log(self.items[id_], "drive" if id_ in self.drives else "file")
+
+    def unshare(self, id_: str, grant: Grant) -> None:
+        self._remember(self.items[id_])
+        del self.items[id_].grants[grant.id]
+        self._log(self.items[id_], "drive" if id_ in self.drives else "file")
+
+    def limit(self, id_: str, limited: bool = True) -> None:
+        self._remember(self.items[id_])
+        self.items[id_].limited = limited
+        self._log(self.items[id_])
+
+    def permissions(self, item: Item) -> dict[str, list[Held]]:
+        """By permission id: everything that opens the item, its own grants first."""
+        found: dict[str, list[Held]] = {
+            id_: [Held(grant, None)] for id_, grant in item.grants.items() if self.lingering or not self._ended(grant)
+        }
+        above = self.items.get(item.parent or "")
+        if above is not None:
+            for id_, held in self.permissions(above).items():
+                kept = [one for one in held if not item.limited or one.grant.role in ("organizer", "owner")]
+                if kept and not all(one.grant.view == "metadata" for one in kept):
+                    found.setdefault(id_, []).extend(Held(one.grant, one.origin or above.id) for one in kept)
+        return found
+
+    def _ended(self, grant: Grant) -> bool:
+        return grant.expires is not None and grant.expires <= self.now()
+
+    def holds(self, account: str, grant: Grant) -> bool:
+        if grant.type == "user":
+            return grant.who == account
+        if grant.type == "group":
+            return account in self.people_of(grant.who)
+        return grant.type == "anyone" or account.endswith(f"@{grant.who}")
+
+    def roles(self, account: str, item: Item) -> set[str]:
+        held = itertools.chain.from_iterable(self.permissions(item).values())
+        return {
+            one.grant.role
+            for one in held
+            if self.holds(account, one.grant) and not self._ended(one.grant) and not one.grant.deleted
+        }
+
+    def finds(self, account: str, item: Item) -> bool:
+        """Whether a listing shows it: what is open to anybody with the link is opened by it, not found."""
+        held = itertools.chain.from_iterable(self.permissions(item).values())
+        return any(
+            self.holds(account, one.grant) and one.grant.type != "anyone" and not self._ended(one.grant) for one in held
+        )
+
+    # The log
+
+    def _remember(self, item: Item) -> None:
+        item.seen |= {account for account in self.users if self.roles(account, item)}
+
+    def _log(self, item: Item, kind: Literal["file", "drive"] = "file", log: str | None = "") -> None:
+        item.version += 1
+        if item.id in self.items:
+            self._remember(item)
+        where = item.drive if log == "" else log
+        self.changes.append(Change(next(self._numbers), self._tick(), kind, item.id, where))
