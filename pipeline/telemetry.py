@@ -77,6 +77,19 @@ class Metrics:
         self.audit_age = Gauge(
             "penstock_audit_age_seconds", "Since the background audit last finished a whole round", registry=r
         )
+        self.source_throttled = Counter(
+            "penstock_source_throttled_seconds",
+            "How long a source has made its connector wait (429, a spent budget)",
+            ["source"],
+            registry=r,
+        )
+        self.conversation_pairs = Counter(
+            "penstock_conversation_pairs", "Pairs of question and answer, by fate", ["outcome"], registry=r
+        )
+        self.conversation_chunks = Counter("penstock_embedded_conversation_chunks", "Chunks embedded", registry=r)
+        self.conversation_waiting = Gauge(
+            "penstock_waiting_conversation_chunks", "Chunks of conversations without an embedding", registry=r
+        )
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:

@@ -1,0 +1,297 @@
+"""One client of one source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import re
+import secrets
+import ssl
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.cookiejar import CookieJar, DefaultCookiePolicy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+from connectors.web import body
+from connectors.web.addresses import Hosts, Resolver, origin, system_resolver
+from connectors.web.errors import Denied, Forbidden, Missing, Rejected
+from connectors.web.limits import THROTTLE_CODES, Limits, budget_pause
+from connectors.web.pace import Gate, Pace, throttled
+from connectors.web.transport import LOCATION, Guarded
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.retry import backoff, retry_after_seconds
+
+MAX_REDIRECTS = 5
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+CONNECT_SECONDS, READ_SECONDS = 10.0, 30.0
+_ABSOLUTE = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+
+# httpx writes every URL at INFO, httpcore every header of an answer at DEBUG: addresses and cookies are secrets.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+logging.getLogger("httpcore").setLevel(logging.INFO)
+
+T = TypeVar("T")
+Read = Callable[[httpx.Response, str], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class _Ask:
+    method: str
+    url: httpx.URL
+    headers: Mapping[str, str]
+    json: Any
+    data: Mapping[str, Any] | None
+    ok: Collection[int]
+    gates: Sequence[Gate]
+    seconds: float
+
+
+class Web:
+    """Asks a source and waits out its 429 and 5xx. Safe to share between tasks: they share its pace.
+
+    Every method raises Missing (404, 410), Denied (401, 403), Rejected (another status that is not ``ok``), TooLarge,
+    Forbidden (an address that may not be asked), Deferred (429, a spent budget) and Retryable (5xx, no answer, cut
+    or wrong answers), the last two with ``retry_after`` and after at most ``limits.patience_seconds`` of trying. So
+    every request must be one that may be repeated.
+
+    Credentials (``headers``, ``auth``) go to the scheme, host and port of ``base_url`` alone.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        auth: httpx.Auth | None = None,
+        also: Collection[str] = (),
+        name: str,
+        limits: Limits = Limits(),  # noqa: B008 — frozen
+        resolver: Resolver = system_resolver,
+        ssl_context: ssl.SSLContext | None = None,
+        on_throttled: Callable[[str, float], None] | None = None,
+    ) -> None:
+        """base_url: paths are put behind it; it may be private. also: see ``addresses.Hosts``. name: the connector's,
+        for messages and metrics. resolver, ssl_context: for tests and for certificates of a company. Raises
+        Misconfigured."""
+        self.name = name
+        self._base = _parsed(base_url)
+        if self._base is None or self._base.scheme not in ("http", "https") or not self._base.host:
+            raise Misconfigured(f"{name}: base_url is no address: write https://host/path")
+        if self._base.userinfo or self._base.query or self._base.fragment:
+            raise Misconfigured(f"{name}: base_url may hold no user name, password or query: credentials are settings")
+        self._hosts = Hosts(self._base, also)
+        self._headers = self._sendable(headers or {})
+        self._auth = auth
+        self._limits = limits
+        self._pace = Pace(parallel=limits.parallel)
+        self._on_throttled = on_throttled or throttled.get()
+        self._client = httpx.AsyncClient(
+            transport=Guarded(self._hosts, resolver, ssl_context or httpx.create_ssl_context(), 2 * limits.parallel),
+            headers={"user-agent": "penstock", "accept": "*/*", "accept-encoding": body.ACCEPT_ENCODING},
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # a cookie is a credential that roams
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, pool=None),
+            trust_env=False,
+        )
+
+    def __repr__(self) -> str:
+        return f"Web({self.name!r}, {self._hosts.base})"
+
+    def _sendable(self, headers: Mapping[str, str]) -> Mapping[str, str]:
+        """Here and not in the library, whose exceptions quote the value."""
+        if any(not (text.isascii() and text.isprintable()) for pair in headers.items() for text in pair):
+            raise Misconfigured(f"{self.name}: a header holds a letter that HTTP cannot carry: check the credential")
+        return dict(headers)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def json(
+        self, method: str, path_or_url: str, *, params: Mapping[str, Any] | None = None, json: Any = None,
+        data: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None,
+        ok: Collection[int] = (200,), bucket: str | None = None,
+    ) -> Any:  # fmt: skip
+        """params: merged into the address's own query. data: a form. headers: besides the client's, and to the base
+        host alone. bucket: what the source counts by itself (Slack: the method); a 429 there holds its requests only.
+        """
+        ask = self._ask(
+            method, path_or_url, params, {"accept": "application/json", **(headers or {})}, json=json, data=data, ok=ok,
+            bucket=bucket, seconds=self._limits.request_seconds,
+        )  # fmt: skip
+        return await self._run(ask, lambda response, where: body.read_json(response, where, self._limits.answer_bytes))
+
+    async def text(
+        self, method: str, path_or_url: str, *, params: Mapping[str, Any] | None = None, json: Any = None,
+        data: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None,
+        ok: Collection[int] = (200,), bucket: str | None = None,
+    ) -> str:  # fmt: skip
+        """As ``json``; the text in the charset that the answer names, UTF-8 else; bytes that are none are replaced."""
+        ask = self._ask(
+            method, path_or_url, params, headers or {}, json=json, data=data, ok=ok, bucket=bucket,
+            seconds=self._limits.request_seconds,
+        )  # fmt: skip
+        return await self._run(ask, lambda response, where: body.read_text(response, where, self._limits.answer_bytes))
+
+    async def download(
+        self, path_or_url: str, to: Path, *, max_bytes: int, params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None, bucket: str | None = None,
+    ) -> str:  # fmt: skip
+        """The whole body as the file ``to``, which is there only once it is complete. Returns its media type, in lower
+        case, or ``""``."""
+        ask = self._ask(
+            "GET", path_or_url, params, headers or {}, json=None, data=None, ok=(200,), bucket=bucket,
+            seconds=self._limits.download_seconds,
+        )  # fmt: skip
+
+        async def save(response: httpx.Response, where: str) -> str:
+            part = to.with_name(f".{secrets.token_hex(8)}.part")
+            try:
+                with part.open("xb") as file:
+                    async for piece in body.parts(response, where, max_bytes):
+                        file.write(piece)  # into the page cache, a piece at a time
+                os.replace(part, to)
+            except OSError as error:
+                raise Retryable(f"{self.name}: {to.parent}: cannot be written ({error.strerror})") from error
+            finally:
+                part.unlink(missing_ok=True)
+            return body.media_type(response)
+
+        return await self._run(ask, save)
+
+    def _ask(
+        self, method: str, path_or_url: str, params: Mapping[str, Any] | None, headers: Mapping[str, str], *,
+        json: Any, data: Mapping[str, Any] | None, ok: Collection[int], bucket: str | None, seconds: float,
+    ) -> _Ask:  # fmt: skip
+        base = str(self._base).rstrip("/")
+        url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
+        if url is None:
+            raise Forbidden(f"{self.name}: something that is no address is not asked")
+        if params:
+            url = url.copy_merge_params({key: value for key, value in params.items() if value is not None})
+        self._hosts.check(url)
+        return _Ask(
+            method=method.upper(), url=url, headers=self._sendable(headers), json=json, data=data, ok=ok,
+            seconds=seconds, gates=self._pace.gates(origin(url).host, bucket),
+        )  # fmt: skip
+
+    async def _run(self, ask: _Ask, read: Read[T]) -> T:
+        """Attempts, until one succeeds or patience ends. Waiting for a place among our own tasks costs no patience."""
+        spent, attempt = 0.0, 0
+        while True:
+            spent += await self._open(ask.gates, spent)
+            async with self._pace.place(ask.gates) as is_open:
+                if not is_open:
+                    continue
+                started = time.monotonic()
+                try:
+                    return await self._attempt(ask, read)
+                except Retryable as error:
+                    failure = error
+                spent += time.monotonic() - started
+            wait = backoff(
+                attempt, base=self._limits.backoff_base_seconds, cap=self._limits.backoff_cap_seconds,
+                retry_after=failure.retry_after, random=random.random(),  # noqa: S311 — jitter, no secret
+            )  # fmt: skip
+            if isinstance(failure, Deferred):
+                self._close(ask.gates, wait, refused=True)
+            if spent + wait > self._limits.patience_seconds:
+                failure.retry_after = wait
+                raise failure
+            if not isinstance(failure, Deferred):
+                await asyncio.sleep(wait)
+                spent += wait
+            attempt += 1
+
+    async def _open(self, gates: Sequence[Gate], spent: float) -> float:
+        """Waits until the gates are open. Returns the seconds slept. Raises Deferred where that would take too long."""
+        slept = 0.0
+        while (left := max(gate.left() for gate in gates)) > 0:
+            if spent + slept + left > self._limits.patience_seconds:
+                raise Deferred(f"{self.name}: {self._hosts.base} asked to wait for {left:.0f} s more", retry_after=left)
+            await asyncio.sleep(left)
+            slept += left
+        return slept
+
+    def _close(self, gates: Sequence[Gate], seconds: float, *, refused: bool) -> None:
+        if added := gates[-1].close(min(seconds, self._limits.max_pause_seconds), refused=refused):
+            self._on_throttled(self.name, added)
+
+    async def _attempt(self, ask: _Ask, read: Read[T]) -> T:
+        where = f"{self.name}: {origin(ask.url)}"
+        try:
+            async with asyncio.timeout(ask.seconds):
+                return await self._follow(ask, read)
+        except TimeoutError as error:
+            raise Retryable(f"{where} did not answer to the end within {ask.seconds:g} s") from error
+        except httpx.TransportError as error:
+            raise Retryable(f"{where} gave no answer: {str(error)[:200]}") from error
+
+    async def _follow(self, ask: _Ask, read: Read[T]) -> T:
+        url, trusted = ask.url, True
+        for _ in range(MAX_REDIRECTS + 1):
+            self._hosts.check(url)
+            # Once away from home, the way back is somebody else's idea: no credential goes along it.
+            trusted = trusted and self._hosts.is_base(url)
+            headers = {**self._headers, **ask.headers} if trusted else {}
+            request = self._client.build_request(ask.method, url, headers=headers, json=ask.json, data=ask.data)
+            response = await self._client.send(request, auth=self._auth if trusted else None, stream=True)
+            try:
+                if response.status_code in REDIRECTS and LOCATION in response.extensions:
+                    url = self._target(ask, url, response)
+                    continue
+                return await self._answer(ask, response, f"{self.name}: {origin(url)}", read)
+            finally:
+                await response.aclose()
+        raise Forbidden(f"{self.name}: {origin(ask.url)} redirects more than {MAX_REDIRECTS} times")
+
+    def _target(self, ask: _Ask, url: httpx.URL, response: httpx.Response) -> httpx.URL:
+        where = f"{self.name}: {origin(url)}"
+        if ask.method not in ("GET", "HEAD"):
+            raise Forbidden(f"{where} redirects a {ask.method}: not followed; does base_url name the right address?")
+        target = _parsed(response.extensions[LOCATION], base=url)
+        if target is None:
+            raise Forbidden(f"{where} redirects to something that is no address")
+        return target
+
+    async def _answer(self, ask: _Ask, response: httpx.Response, where: str, read: Read[T]) -> T:
+        status, now = response.status_code, datetime.now(UTC)
+        pause = budget_pause(response.headers, now=now)
+        if pause:
+            self._close(ask.gates, pause, refused=False)
+        if status in ask.ok:
+            for gate in ask.gates:
+                gate.passed()
+            return await read(response, where)
+        code = await body.error_code(response)
+        after = retry_after_seconds(response.headers, now=now)
+        after = None if after is None else min(after, self._limits.max_pause_seconds)
+        said = f"answered {status}" + (f" ({code})" if code else "")
+        if status == 429 or (status == 403 and (code in THROTTLE_CODES or after is not None or pause)):
+            pause = None if pause is None else min(pause, self._limits.max_pause_seconds)
+            raise Deferred(f"{where} {said}: too many requests", retry_after=after if after is not None else pause)
+        if status == 503 and after is not None:
+            self._close(ask.gates, after, refused=True)
+        else:
+            for gate in ask.gates:
+                gate.passed()
+        if status >= 500 or status in (408, 425):
+            raise Retryable(f"{where} {said}", retry_after=after)
+        if status in (404, 410):
+            raise Missing(f"{where} {said}: there is nothing, or not for us", status=status, code=code)
+        if status in (401, 403):
+            raise Denied(f"{where} {said}: the credential is not taken, or not for this", status=status, code=code)
+        raise Rejected(f"{where} {said}: it will not take this request", status=status, code=code)
+
+
+def _parsed(text: str, *, base: httpx.URL | None = None) -> httpx.URL | None:
+    """None for what is no address; the library's exception would quote it."""
+    try:
+        return httpx.URL(text) if base is None else base.join(text).copy_with(fragment=None)
+    except (httpx.InvalidURL, ValueError, TypeError):
+        return None
