@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -36,35 +37,29 @@ async def load(connection: Connection, ids: Collection[UUID]) -> dict[UUID, list
         [list(ids)],
     )
     found: dict[UUID, list[Superseded]] = {}
-    for (
-        id_,
-        version,
-        observed,
-        content,
-        meta,
-        title,
-        url,
-        author,
-        kind,
-        modified,
-        metadata,
-        text,
-    ) in await cursor.fetchall():
-        fields = Fields(title or "", url, author, kind or "text/plain", modified, metadata)
-        found.setdefault(id_, []).append(Superseded(version, observed, content, meta, fields, text))
+    for id_, *rest in await cursor.fetchall():
+        found.setdefault(id_, []).append(_superseded(rest))
     return found
+
+
+def _superseded(row: Sequence[Any]) -> Superseded:
+    version, observed, content, meta, title, url, author, kind, modified, metadata, text = row
+    fields = Fields(title or "", url, author, kind or "text/plain", modified, metadata)
+    return Superseded(version, observed, content, meta, fields, text)
+
+
+async def current(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Superseded]:
+    """What the ledger holds of these documents now, as far as they are alive."""
+    if not ids:
+        return {}
+    cursor = await connection.execute(f"SELECT {_CURRENT} AND d.deleted_at IS NULL", [list(ids)])
+    return {id_: _superseded(rest) for id_, *rest in await cursor.fetchall()}
 
 
 async def keep_current(connection: Connection, ids: Collection[UUID]) -> None:
     """Keep what the ledger holds of these documents now, before something else is written over it."""
     if ids:
-        await connection.execute(
-            "INSERT INTO superseded SELECT d.id, d.version, d.observed_at, d.content_hash, d.meta_hash, d.title,"
-            " d.source_url, d.author, d.media_type, d.source_modified_at, b.metadata, b.text"
-            " FROM documents d JOIN document_bodies b ON b.document_id = d.id"
-            " WHERE d.id = ANY(%s) AND d.version IS NOT NULL AND d.content_hash IS NOT NULL ON CONFLICT DO NOTHING",
-            [list(ids)],
-        )
+        await connection.execute(f"INSERT INTO superseded AS s SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
 
 
 async def keep(connection: Connection, kept: Mapping[UUID, Sequence[Superseded]]) -> None:
@@ -79,18 +74,45 @@ async def keep(connection: Connection, kept: Mapping[UUID, Sequence[Superseded]]
     if rows:
         places = ", ".join(["%s"] * len(rows[0]))
         await connection.cursor().executemany(
-            f"INSERT INTO superseded VALUES ({places}) ON CONFLICT DO NOTHING".encode(), rows
+            f"INSERT INTO superseded AS s VALUES ({places}) {_GREATER_STAYS}".encode(), rows
         )
 
 
+_CURRENT = """
+    d.id, d.version, d.observed_at, d.content_hash, d.meta_hash, d.title, d.source_url, d.author, d.media_type,
+    d.source_modified_at, b.metadata, b.text
+    FROM documents d JOIN document_bodies b ON b.document_id = d.id
+    WHERE d.id = ANY(%s) AND d.version IS NOT NULL AND d.content_hash IS NOT NULL
+"""
+_GREATER_STAYS = """
+    ON CONFLICT (document_id, observed_at, version) DO UPDATE SET content_hash = excluded.content_hash,
+        meta_hash = excluded.meta_hash, title = excluded.title, source_url = excluded.source_url,
+        author = excluded.author, media_type = excluded.media_type, source_modified_at = excluded.source_modified_at,
+        metadata = excluded.metadata, text = excluded.text
+    WHERE (excluded.content_hash, excluded.meta_hash) > (s.content_hash, s.meta_hash)
+"""
+"""Of two that were observed together under one version, as in the order of content: whichever came first."""
+
+
 async def prune(connection: Connection, ids: Collection[UUID]) -> None:
-    """Forget what no delete can bring back any more, after the documents' rows were written."""
+    """Forget what no delete can bring back any more, after the documents' rows were written: what something of no lower
+    version was observed with or after."""
     await connection.execute(
         """
-        DELETE FROM superseded s USING documents d
-        WHERE d.id = s.document_id AND d.id = ANY(%s) AND (s.observed_at <= d.deleted_floor
-            OR (d.deleted_at IS NULL AND s.observed_at <= d.observed_at)
-            OR (SELECT count(*) FROM superseded o WHERE o.document_id = s.document_id AND o.version > s.version) >= %s)
+        WITH judged AS (
+            SELECT s.document_id, s.observed_at, s.version, coalesce(s.observed_at <= greatest(
+                d.deleted_floor, CASE WHEN d.deleted_at IS NULL THEN d.observed_at END,
+                max(s.observed_at) OVER (PARTITION BY s.document_id ORDER BY s.version DESC, s.observed_at DESC
+                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            ), false) AS beaten
+            FROM superseded s JOIN documents d ON d.id = s.document_id WHERE s.document_id = ANY(%s)
+        ), ranked AS (
+            SELECT *, count(*) FILTER (WHERE NOT beaten) OVER (PARTITION BY document_id ORDER BY version DESC) AS place
+            FROM judged
+        )
+        DELETE FROM superseded s USING ranked r
+        WHERE (s.document_id, s.observed_at, s.version) = (r.document_id, r.observed_at, r.version)
+          AND (r.beaten OR r.place > %s)
         """,
         [list(ids), KEPT],
     )

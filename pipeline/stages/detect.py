@@ -15,7 +15,7 @@ from uuid import UUID
 import structlog
 
 from pipeline.core.errors import Poison
-from pipeline.core.fold import Delete
+from pipeline.core.fold import Delete, Upsert
 from pipeline.core.model import ChunkParams, Generation, Lane, Manifest
 from pipeline.ledger import documents, generations, superseded
 from pipeline.stages.announce import Announcer, Withdrawal
@@ -88,7 +88,9 @@ class Detect:
                 writable = await generations.writable(connection)
                 known = await documents.lock(connection, identities)
                 deleted = {a.identity.id for a in arrivals if isinstance(a.event, Delete)}
-                folded = fold_batch(arrivals, known, await superseded.load(connection, deleted))
+                upserted = {a.identity.id for a in arrivals if isinstance(a.event, Upsert)}
+                kept = await superseded.load(connection, deleted)
+                folded = fold_batch(arrivals, known, kept, await superseded.current(connection, deleted & upserted))
                 manifests = await self._chunk(folded, writable, foreseen)
                 accepted = [decision(f, manifests.get(f.identity.id, {})) for f in folded.values()]
                 await superseded.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])

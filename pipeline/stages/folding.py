@@ -50,9 +50,10 @@ def fold_batch(
     arrivals: Sequence[Arrival],
     known: Mapping[UUID, Known],
     kept: Mapping[UUID, Sequence[Superseded]] | None = None,
+    current: Mapping[UUID, Superseded] | None = None,
 ) -> dict[UUID, Folded]:
     """Fold every event of the batch, in order; never keep only the newest. ``kept``: what earlier batches superseded
-    of the documents that this one deletes.
+    of the documents that this one deletes; ``current``: the ledger's own content of those that it also upserts.
 
     Law: the order of arrival does not matter. Content is the greatest (version, observed_at, hash) among the upserts
     observed after the newest delete, access that of the newest observation.
@@ -67,7 +68,9 @@ def fold_batch(
         document = folded[id_]
         _apply(document, arrival)
         if isinstance(arrival.event, Delete) and not document.state.alive:
-            for superseded_by_version in tuple(document.superseded):
+            own = (current or {}).get(id_) if document.keeps_old else None
+            candidates = [*document.superseded, *([_revived(arrival.identity, own)] if own else [])]
+            for superseded_by_version in candidates:
                 _revive(document, superseded_by_version)
     return folded
 

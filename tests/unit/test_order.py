@@ -59,7 +59,8 @@ def run(batches: Sequence[Sequence[Arrival]]) -> State:
             continue
         id_ = batch[0].identity.id
         deletes = any(isinstance(a.event, Delete) for a in batch)
-        [folded] = fold_batch(batch, {id_: Known(state)}, {id_: kept} if deletes else {}).values()
+        current = {id_: content} if deletes and content is not None else {}
+        [folded] = fold_batch(batch, {id_: Known(state)}, {id_: kept} if deletes else {}, current).values()
         if folded.keeps_old and content is not None:
             kept.append(content)
         kept += [one for one in map(_remembered, folded.superseded) if one not in kept]
@@ -120,4 +121,10 @@ def test_any_order_and_any_batches_end_alike(events: list[AnyMessage], data: st.
 def test_a_recreation_is_not_lost_when_the_delete_before_it_comes_last(order: list[int]) -> None:
     events = [arrival(e) for e in (upsert(5, 10), upsert(1, 30), deletion(20))]
     state = run([[events[n]] for n in order])
+    assert (state.alive, state.version) == (True, 1)
+
+
+def test_what_a_batch_writes_over_and_deletes_again_stands_as_before() -> None:
+    events = [arrival(e) for e in (upsert(1, 30), upsert(5, 10), deletion(20))]
+    state = run([[events[0]], [events[1], events[2]]])
     assert (state.alive, state.version) == (True, 1)
