@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 Code = Literal[
-    "binary", "broken", "changing", "empty", "encoding", "encrypted", "io_error", "needs_ocr", "not_a_file",
-    "permission", "too_large", "too_slow", "vanished",
+    "binary", "bomb", "broken", "changing", "crashed", "empty", "encoding", "encrypted", "io_error", "needs_ocr",
+    "not_a_file", "permission", "too_large", "too_much_memory", "too_slow", "truncated", "unsupported", "vanished",
 ]  # fmt: skip
+CODES: frozenset[str] = frozenset(get_args(Code))
 
 OF_THE_CONTENT: frozenset[str] = frozenset(
-    {"binary", "broken", "empty", "encoding", "encrypted", "needs_ocr", "too_large"}
-)
-"""The same bytes fail in the same way again: not read again until they change."""
+    {"binary", "bomb", "broken", "crashed", "empty", "encoding", "encrypted", "needs_ocr", "too_large",
+     "too_much_memory", "too_slow", "truncated", "unsupported"}
+)  # fmt: skip
+"""The same bytes fail in the same way again: not read again until they change (a hostile file costs its limit once)."""
 
 
 class Unreadable(Exception):

@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import PurePosixPath
 
 from connectors.checkpoint import Stat
-from connectors.extract import EXTRACTOR, MAX_FILE_BYTES, MAX_PDF_BYTES, Extracted, Unreadable, extract
+from connectors.extract import EXTRACTOR, Extracted, Unreadable, extract, most_bytes
+from connectors.extraction.kinds import HEAD_BYTES
 from topics.messages import DocumentUpserted
 
 SETTLED_NS = 2_000_000_000
@@ -71,7 +72,7 @@ def _bytes(path: str) -> tuple[bytes, os.stat_result]:
         try:
             for _ in range(ATTEMPTS):
                 before = os.fstat(file.fileno())
-                data = _content(file.fileno(), before)
+                data = _content(file.fileno(), before, path)
                 after = os.fstat(file.fileno())
                 if describe(before) == describe(after) and len(data) == after.st_size:
                     return data, after
@@ -80,13 +81,11 @@ def _bytes(path: str) -> tuple[bytes, os.stat_result]:
     raise Unreadable("changing", "changes while it is being read: it is read again by the next scan")
 
 
-def _content(descriptor: int, stat: os.stat_result) -> bytes:
+def _content(descriptor: int, stat: os.stat_result, path: str) -> bytes:
     if not modes.S_ISREG(stat.st_mode):
         raise Unreadable("not_a_file", "is no regular file by now: skipped")
-    if stat.st_size > MAX_PDF_BYTES:
-        raise Unreadable("too_large", f"is {stat.st_size:,} bytes; the limit is 4 MiB of text, or a PDF of 50 MB")
-    if stat.st_size > MAX_FILE_BYTES and not os.pread(descriptor, 5, 0).startswith(b"%PDF-"):
-        raise Unreadable("too_large", f"is {stat.st_size:,} bytes; the limit is 4 MiB of text")
+    if stat.st_size > (most := most_bytes(os.pread(descriptor, HEAD_BYTES, 0), path)):
+        raise Unreadable("too_large", f"is {stat.st_size:,} bytes; the limit for its kind is {most:,}")
     parts, position = [], 0
     while position <= stat.st_size:  # one byte more than there were: it may be growing
         part = os.pread(descriptor, stat.st_size + 1 - position, position)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from connectors.extract import Unreadable, extract
-from connectors.extraction import pdf
+from connectors.extraction import sandbox
+from connectors.extraction.settings import ExtractionSettings
 from tests.pdf_files import encrypted_pdf, pdf_of
 from topics.messages import MAX_CONTENT_BYTES
 
@@ -102,7 +104,7 @@ def test_binary_under_a_text_name(data: bytes) -> None:
 @given(st.binary(max_size=4000))
 def test_any_bytes_give_text_or_a_reason(data: bytes) -> None:
     text = outcome(data)
-    if text not in ("binary", "encoding", "empty", "broken"):
+    if text not in ("binary", "encoding", "empty", "broken", "truncated"):
         assert text.strip()
         assert "\x00" not in text
         text.encode("utf-8")
@@ -208,19 +210,16 @@ def test_pdf_without_text_needs_ocr() -> None:
 def test_pdf_that_is_encrypted_or_broken() -> None:
     assert refused(encrypted_pdf(), "secret.pdf") == "encrypted"
     assert refused(b"%PDF-1.7\n" + b"\x00garbage" * 100, "a.pdf") == "broken"
-    assert refused(pdf_of(["text"])[:120], "cut.pdf") == "broken"
+    assert refused(pdf_of(["text"])[:120], "cut.pdf") == "truncated"
 
 
-def test_a_pdf_that_never_ends(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    program = tmp_path_factory.mktemp("pdf") / "sleeps.py"
-    program.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(pdf, "_PROGRAM", program)
-    monkeypatch.setattr(pdf, "LIMIT_SECONDS", 0.5)
+def test_a_pdf_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", "import time; time.sleep(60)"))
+    monkeypatch.setattr(sandbox, "from_environment", lambda: ExtractionSettings(wall_seconds=1))
     assert refused(pdf_of(["text"]), "a.pdf") == "too_slow"
 
 
-def test_a_pdf_that_kills_its_reader(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    program = tmp_path_factory.mktemp("pdf") / "dies.py"
-    program.write_text("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    monkeypatch.setattr(pdf, "_PROGRAM", program)
-    assert refused(pdf_of(["text"]), "a.pdf") == "broken"
+def test_a_pdf_that_kills_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))
+    assert refused(pdf_of(["text"]), "a.pdf") == "crashed"

@@ -1,0 +1,54 @@
+"""Which reader a file needs: by how it begins, and where that does not tell, by its name and declared type."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from connectors.extraction.unreadable import Unreadable
+
+Kind = Literal["text", "pdf", "office", "ole", "mail"]
+"""``office``: a zip of XML, which tells itself whether it is a document, a deck or a workbook. ``ole``: the container
+of old Office formats, and of new ones that are encrypted."""
+
+HEAD_BYTES = 1024
+OFFICE_ENDINGS = frozenset(
+    {"docx", "docm", "dotx", "dotm", "pptx", "pptm", "potx", "ppsx", "ppsm", "xlsx", "xlsm", "xltx", "xltm"}
+)
+_OFFICE_TYPES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.ms-")
+_ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")
+_OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+_ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
+"""The stream in which Office keeps an encrypted file ([MS-OFFCRYPTO] 2.3.4.4); names in OLE are UTF-16."""
+
+
+def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind:
+    """head: the first HEAD_BYTES. Raises Unreadable: broken, unsupported."""
+    ending = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name else ""
+    declared = (media_type or "").partition(";")[0].strip().lower()
+    office = ending in OFFICE_ENDINGS or declared.startswith(_OFFICE_TYPES)
+    if is_pdf(head):
+        return "pdf"
+    if head.startswith(_OLE):
+        return "ole"
+    if head.startswith(_ZIP) and (office or not ending):
+        return "office"
+    if ending == "eml" or declared == "message/rfc822":
+        return "mail"
+    if head and (ending == "pdf" or declared == "application/pdf") and b"\x00" in head:
+        raise Unreadable("broken", "is named as a PDF but does not begin like one (damaged, or another format)")
+    if head and ending in OFFICE_ENDINGS:
+        raise Unreadable("broken", f"is named .{ending} but does not begin like one (damaged, or another format)")
+    return "text"
+
+
+def is_pdf(head: bytes) -> bool:
+    """Readers accept a header anywhere in the first kilobyte; text that merely mentions one is no PDF."""
+    return head.startswith(b"%PDF-") or (b"%PDF-" in head[:1024] and b"\x00" in head)
+
+
+def refuse_ole(data: bytes) -> Unreadable:
+    if _ENCRYPTED in data:
+        return Unreadable("encrypted", "is an Office file that needs a password: save it without one")
+    return Unreadable(
+        "unsupported", "is in an old binary format (.doc, .xls, .ppt, .msg): save it as .docx, .xlsx, .pptx"
+    )

@@ -1,0 +1,91 @@
+"""EML → Markdown: who wrote to whom about what, the text, and the names of what is attached (not followed)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from email import policy
+from email.headerregistry import DateHeader
+from email.message import EmailMessage, MIMEPart
+from email.parser import BytesParser
+
+from connectors.extraction import markdown
+from connectors.extraction.extracted import Extracted
+from connectors.extraction.limits import Limits
+from connectors.extraction.unreadable import Unreadable
+from pipeline.core.normalise import normalise
+
+_SHOWN = ("From", "To", "Cc", "Date")
+_ENCRYPTED = frozenset({"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"})
+"""PGP/MIME (RFC 3156) and S/MIME (RFC 8551)."""
+MAX_HEADER = 2_000
+MAX_ATTACHMENTS = 1_000
+
+
+def read_mail(data: bytes, limits: Limits) -> Extracted:
+    """Raises Unreadable: encrypted, broken."""
+    message = BytesParser(policy=policy.default).parsebytes(data)
+    if not isinstance(message, EmailMessage) or not message.keys():
+        raise Unreadable("broken", "is named as a mail but has no mail headers")
+    if message.get_content_type() in _ENCRYPTED and message.get_param("smime-type") != "signed-data":
+        raise Unreadable("encrypted", "is an encrypted mail: save its decrypted text")
+    subject = _header(message, "Subject")
+    head = [f"{name}: {value}" for name in _SHOWN if (value := _header(message, name))]
+    blocks = [markdown.heading(1, subject), "  \n".join(head), _body(message).strip()]
+    if names := [_attachment(part) for part in message.iter_attachments()][:MAX_ATTACHMENTS]:
+        blocks.append("Attachments:\n" + "\n".join(f"- {name}" for name in names))
+    metadata: dict[str, str | int | float | bool] = {"attachments": len(names)}
+    if (moment := _date(message)) is not None:
+        metadata["sent_at"] = moment.isoformat()
+    text = "\n\n".join(block for block in blocks if block)
+    return Extracted(
+        text + "\n" if text else "", "text/markdown", subject or None, _header(message, "From") or None, metadata
+    )
+
+
+def _header(message: EmailMessage, name: str) -> str:
+    """Headers may be damaged in ways that the parser finds out only when asked."""
+    try:
+        value = str(message.get(name, ""))
+    except (ValueError, IndexError, TypeError, AttributeError, LookupError):
+        return ""
+    return " ".join(value.split())[:MAX_HEADER]
+
+
+def _date(message: EmailMessage) -> datetime | None:
+    try:
+        header = message.get("Date")
+        return header.datetime if isinstance(header, DateHeader) else None
+    except (ValueError, IndexError, TypeError, AttributeError):
+        return None
+
+
+def _body(message: EmailMessage) -> str:
+    part = message.get_body(preferencelist=("plain", "html"))
+    if part is None:
+        return ""
+    words = _content(part)
+    if part.get_content_type() == "text/html":
+        return normalise(words, "text/html")[0]
+    return markdown.text(words)
+
+
+def _content(part: MIMEPart) -> str:
+    try:
+        return str(part.get_content())
+    except (LookupError, ValueError):  # a character set that does not exist, or does not hold
+        payload = part.get_payload(decode=True)
+        return payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""
+
+
+def _attachment(part: MIMEPart) -> str:
+    try:
+        name = part.get_filename()
+    except (ValueError, LookupError, TypeError):
+        name = None
+    shown = " ".join((name or "").split())[:200]
+    if not shown and part.get_content_type() == "message/rfc822":
+        inner = part.get_payload()
+        shown = (
+            _header(inner[0], "Subject")[:200] if isinstance(inner, list) and isinstance(inner[0], EmailMessage) else ""
+        )
+    return f"{shown or 'without a name'} ({part.get_content_type()})"

@@ -1,0 +1,189 @@
+"""Lines → paragraphs, headings and tables as Markdown; what repeats on every page is dropped. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from connectors.extraction import markdown
+from connectors.extraction.pdf_lines import Piece
+
+EDGE_LINES = 3
+"""At the top and at the bottom of a page: where headers and footers are looked for."""
+MIN_REPEATS = 3
+REPEAT_SHARE = 0.5
+"""Of the pages (of the odd or even ones, in a book): a line on more of them is no content."""
+LARGER = 1.15
+"""Times the body's size: a heading."""
+MAX_HEADING_CHARS = 200
+MAX_HEADING_LINES = 3
+MAX_LEVELS = 4
+FULL = 0.85
+"""Of its column's width: a line that reaches as far goes on in the next one."""
+PARAGRAPH_GAP = 0.75
+"""Times the line's height between two lines: a new paragraph."""
+
+_NUMBERS = re.compile(r"\d+|\b[ivxlc]+\b", re.I)
+_ITEM = re.compile(r"(?:[•‣▪◦·●○■–*-]|\d{1,3}[.)]|\([a-z\d]{1,3}\)|[a-z][.)])\s", re.I)
+_BULLET = re.compile(r"[•‣▪◦·●○■]\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    text: str
+    structured: bool
+    """Whether it holds a heading or a table."""
+    first_heading: str | None
+
+
+Page = Sequence[Sequence[Piece]]
+"""Its flows (pdf_order)."""
+
+
+def render(pages: Sequence[Page]) -> Rendered:
+    running = _running_lines(pages)
+    pages = [[[p for p in flow if p.is_table or _mask(p.text) not in running] for flow in page] for page in pages]
+    styles = _Styles([p for page in pages for flow in page for p in flow if not p.is_table])
+    blocks: list[str] = []
+    structured, first = False, None
+    for page in pages:
+        page_blocks: list[str] = []
+        for flow in page:
+            for group in _paragraphs(flow, styles):
+                if group[0].is_table:
+                    page_blocks.append(group[0].text)
+                    structured = True
+                elif level := styles.level(group):
+                    words = _one_line(group)
+                    first = first or words
+                    page_blocks.append(markdown.heading(level, words))
+                    structured = True
+                else:
+                    page_blocks.append(_flowing(group))
+        _continue(blocks, page_blocks)
+    text = "\n\n".join(blocks if not structured else [_escaped(block) for block in blocks])
+    return Rendered(text, structured, first)
+
+
+def _escaped(block: str) -> str:
+    """Headings and tables are ours; what merely looks like one is not."""
+    return block if re.match(r"#{1,6} |\| ", block) else markdown.text(block)
+
+
+def _mask(text: str) -> str:
+    return _NUMBERS.sub("#", " ".join(text.split())).lower()
+
+
+def _running_lines(pages: Sequence[Page]) -> frozenset[str]:
+    """Headers, footers and page numbers: the same line, but for its numbers, at the edge of most pages."""
+    counts: Counter[str] = Counter()
+    for page in pages:
+        lines = sorted((p for flow in page for p in flow if not p.is_table), key=lambda p: p.top)
+        if len(lines) > 2 * EDGE_LINES:
+            lines = lines[:EDGE_LINES] + lines[-EDGE_LINES:]
+        counts.update({_mask(p.text) for p in lines})
+    with_text = sum(any(flow for flow in page) for page in pages)
+    least = max(MIN_REPEATS, REPEAT_SHARE * with_text / 2 + 1)  # left and right pages may differ
+    return frozenset(line for line, count in counts.items() if count >= least)
+
+
+class _Styles:
+    """What is a heading in this document, and of which level."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        sizes: Counter[float] = Counter()
+        bold = 0
+        for piece in pieces:
+            sizes[piece.size] += len(piece.text)
+            bold += len(piece.text) if piece.bold else 0
+        self._body = sizes.most_common(1)[0][0] if sizes else 0.0
+        total = sum(sizes.values())
+        self._bold_means = bold < 0.3 * total
+        large = sorted((size for size in sizes if size >= LARGER * self._body), reverse=True)
+        self._levels = {size: min(n, MAX_LEVELS) for n, size in enumerate(large, 1)}
+        if sizes and sum(sizes[size] for size in large) > 0.4 * total:
+            self._levels = {}  # sizes are all over the place: a poster, not headings
+
+    def level(self, group: Sequence[Piece]) -> int:
+        """0: no heading."""
+        words = " ".join(p.text for p in group)
+        if len(words) > MAX_HEADING_CHARS or len(group) > MAX_HEADING_LINES or not any(c.isalpha() for c in words):
+            return 0
+        if level := self._levels.get(group[0].size):
+            return level
+        if self._is_bold_heading(group, words):
+            return min(len(set(self._levels.values())) + 1, MAX_LEVELS + 1)
+        return 0
+
+    def _is_bold_heading(self, group: Sequence[Piece], words: str) -> bool:
+        return (
+            self._bold_means and all(p.bold for p in group) and len(group) == 1 and len(words) <= 80
+            and group[0].size >= self._body and not words.endswith((".", ",", ";", ":"))
+        )  # fmt: skip
+
+    def kind(self, piece: Piece) -> object:
+        """Lines of unlike kinds are not one paragraph."""
+        return (piece.is_table, self._levels.get(piece.size), piece.bold and self._bold_means)
+
+
+def _paragraphs(flow: Sequence[Piece], styles: _Styles) -> list[list[Piece]]:
+    groups: list[list[Piece]] = []
+    for piece in flow:
+        last = groups[-1][-1] if groups else None
+        if last is not None and _goes_on(last, piece, styles):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _goes_on(last: Piece, piece: Piece, styles: _Styles) -> bool:
+    if last.is_table or piece.is_table or styles.kind(last) != styles.kind(piece):
+        return False
+    if abs(last.size - piece.size) > 0.2 * max(last.size, piece.size):
+        return False
+    return -last.height <= piece.top - last.bottom <= PARAGRAPH_GAP * max(last.size, piece.size)
+
+
+def _flowing(group: Sequence[Piece]) -> str:
+    """Full lines run on, short ones end where they end; divided words are joined."""
+    left, right = min(p.x0 for p in group), max(p.x1 for p in group)
+    text = ""
+    before: Piece | None = None
+    for piece in group:
+        line = _BULLET.sub("- ", piece.text, count=1) if _BULLET.match(piece.text) else piece.text
+        if before is None:
+            text = line
+        elif (joined := _hyphenated(text, line)) is not None:
+            text = joined
+        else:
+            full = before.x1 - left >= FULL * (right - left) and not _ITEM.match(piece.text)
+            text += (" " if full else "\n") + line
+        before = piece
+    return text.replace("\u00ad", "")
+
+
+def _hyphenated(text: str, line: str) -> str | None:
+    """The two joined, where a word was divided between them: "exam-" and "ple"."""
+    if not text or not line or not line[0].islower():
+        return None
+    if text.endswith("\u00ad") or (text.endswith(("-", "\u2010")) and text[-2:-1].isalpha()):
+        return text[:-1] + line
+    return None
+
+
+def _one_line(group: Sequence[Piece]) -> str:
+    words = group[0].text
+    for piece in group[1:]:
+        words = _hyphenated(words, piece.text) or f"{words} {piece.text}"
+    return " ".join(words.replace("\u00ad", "").split())
+
+
+def _continue(blocks: list[str], page: list[str]) -> None:
+    """A page's blocks after those before it; a word divided over the pages is joined."""
+    if blocks and page and (joined := _hyphenated(blocks[-1], page[0])) is not None:
+        blocks[-1] = joined
+        page = page[1:]
+    blocks += [block for block in page if block]

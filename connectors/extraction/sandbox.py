@@ -1,0 +1,236 @@
+"""One fresh process a document: started, watched, ended, and its answer read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, cast
+
+from connectors.extraction import kinds, ocr
+from connectors.extraction.extracted import Extracted
+from connectors.extraction.kinds import Kind
+from connectors.extraction.limits import Limits
+from connectors.extraction.process import ANSWER
+from connectors.extraction.settings import ExtractionSettings, from_environment
+from connectors.extraction.text import MAX_TEXT_BYTES, read_text
+from connectors.extraction.titles import tidy
+from connectors.extraction.unreadable import CODES, Code, Unreadable
+
+PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
+MUCH = 0.6
+"""Of the memory limit: who dies having held this much died of it."""
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+
+
+async def extract_file(
+    path: Path, name: str, media_type: str | None = None, *, settings: ExtractionSettings | None = None
+) -> Extracted:
+    """The text of a file of any kind. name: what its owner calls it; its ending and ``media_type`` (as its source
+    declares it) tell what its first bytes do not. Raises Unreadable, whatever the file is or does; OSError if it
+    cannot be opened. Cancelling it ends the process."""
+    settings = settings or from_environment()
+    prepared = await asyncio.to_thread(_prepare, path, name, media_type, settings)
+    if isinstance(prepared, Extracted):
+        return prepared
+    future = _pool(settings.at_once).submit(prepared.run)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        prepared.kill()
+        raise
+    finally:
+        future.add_done_callback(lambda _: prepared.file.close())
+
+
+def extract_blocking(file: IO[bytes], kind: Kind, settings: ExtractionSettings | None = None) -> Extracted:
+    """The same for callers in threads of their own, of a file that needs the sandbox. Raises Unreadable."""
+    settings = settings or from_environment()
+    future: Future[Extracted] = _pool(settings.at_once).submit(Job(file, kind, settings).run)
+    return future.result()
+
+
+@cache
+def _pool(at_once: int) -> ThreadPoolExecutor:
+    """Whoever waits for a place waits in its queue."""
+    return ThreadPoolExecutor(at_once, thread_name_prefix="extraction")
+
+
+def _prepare(path: Path, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | Job:
+    file = path.open("rb", buffering=0)  # its process shares the position: nothing is read ahead
+    try:
+        prepared = _read_or_job(file, name, media_type, settings)
+    except BaseException:
+        file.close()
+        raise
+    if isinstance(prepared, Extracted):
+        file.close()
+    return prepared
+
+
+def _read_or_job(file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | Job:
+    kind = kinds.kind_of(file.read(kinds.HEAD_BYTES), name, media_type)
+    size = os.fstat(file.fileno()).st_size
+    if size > settings.max_file_bytes:
+        raise Unreadable("too_large", f"is {size:,} bytes, the limit is {settings.max_file_bytes:,}")
+    file.seek(0)
+    if kind in ("pdf", "office", "mail"):
+        return Job(file, kind, settings)
+    if kind == "ole":
+        raise kinds.refuse_ole(file.read())
+    return read_text(file.read(MAX_TEXT_BYTES + 1), name, media_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended."""
+
+    code: int
+    """As ``Popen.returncode``: negative is the signal."""
+    peak_bytes: int
+    """Resident at most."""
+    cpu_seconds: float
+    in_time: bool
+
+
+@dataclass(slots=True)
+class Job:
+    """One document. ``run`` is called once, in a thread."""
+
+    file: IO[bytes]
+    kind: Kind
+    settings: ExtractionSettings
+    _killed: threading.Event = field(default_factory=threading.Event)
+
+    def kill(self) -> None:
+        self._killed.set()
+
+    def run(self) -> Extracted:
+        """Raises Unreadable."""
+        with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as name:
+            folder = Path(name)
+            try:
+                return self._read(folder)
+            except Unreadable as error:
+                if error.code != "needs_ocr":
+                    raise
+                if not self.settings.ocr or (program := ocr.program()) is None:
+                    raise Unreadable("needs_ocr", f"{error}; {ocr.advice(self.settings)}") from error
+            return self._recognised(folder, program)
+
+    def _recognised(self, folder: Path, program: str) -> Extracted:
+        given, made = folder / "given.pdf", folder / "recognised.pdf"
+        self.file.seek(0)
+        with given.open("wb") as copy:
+            shutil.copyfileobj(self.file, copy)
+        limits = self.settings.ocr_limits()
+        ended = self._watch(["run", _json(limits), *ocr.command(program, given, made, self.settings)], folder, limits)
+        if not ended.in_time:
+            raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR took more than {limits.wall_seconds} s")
+        if ended.code != 0 or not made.is_file():
+            raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR failed: {ocr.reason(ended.code)}")
+        with made.open("rb", buffering=0) as file:
+            found = Job(file, self.kind, self.settings, self._killed)._read(folder)
+        return Extracted(found.text, found.media_type, found.title, found.author, {**found.metadata, "ocr": True})
+
+    def _read(self, folder: Path) -> Extracted:
+        self.file.seek(0)
+        limits = self.settings.limits()
+        ended = self._watch([self.kind, _json(limits)], folder, limits)
+        if (refusal := _refusal(ended, limits)) is not None:
+            raise refusal
+        return _believed(folder / ANSWER, limits)
+
+    def _watch(self, arguments: list[str], folder: Path, limits: Limits) -> Ended:
+        """The process and all that it started are gone when this returns."""
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments], stdin=self.file, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
+            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(folder),
+                 "TMPDIR": str(folder)},
+            start_new_session=True,
+        )  # fmt: skip
+        deadline, pause, in_time = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True
+        try:
+            # Not reaped yet: until it is, nobody else can be given its number.
+            while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                if self._killed.is_set() or time.monotonic() > deadline:
+                    in_time = False
+                    break
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return Ended(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
+
+
+def _json(limits: Limits) -> str:
+    return json.dumps(asdict(limits))
+
+
+def _refusal(ended: Ended, limits: Limits) -> Unreadable | None:
+    """None: it has answered."""
+    if not ended.in_time or ended.code == -signal.SIGALRM:
+        return Unreadable("too_slow", f"took more than {limits.wall_seconds} s to read")
+    if ended.code == -signal.SIGXCPU or (ended.code == -signal.SIGKILL and ended.cpu_seconds >= limits.cpu_seconds - 1):
+        return Unreadable("too_slow", f"took more than {limits.cpu_seconds} s of computing to read")
+    if ended.code == 0:
+        return None
+    # SIGKILL that is not ours is the kernel's, when the machine's (or container's) memory is full.
+    if ended.code == -signal.SIGKILL or ended.peak_bytes > MUCH * limits.memory_bytes:
+        return Unreadable("too_much_memory", "needs more memory to be read than a document may have")
+    how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
+    return Unreadable("crashed", f"made its reader crash ({how}): it is damaged, or made to do so")
+
+
+def _believed(path: Path, limits: Limits) -> Extracted:
+    """The answer of a process that a document may have taken over: nothing in it is trusted to have its shape."""
+    try:
+        with path.open("rb") as file:
+            answer = json.loads(file.read(limits.written_bytes))
+        found = _refused(answer) if "code" in answer else _extracted(answer)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Unreadable("crashed", "made its reader end without an answer") from error
+    if isinstance(found, Unreadable):
+        raise found
+    return found
+
+
+def _refused(answer: dict[str, Any]) -> Unreadable:
+    if answer["code"] not in CODES:
+        raise ValueError("not a code of ours")
+    return Unreadable(cast(Code, answer["code"]), tidy(str(answer["message"])) or "cannot be read")
+
+
+def _extracted(answer: dict[str, Any]) -> Extracted:
+    text, media_type, metadata = answer["text"], answer["media_type"], answer["metadata"]
+    if not isinstance(text, str) or media_type not in ("text/plain", "text/markdown"):
+        raise ValueError("not a text of ours")
+    if not all(isinstance(value, str | int | float | bool) for value in metadata.values()):
+        raise ValueError("not metadata of ours")
+    return Extracted(_unicode(text), media_type, _line(answer["title"]), _line(answer["author"]), metadata)
+
+
+def _line(words: object) -> str | None:
+    return tidy(_unicode(words)) if isinstance(words, str) else None
+
+
+def _unicode(text: str) -> str:
+    """Surrogate pairs joined, halves replaced: PDFs hold both."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "")

@@ -1,0 +1,63 @@
+"""How files are read, from ``PENSTOCK_EXTRACTION_<FIELD>``."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from connectors.extraction.limits import Limits
+from pipeline.core.errors import Misconfigured
+
+_DEFAULT = Limits()
+
+
+class ExtractionSettings(BaseSettings):
+    """``connectors.extraction.limits`` says what the limits are and where they come from."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_EXTRACTION_", frozen=True, extra="forbid")
+
+    at_once: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
+                         os.cpu_count() or 1, ge=1, le=256)  # fmt: skip
+    """Documents read side by side; each may need ``memory_bytes``. Default: as many as processors."""
+    max_file_bytes: int = Field(50_000_000, ge=1)
+    """Of a PDF, office or mail file. A larger one is refused unread."""
+    memory_bytes: int = Field(_DEFAULT.memory_bytes, ge=256 * 1024**2)
+    cpu_seconds: int = Field(_DEFAULT.cpu_seconds, ge=1)
+    wall_seconds: int = Field(_DEFAULT.wall_seconds, ge=1)
+    pages: int = Field(_DEFAULT.pages, ge=1)
+    cells: int = Field(_DEFAULT.cells, ge=1)
+    ocr: bool = False
+    """Have ``ocrmypdf`` (when it is installed) recognise the text of scanned PDFs."""
+    ocr_languages: str = Field("eng", pattern=r"^[A-Za-z_]{3,20}(\+[A-Za-z_]{3,20})*$")
+    """As ``ocrmypdf --language`` takes them, e.g. ``eng+deu``; each needs tesseract's data for it."""
+    ocr_wall_seconds: int = Field(600, ge=1)
+    """A page takes a few seconds."""
+    ocr_memory_bytes: int = Field(4 * 1024**3, ge=256 * 1024**2)
+    """RLIMIT_AS of each of its processes: tesseract holds a page's picture and its models."""
+
+    def limits(self) -> Limits:
+        return Limits(
+            memory_bytes=self.memory_bytes, cpu_seconds=self.cpu_seconds, wall_seconds=self.wall_seconds,
+            pages=self.pages, cells=self.cells,
+        )  # fmt: skip
+
+    def ocr_limits(self) -> Limits:
+        """cpu_seconds count for each process, and a page is one of tesseract's."""
+        return Limits(
+            memory_bytes=self.ocr_memory_bytes, cpu_seconds=self.ocr_wall_seconds, wall_seconds=self.ocr_wall_seconds,
+            written_bytes=1024**3, open_files=1024,
+        )  # fmt: skip
+
+
+@cache
+def from_environment() -> ExtractionSettings:
+    """Raises Misconfigured."""
+    try:
+        return ExtractionSettings()
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        name = "_".join(["PENSTOCK_EXTRACTION", *map(str, found["loc"])]).upper()
+        raise Misconfigured(f"{name}: {found['msg']}") from error

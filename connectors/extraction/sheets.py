@@ -1,0 +1,86 @@
+"""XLSX → Markdown: a heading and a table for each visible sheet, formulas by the values that were saved with them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import date, datetime, time, timedelta
+from typing import IO, Any
+
+import openpyxl
+
+from connectors.extraction import markdown
+from connectors.extraction.extracted import Extracted
+from connectors.extraction.limits import Limits
+
+CUT_OFF = "(The rest of this workbook is left out: it is longer than what is indexed.)"
+MAX_COLUMNS = 16_384
+"""Excel's own (support.microsoft.com, "Excel specifications and limits")."""
+
+
+def read_sheets(file: IO[bytes], limits: Limits) -> Extracted:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it does not read (validation, print settings): nothing that we show
+        book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
+        about = book.properties
+        shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
+        cap = _Cap(limits.cells, limits.text_bytes - 1_000)
+        blocks = []
+        for sheet in shown:
+            sheet.reset_dimensions()  # as the file states them they may be anything
+            if table := markdown.table(list(cap.rows(sheet.iter_rows(values_only=True)))):
+                blocks += [markdown.heading(2, sheet.title), table]
+            if cap.reached:
+                blocks.append(CUT_OFF)
+                break
+    metadata: dict[str, str | int | float | bool] = {"sheets": len(book.worksheets)}
+    if len(shown) < len(book.worksheets):
+        metadata["hidden_sheets"] = len(book.worksheets) - len(shown)
+    if cap.reached:
+        metadata["truncated"] = True
+    text = "\n\n".join(blocks) + "\n" if blocks else ""
+    author = (about.creator or "").strip()
+    return Extracted(
+        text, "text/markdown", (about.title or "").strip() or None, author if author != "openpyxl" else None, metadata
+    )
+
+
+class _Cap:
+    """Counts what is read of all sheets together."""
+
+    def __init__(self, cells: int, text_bytes: int) -> None:
+        self._cells, self._bytes = cells, text_bytes
+        self.reached = False
+
+    def rows(self, rows: Iterator[Sequence[Any]]) -> Iterator[list[str]]:
+        """Those with something in them, until there is no more room."""
+        for row in rows:
+            values = [_shown(value) for value in row[:MAX_COLUMNS]]
+            while values and not values[-1]:
+                values.pop()
+            if not values:
+                continue
+            self._cells -= len(values)
+            self._bytes -= sum(len(markdown.cell(value).encode("utf-8", "replace")) + 3 for value in values) + 8
+            if self._cells < 0 or self._bytes < 0:
+                self.reached = True
+                return
+            yield values
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "TRUE" if value else "FALSE"
+        case float():
+            return format(value, ".15g")  # as many digits as Excel has
+        case datetime():
+            return value.isoformat(" ") if value.time() != time() else value.date().isoformat()
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return str(value)
+        case _:
+            return str(value)
