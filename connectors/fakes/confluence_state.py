@@ -1,0 +1,243 @@
+"""What a Confluence holds, and what people do to it: the state behind the fake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+Kind = Literal["page", "blogpost", "comment", "attachment", "folder"]
+Status = Literal["current", "trashed", "archived"]
+FIRST_ID = 65_601
+
+
+@dataclass
+class User:
+    account_id: str
+    """Cloud's name of the person; on Data Center this is the user key."""
+    username: str
+    email: str
+    display: str
+    shows_email: bool = True
+    time_zone: str = "UTC"
+    sees_all: bool = False
+    """Data Center: a member of confluence-administrators, whom no restriction stops."""
+
+
+@dataclass
+class Restriction:
+    users: set[str] = field(default_factory=set)
+    groups: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.users or self.groups)
+
+
+@dataclass
+class Space:
+    id: str
+    key: str
+    name: str
+    type: Literal["global", "personal"] = "global"
+    readers: Restriction = field(default_factory=Restriction)
+    anonymous: bool = False
+
+
+@dataclass
+class Item:
+    id: str
+    kind: Kind
+    space: str
+    title: str
+    author: str
+    parent: str | None = None
+    """In the tree of pages, or of comments."""
+    container: str | None = None
+    """What a comment or an attachment belongs to."""
+    body: str = ""
+    data: bytes = b""
+    media_type: str = ""
+    selection: str | None = None
+    """The words that an inline comment is about."""
+    status: Status = "current"
+    versions: list[datetime] = field(default_factory=list)
+    """When each was made; the number is the place, from 1."""
+    read: Restriction = field(default_factory=Restriction)
+    update: Restriction = field(default_factory=Restriction)
+
+    @property
+    def number(self) -> int:
+        return len(self.versions)
+
+
+@dataclass(frozen=True)
+class Happening:
+    name: str
+    """As Data Center calls it: ``page_updated``."""
+    item: Item
+    at: datetime
+
+
+class State:
+    """Users, groups, spaces and content. ``now`` moves on by itself unless ``freeze`` stops it."""
+
+    def __init__(self, *, zone_free_now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+        self._clock = zone_free_now
+        self._shift = timedelta()
+        self._frozen: datetime | None = None
+        self.users: dict[str, User] = {}
+        self.groups: dict[str, set[str]] = {}
+        """Group id → account ids. On Data Center the id is the name."""
+        self.spaces: dict[str, Space] = {}
+        self.items: dict[str, Item] = {}
+        self.happened: list[Happening] = []
+        self._next = FIRST_ID
+
+    # The clock
+
+    def now(self) -> datetime:
+        return (self._frozen or self._clock()) + self._shift
+
+    def freeze(self, at: datetime) -> None:
+        self._frozen, self._shift = at, timedelta()
+
+    def advance(self, **parts: float) -> None:
+        self._shift += timedelta(**parts)
+
+    # Looking
+
+    def chain(self, item: Item) -> list[Item]:
+        """From the top of the tree down to the item's own page, which is the last."""
+        page = self.items[item.container] if item.container else item
+        found = [page]
+        while found[0].parent:
+            found.insert(0, self.items[found[0].parent])
+        return found
+
+    def current(self, *kinds: Kind) -> Iterator[Item]:
+        """In the order of their ids, those whose container and themselves are current."""
+        for item in sorted(self.items.values(), key=lambda item: int(item.id.removeprefix("att"))):
+            within = self.items[item.container].status if item.container else "current"
+            if item.kind in kinds and item.status == "current" and within == "current":
+                yield item
+
+    def of(self, container: str, kind: Kind) -> list[Item]:
+        return [item for item in self.current(kind) if item.container == container]
+
+    def in_any(self, account: str, allowed: Restriction) -> bool:
+        return account in allowed.users or any(account in self.groups.get(group, ()) for group in allowed.groups)
+
+    def may_see(self, user: User, item: Item) -> bool:
+        if not self.may_see_space(user, self.spaces[item.space]):
+            return False
+        return user.sees_all or all(self.in_any(user.account_id, one.read) for one in self.chain(item) if one.read)
+
+    def may_see_space(self, user: User, space: Space) -> bool:
+        return user.sees_all or space.anonymous or self.in_any(user.account_id, space.readers)
+
+    # Doing
+
+    def _id(self) -> str:
+        self._next += 1
+        return str(self._next)
+
+    def add_user(self, name: str, **fields: object) -> User:
+        user = User(f"557058:{name}", name, f"{name.capitalize()}@Example.com", name.capitalize(), **fields)  # type: ignore[arg-type]
+        self.users[user.account_id] = user
+        return user
+
+    def add_space(self, key: str, *, users: set[str] | None = None, groups: set[str] | None = None) -> Space:
+        space = Space(self._id(), key, f"Space {key}", readers=Restriction(users or set(), groups or set()))
+        self.spaces[key] = space
+        return space
+
+    def _add(self, item: Item, event: str | None) -> Item:
+        item.versions.append(self.now())
+        self.items[item.id] = item
+        if event:
+            self._happens(event, item)
+        return item
+
+    def _happens(self, name: str, item: Item) -> None:
+        self.happened.append(Happening(name, item, self.now()))
+
+    def add_page(
+        self,
+        space: str,
+        title: str,
+        body: str = "",
+        *,
+        parent: str | None = None,
+        author: str = "",
+        kind: Kind = "page",
+    ) -> Item:
+        author = author or next(iter(self.users))
+        event = {"page": "page_created", "blogpost": "blog_created"}.get(kind)
+        return self._add(Item(self._id(), kind, space, title, author, parent=parent, body=body), event)
+
+    def add_comment(
+        self, container: str, body: str, *, parent: str | None = None, selection: str | None = None, author: str = ""
+    ) -> Item:
+        page = self.items[container]
+        item = Item(
+            self._id(), "comment", page.space, f"Re: {page.title}", author or page.author, parent=parent,
+            container=container, body=body, selection=selection,
+        )  # fmt: skip
+        return self._add(item, "comment_created")
+
+    def attach(self, container: str, name: str, data: bytes, media_type: str) -> Item:
+        page = self.items[container]
+        item = Item(
+            f"att{self._id()}", "attachment", page.space, name, page.author, container=container, data=data,
+            media_type=media_type,
+        )  # fmt: skip
+        return self._add(item, "attachment_created")
+
+    def edit(self, id_: str, *, body: str | None = None, title: str | None = None, data: bytes | None = None) -> None:
+        item = self.items[id_]
+        item.body = item.body if body is None else body
+        item.title = title or item.title
+        item.data = item.data if data is None else data
+        item.versions.append(self.now())
+        self._happens(f"{_noun(item)}_updated", item)
+
+    def move(self, id_: str, parent: str | None, *, space: str | None = None) -> None:
+        """No new version: where a page is, is no part of it."""
+        item = self.items[id_]
+        item.parent = parent
+        if space:
+            below = [one for one in self.items.values() if item in self.chain(one)]
+            for one in below:
+                one.space = space
+        self._happens("page_moved", item)
+
+    def trash(self, id_: str) -> None:
+        """Its children move up to its parent, as they do in Confluence."""
+        item = self.items[id_]
+        item.status = "trashed"
+        for child in self.items.values():
+            if child.parent == id_ and child.kind in ("page", "folder"):
+                child.parent = item.parent
+        self._happens(f"{_noun(item)}_trashed", item)
+
+    def restore(self, id_: str) -> None:
+        item = self.items[id_]
+        item.status = "current"
+        self._happens(f"{_noun(item)}_restored", item)
+
+    def purge(self, id_: str) -> None:
+        item = self.items.pop(id_)
+        for one in [one for one in self.items.values() if one.container == id_]:
+            del self.items[one.id]
+        self._happens(f"{_noun(item)}_removed", item)
+
+    def restrict(self, id_: str, *, users: set[str] | None = None, groups: set[str] | None = None) -> None:
+        """Only these may view it; nobody named: everybody again. Neither a version nor ``lastmodified`` moves."""
+        item = self.items[id_]
+        item.read = Restriction(users or set(), groups or set())
+        self._happens("content_permissions_updated", item)
+
+
+def _noun(item: Item) -> str:
+    return {"blogpost": "blog"}.get(item.kind, item.kind)
