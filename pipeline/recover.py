@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from elasticsearch import AsyncElasticsearch
 
+from pipeline.conversations.record import Conversations
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import STORES, Lane, Store
 from pipeline.groups import group, groups, kafka_translated
@@ -224,8 +225,10 @@ class Recovery:
                     )
 
 
-REWOUND: Mapping[str, Mapping[Lane, Topic]] = {Detect.name: Detect.topics, Identities.name: Identities.topics}
-"""The stages that write the ledger from what Kafka keeps. The sinks' groups need nothing: a hint only wakes a sink,
+REWOUND: Mapping[str, Mapping[Lane, Topic]] = {
+    stage.name: stage.topics for stage in (Detect, Identities, Conversations)
+}
+"""The stages that write Postgres from what Kafka keeps. The sinks' groups need nothing: a hint only wakes a sink,
 and whatever the ledger wants is hinted by the replay or by the sweeper."""
 
 

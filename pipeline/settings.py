@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -168,6 +168,15 @@ class AuditSettings(_Settings):
     """Whether the continuous audit mends what it finds, or only reports it."""
 
 
+class ConversationSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONVERSATIONS_", frozen=True, extra="forbid")
+
+    gate_tokens: int = Field(200_000, ge=1)
+    """A member's history of fewer tokens (cl100k) is served whole; from there on, for good, by its nearest chunks."""
+    embeddings_per_second: float = Field(50.0, gt=0)
+    """Pace of embedding chunks in each vectors worker, which does it when documents leave it time."""
+
+
 class Settings(_Settings):
     """All parts. Build one with ``load()``."""
 
@@ -179,6 +188,7 @@ class Settings(_Settings):
     embedding: EmbeddingSettings
     stream: StreamSettings
     audit: AuditSettings = AuditSettings()
+    conversations: ConversationSettings = ConversationSettings()
 
 
 def load() -> Settings:
@@ -191,6 +201,7 @@ def load() -> Settings:
             embedding=EmbeddingSettings(),
             stream=StreamSettings(),
             audit=AuditSettings(),
+            conversations=ConversationSettings(),
         )
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]

@@ -30,7 +30,7 @@ dead = typer.Typer(
 
 PAGE = 50
 
-Stage = Annotated[str | None, typer.Option("--stage", help="detect, identities, vectors or keywords.")]
+Stage = Annotated[str | None, typer.Option("--stage", help="detect, identities, conversations, vectors or keywords.")]
 Code = Annotated[str | None, typer.Option("--code", help="Why it is dead, e.g. invalid.")]
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Whose documents. Default: all.")]
 Source = Annotated[str | None, typer.Option("--source", help="Which source. Default: all.")]

@@ -12,6 +12,7 @@ from pipeline.stores.postgres import Connection
 from topics.letters import MESSAGE_CHARACTERS, Failure
 from topics.messages import IdentityChanged
 from topics.producer import Stored
+from topics.registry import CONVERSATIONS
 
 NAME_CHARACTERS = (200, 200, 2_000)
 """Of tenant, source and external id: no longer ones exist in the contract."""
@@ -173,6 +174,8 @@ def storable(text: str) -> str:
 def _named(topic: str, key: bytes | None) -> tuple[str | None, str | None, str | None, UUID | None]:
     """tenant, source and external id, as far as the key names them, and the document that they mean."""
     parts = (key or b"").decode("utf-8", "replace").replace("\x00", "").split("/", 2)
+    if len(parts) == 2 and all(parts) and topic.endswith(CONVERSATIONS.name):
+        return parts[0][: NAME_CHARACTERS[0]], None, None, None  # the member is nobody's business here
     if len(parts) != 3 or not all(parts):
         return None, None, None, None
     if any(len(part) > most for part, most in zip(parts, NAME_CHARACTERS, strict=True)):

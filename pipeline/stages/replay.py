@@ -20,6 +20,7 @@ from topics.letters import NotALetter, RawRecord, Replay, mark_replay, unseal
 from topics.producer import Delivery, DeliveryRefused, NotDelivered, Producer, Stored
 from topics.reader import Reader
 from topics.registry import (
+    CONVERSATIONS,
     DOCUMENTS_BACKFILL,
     DOCUMENTS_LIVE,
     IDENTITIES,
@@ -32,7 +33,7 @@ GROUP_BYTES = 8 * 1024 * 1024
 """Letters on their way at once, and their bytes: what is in memory, and what is sent twice after a crash."""
 DELIVERY_SECONDS = 60.0
 
-CONSUMED = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, INDEX_LIVE, INDEX_BACKFILL)
+CONSUMED = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL)
 
 
 class CannotReplay(Exception):

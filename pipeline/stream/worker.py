@@ -6,7 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -15,9 +15,13 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from pipeline.audit.background import BackgroundAudit
+from pipeline.conversations.embed import ConversationVectors
+from pipeline.conversations.record import Conversations
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding.choose import embedder, token_counter
+from pipeline.embedding.port import Embedder
+from pipeline.embedding.tokens import byte_pairs
 from pipeline.kafka import producer
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist
@@ -59,6 +63,8 @@ class _Parts:
     producer: Producer
     metrics: Metrics
     stack: AsyncExitStack
+    model: Embedder = field(init=False)
+    """Of the vectors worker alone."""
 
     def __post_init__(self) -> None:
         self.counters: Callable[[Generation], CountTokens] = cache(_counter)
@@ -80,10 +86,13 @@ class _Parts:
             self.pool, self.producer, self.dead, self.announcer, self.counters, self.metrics,
             batch_size=self.batch_size("detect"), grace_seconds=self.settings.stream.sweep_after_seconds,
         )  # fmt: skip
-        return [stage, Identities(self.pool, self.dead)]
+        conversations = Conversations(
+            self.pool, self.dead, byte_pairs().count, self.metrics, self.settings.conversations
+        )
+        return [stage, Identities(self.pool, self.dead), conversations]
 
     async def vectors(self) -> list[Stage]:
-        model = embedder(self.settings.embedding, dist() / MODELS)
+        self.model = model = embedder(self.settings.embedding, dist() / MODELS)
         self.stack.push_async_callback(model.aclose)
         model.on_truncated = self.metrics.truncated.inc
         async with self.pool.connection() as connection:
@@ -115,6 +124,13 @@ class _Parts:
         return Sweeper(
             self.pool, self.producer, self.announcer, self.metrics,
             interval_seconds=stream.sweep_interval_seconds, again_in_seconds=stream.sweep_after_seconds * 2,
+        )  # fmt: skip
+
+    def conversations(self, documents: Consumption) -> ConversationVectors:
+        """documents: whose work goes first."""
+        return ConversationVectors(
+            self.pool, self.model, self.metrics, self.settings.conversations,
+            busy=lambda: bool(documents.report()["in_flight"]),
         )  # fmt: skip
 
     def audit(self) -> BackgroundAudit:
@@ -149,6 +165,8 @@ async def run(name: str, settings: Settings) -> None:
         ending = [c.crashed() for c in consuming]
         if name == "detect":
             ending += [parts.sweeper().run(), parts.audit().run()]
+        if name == "vectors":
+            ending.append(parts.conversations(consuming[0]).run())
         log.info("worker_started", worker=name)
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)

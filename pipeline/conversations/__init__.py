@@ -1,0 +1,1 @@
+"""Per-member question and answer history: taken in from Kafka, grouped, embedded in the background."""

@@ -1,0 +1,232 @@
+"""Embeddings of members' chunks, made in the background: behind documents, at a pace, and whenever the model is there.
+
+A chunk waits until it is embedded; nobody waits for it. Each is taken on a lease, so that several workers share the
+work and what a killed one held comes back. See docs/adr/0018-conversations.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+from pgvector import HalfVector
+
+from pipeline.core.conversations import made_by, pieces
+from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.model import Generation
+from pipeline.core.retry import backoff
+from pipeline.embedding.port import Embedder, Vectors
+from pipeline.embedding.vectors import unit, usable
+from pipeline.ledger import generations
+from pipeline.settings import ConversationSettings
+from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.telemetry import Metrics
+
+log = structlog.get_logger()
+
+CLAIMED = 16
+"""Chunks taken at once."""
+REQUEST_INPUTS = 16
+"""Texts of one call of the model: what a document that comes meanwhile has to wait for at most."""
+LEASE_SECONDS = 30.0
+"""When another worker may take a chunk that nothing was heard of. A longer call costs the same embedding twice."""
+IDLE_SECONDS = 1.0
+STARVED_SECONDS = 5.0
+"""While documents are always at work, one call is made after so long nevertheless."""
+BUSY_POLL_SECONDS = 0.05
+STALE_PAGE = 500
+RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 300.0
+COUNTED = 100_000
+"""The gauge of what waits goes no higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    tenant: str
+    member: str
+    digest: bytes
+    text: str
+    attempts: int
+
+
+class ConversationVectors:
+    """Runs in every vectors worker. Law: whatever fails, a chunk without embedding is tried again, later and later, and
+    no vector of another model than the active generation's is ever left to be found."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        embedder: Embedder,
+        metrics: Metrics,
+        settings: ConversationSettings,
+        *,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """busy: whether documents wait for the same model."""
+        self._pool = pool
+        self._embedder = embedder
+        self._metrics = metrics
+        self._rate = settings.embeddings_per_second
+        self._busy = busy
+        self._failures = 0
+        self._called = time.monotonic()
+
+    async def run(self) -> BaseException:
+        """Embed until cancelled; a world that is down is waited for."""
+        while True:
+            wait = IDLE_SECONDS
+            try:
+                if await self.turn():
+                    wait = 0.0
+                self._failures = 0
+            except PenstockError as error:
+                wait = backoff(
+                    self._failures, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS / 10, random=random.random(),  # noqa: S311  jitter
+                    retry_after=error.retry_after if isinstance(error, Retryable) else None,
+                )  # fmt: skip
+                self._failures += 1
+                log.warning("conversations_wait", reason=str(error)[:200], seconds=round(wait, 1))
+            await asyncio.sleep(wait)
+
+    async def turn(self) -> bool:
+        """Embed some chunks; False: there is nothing to do. Raises Retryable, Misconfigured."""
+        with translated("conversations"):
+            async with self._pool.connection() as connection:
+                generation = await generations.active(connection)
+                self._metrics.conversation_waiting.set(await _count(connection))
+                if not self._serves(generation):
+                    return False  # another worker has its model
+                maker = made_by(generation)
+                if await _drop_stale(connection, maker):
+                    return True
+                claimed = await _claim(connection)
+        groups = _groups(claimed)
+        while groups:
+            group = groups.pop(0)
+            try:
+                await self._group(maker, group)
+            except PenstockError:
+                with translated("conversations"):
+                    async with self._pool.connection() as connection:
+                        await _put_off(connection, group)
+                        await _release(connection, [chunk for others in groups for chunk in others])
+                raise
+        return bool(claimed)
+
+    def _serves(self, generation: Generation) -> bool:
+        mine, theirs = self._embedder, generation
+        same = (mine.model, mine.dimensions, mine.document_prefix) == (
+            theirs.model, theirs.dimensions, theirs.document_prefix,
+        )  # fmt: skip
+        return same and (not mine.revision or not theirs.revision or mine.revision == theirs.revision)
+
+    async def _group(self, maker: str, group: Sequence[_Waiting]) -> None:
+        found = await self._embed([chunk.text for chunk in group])
+        with translated("conversations"):
+            async with self._pool.connection() as connection:
+                await _save(connection, maker, list(zip(group, found, strict=True)))
+        self._metrics.conversation_chunks.inc(sum(vector is not None for vector in found))
+        for chunk, vector in zip(group, found, strict=True):
+            if vector is None:
+                log.warning("conversation_chunk_refused", chunk=chunk.digest.hex())
+
+    async def _embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+        """A chunk is often longer than a model's window: the mean of its parts, each weighing what it has of tokens.
+        None: the model will never take any of it."""
+        embedder = self._embedder
+        prefix = sum(embedder.count_tokens([embedder.document_prefix]))
+        parts: list[tuple[int, str, int]] = []
+        for n, text in enumerate(texts):
+            cut = await asyncio.to_thread(
+                pieces, text, window=embedder.input_window - prefix, count_tokens=embedder.count_tokens
+            )
+            parts += [(n, part, tokens) for part, tokens in cut]
+        sums = np.zeros((len(texts), embedder.dimensions), dtype=np.float32)
+        for start in range(0, len(parts), REQUEST_INPUTS):
+            some = parts[start : start + REQUEST_INPUTS]
+            await self._my_turn()
+            embedded = await embedder.embed_documents([part for _, part, _ in some])
+            self._metrics.embedding_tokens.inc(embedded.tokens)
+            for row, (n, _, tokens) in enumerate(some):
+                if row not in embedded.refused:
+                    sums[n] += tokens * embedded.vectors[row]
+            await asyncio.sleep(len(some) / self._rate)
+        good = usable(sums)
+        return [unit(sums[n : n + 1])[0] if good[n] else None for n in range(len(texts))]
+
+    async def _my_turn(self) -> None:
+        """Behind documents; but not for ever."""
+        while self._busy() and time.monotonic() - self._called < STARVED_SECONDS:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(BUSY_POLL_SECONDS)
+        self._called = time.monotonic()
+
+
+async def _count(connection: Connection) -> int:
+    cursor = await connection.execute(
+        "SELECT count(*) FROM (SELECT FROM conversation_chunks WHERE made_by IS NULL LIMIT %s) waiting", [COUNTED]
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+async def _drop_stale(connection: Connection, maker: str) -> int:
+    """What another model embedded waits again."""
+    cursor = await connection.execute(
+        "UPDATE conversation_chunks SET made_by = NULL, embedding = NULL, attempts = 0, next_at = now()"
+        " WHERE ctid = ANY(ARRAY(SELECT ctid FROM conversation_chunks WHERE made_by < %(maker)s OR made_by > %(maker)s"
+        "  LIMIT %(page)s FOR UPDATE SKIP LOCKED))",
+        {"maker": maker, "page": STALE_PAGE},
+    )
+    return cursor.rowcount
+
+
+async def _claim(connection: Connection) -> list[_Waiting]:
+    """Those that have waited longest."""
+    cursor = await connection.execute(
+        "UPDATE conversation_chunks SET next_at = now() + make_interval(secs => %s), attempts = attempts + 1"
+        " WHERE ctid = ANY(ARRAY(SELECT ctid FROM conversation_chunks WHERE made_by IS NULL AND next_at <= now()"
+        "  ORDER BY next_at LIMIT %s FOR UPDATE SKIP LOCKED))"
+        " RETURNING tenant, member, digest, text, attempts",
+        [LEASE_SECONDS, CLAIMED],
+    )
+    return [_Waiting(*row) for row in await cursor.fetchall()]
+
+
+def _groups(claimed: Sequence[_Waiting]) -> list[list[_Waiting]]:
+    """What has failed before is tried alone: it may be what made the others fail."""
+    fresh = [chunk for chunk in claimed if chunk.attempts == 1]
+    return [*([fresh] if fresh else []), *([chunk] for chunk in claimed if chunk.attempts > 1)]
+
+
+async def _put_off(connection: Connection, chunks: Sequence[_Waiting]) -> None:
+    await connection.cursor().executemany(
+        "UPDATE conversation_chunks SET next_at = now() + make_interval(secs => %s)"
+        " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",
+        [
+            (min(RETRY_CAP_SECONDS, RETRY_BASE_SECONDS * 2.0 ** min(c.attempts, 30)), c.tenant, c.member, c.digest)
+            for c in chunks
+        ],
+    )
+
+
+async def _release(connection: Connection, chunks: Sequence[_Waiting]) -> None:
+    """As if they had not been taken."""
+    await connection.cursor().executemany(
+        "UPDATE conversation_chunks SET next_at = now(), attempts = attempts - 1"
+        " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",
+        [(c.tenant, c.member, c.digest) for c in chunks],
+    )
+
+
+async def _save(connection: Connection, maker: str, found: Sequence[tuple[_Waiting, Vectors | None]]) -> None:
+    """A chunk that has gone meanwhile (regrouped, forgotten) stays gone."""
+    await connection.cursor().executemany(
+        "UPDATE conversation_chunks SET embedding = %s, made_by = %s, attempts = 0"
+        " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",
+        [(None if vector is None else HalfVector(vector), maker, c.tenant, c.member, c.digest) for c, vector in found],
+    )

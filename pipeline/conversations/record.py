@@ -1,0 +1,188 @@
+"""conversations: what members asked and were answered, from Kafka into the tables; and what is to be forgotten of it.
+
+A member's history is a function of the set of messages: of what was said, whatever was observed after the newest wish
+to forget it. So duplicates, replays and any order end alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pipeline.conversations import tables
+from pipeline.conversations.tables import Member, Mention
+from pipeline.core.conversations import (
+    Pair,
+    Place,
+    first_change,
+    group,
+    is_chunked,
+    pair_digest,
+    regroup_from,
+    subject_digest,
+)
+from pipeline.core.errors import Poison
+from pipeline.core.model import CountTokens, Lane
+from pipeline.core.normalise import clean
+from pipeline.settings import ConversationSettings
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.events import check_record
+from pipeline.stages.stage import Incoming
+from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.codec import BadMessage, decode
+from topics.messages import ConversationForgotten, ConversationRecorded
+from topics.registry import CONVERSATIONS, Topic
+
+Said = ConversationRecorded | ConversationForgotten
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one member's messages, in pairs."""
+
+    recorded: int = 0
+    known: int = 0
+    forgotten: int = 0
+    """Removed, or not taken in at all because they had been forgotten before they came."""
+
+
+class Conversations:
+    """The stage. See pipeline.stages.stage.Stage for its law."""
+
+    name = "conversations"
+    topics: dict[Lane, Topic] = {"live": CONVERSATIONS}  # noqa: RUF012
+    batch_size = 50
+
+    def __init__(
+        self,
+        pool: Pool,
+        dead: DeadLetters,
+        count_tokens: CountTokens,
+        metrics: Metrics,
+        settings: ConversationSettings,
+    ) -> None:
+        """count_tokens: as the gate is measured (cl100k), whatever model embeds."""
+        self._pool = pool
+        self._dead = dead
+        self._count_tokens = count_tokens
+        self._metrics = metrics
+        self._settings = settings
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        said: dict[Member, list[Said]] = {}
+        poison = []
+        for record in batch:
+            try:
+                message = read_conversation(record, now=datetime.now(UTC))
+            except Poison as error:
+                poison.append((record, error))
+            else:
+                said.setdefault(Member(message.tenant, message.member), []).append(message)
+        for who, messages in said.items():
+            await self._accept(who, messages)
+        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
+            await self.set_aside(record, why)
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        await self._dead.bury(record, stage=self.name, error=error)
+
+    async def _accept(self, who: Member, messages: Sequence[Said]) -> None:
+        """One transaction a member."""
+        with translated("conversations"):
+            async with self._pool.connection() as connection, connection.transaction():
+                await tables.lock(connection, who)
+                outcome = await self._write(connection, who, messages)
+        for name, count in (
+            ("recorded", outcome.recorded),
+            ("known", outcome.known),
+            ("forgotten", outcome.forgotten),
+        ):
+            self._metrics.conversation_pairs.labels(name).inc(count)
+
+    async def _write(self, connection: Connection, who: Member, messages: Sequence[Said]) -> Outcome:
+        forgotten = await self._forget(connection, who, [m for m in messages if isinstance(m, ConversationForgotten)])
+        recorded = [m for m in messages if isinstance(m, ConversationRecorded)]
+        pairs, mentions, ignored = await self._heard(connection, who, recorded)
+        touched = forgotten | pairs.keys()
+        before = await tables.times(connection, who, touched)
+        new = [pair for digest, pair in pairs.items() if digest not in before]
+        if new:
+            tokens = await self._count([pair.text for pair in new])
+            await tables.add_pairs(connection, who, list(zip(new, tokens, strict=True)))
+        await tables.add_mentions(connection, who, mentions)
+        after = await tables.first_mentions(connection, who, touched)
+        if (place := first_change(before, after)) is not None:
+            await tables.settle_pairs(connection, who, touched)
+            await self._regroup(connection, who, place)
+        return Outcome(len(new), len(pairs) - len(new), len(before.keys() - after.keys()) + ignored)
+
+    async def _forget(self, connection: Connection, who: Member, wishes: Sequence[ConversationForgotten]) -> set[bytes]:
+        """Returns the digests of the pairs that were mentioned in what is forgotten."""
+        floors: dict[bytes, datetime] = {}
+        touched: set[bytes] = set()
+        for wish in wishes:
+            subject = subject_digest(who.member)
+            said_in = None
+            if wish.conversation is not None:
+                said_in = wish.source, wish.conversation
+                subject = subject_digest(who.member, *said_in)
+            floors[subject] = max(wish.observed_at, floors.get(subject, wish.observed_at))
+            touched |= await tables.forget(connection, who, until=wish.observed_at, said_in=said_in)
+        if floors:
+            await tables.raise_floors(connection, who, floors)
+        return touched
+
+    async def _heard(
+        self, connection: Connection, who: Member, messages: Sequence[ConversationRecorded]
+    ) -> tuple[dict[bytes, Pair], list[Mention], int]:
+        """What was said after it was last forgotten, and how many pairs were not."""
+        everything = subject_digest(who.member)
+        subjects = {
+            place: subject_digest(who.member, *place) for place in {(m.source, m.conversation) for m in messages}
+        }
+        floors = await tables.floors(connection, who, [everything, *subjects.values()])
+        pairs: dict[bytes, Pair] = {}
+        mentions: list[Mention] = []
+        ignored = 0
+        for message in messages:
+            place = (message.source, message.conversation)
+            floor = max((floors[s] for s in (everything, subjects[place]) if s in floors), default=None)
+            if floor is not None and message.observed_at <= floor:
+                ignored += len(message.pairs)
+                continue
+            for sent in message.pairs:
+                question, answer = clean(sent.question), clean(sent.answer)
+                pair = Pair(question, answer, sent.asked_at, pair_digest(question, answer))
+                pairs[pair.digest] = min(pair, pairs.get(pair.digest, pair), key=lambda p: p.asked_at)
+                mentions.append(Mention(pair.digest, *place, sent.asked_at, message.observed_at, sent.id))
+        return pairs, mentions, ignored
+
+    async def _regroup(self, connection: Connection, who: Member, place: Place) -> None:
+        """The member's sum, the gate, and the chunks from the first one that may differ on."""
+        tokens, already = await tables.standing(connection, who)
+        chunked = is_chunked(already=already, tokens=tokens, gate_tokens=self._settings.gate_tokens)
+        await tables.save_member(connection, who, tokens=tokens, chunked=chunked)
+        if not chunked:
+            return
+        position, number = regroup_from(await tables.pairs_before(connection, who, place) if already else 0)
+        chunks = group(await tables.pairs_from(connection, who, number), first_position=position)
+        counts = await self._count([chunk.text for chunk in chunks])
+        await tables.replace_chunks(connection, who, position, list(zip(chunks, counts, strict=True)))
+
+    async def _count(self, texts: Sequence[str]) -> list[int]:
+        return await asyncio.to_thread(self._count_tokens, texts)
+
+
+def read_conversation(record: Incoming, *, now: datetime) -> Said:
+    """Parse and check one record. Raises Poison; the text never quotes content."""
+    try:
+        message = decode(record.value, record.headers)
+    except BadMessage as error:
+        raise Poison(error.code, str(error)) from error
+    if isinstance(message, Said):
+        check_record(record, message, now=now)
+        return message
+    raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
