@@ -1,0 +1,222 @@
+"""What a source answered against what was published last: what has to be published now. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Literal
+
+from pydantic import TypeAdapter, ValidationError
+
+from connectors.source import Document, Entry, Gone, Listed, Unreadable
+from topics.messages import INT64_MAX, MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
+
+Event = DocumentUpserted | AccessChanged | DocumentDeleted
+Outcome = Literal["upserted", "access", "deleted", "unchanged", "late", "unreadable", "invalid"]
+
+MAX_ID_BYTES = 2_000
+"""Postgres indexes rows of up to 2,700 bytes, tenant and source among them."""
+MAX_REVISION = 1_000
+MAX_MESSAGE = 2_000
+
+_TAG = TypeAdapter(Tag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A document as last published (``connector_items``). ``version`` None: never. ``fingerprint`` None: publish it
+    again. ``gone``: its delete was published."""
+
+    external_id: str
+    version: int | None = None
+    fingerprint: bytes | None = None
+    revision: str | None = None
+    acl_tags: tuple[str, ...] = ()
+    required_tags: tuple[str, ...] = ()
+    problem_code: str | None = None
+    problem_message: str | None = None
+    content_at: datetime | None = None
+    access_at: datetime | None = None
+    gone: bool = False
+
+    @property
+    def is_published(self) -> bool:
+        return self.version is not None and not self.gone
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``row`` None: nothing can be kept of it (an id that no table takes)."""
+
+    outcome: Outcome
+    row: Row | None
+    events: list[Event] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """Whose document it is, when the source was asked, and the version that is issued where it has none."""
+
+    tenant: str
+    source: str
+    at: datetime
+    """Stamped before the source was asked."""
+    next_version: int
+
+
+def decide(row: Row | None, entry: Entry, seen: Seen) -> Decision:
+    """What follows from an entry. An answer to a question older than what the row knows is late: it tells nothing."""
+    if not is_storable_id(entry.external_id):
+        return Decision("invalid", None)
+    known = row or Row(external_id=entry.external_id)
+    if known.content_at is not None and seen.at < known.content_at:
+        return Decision("late", known)
+    match entry:
+        case Gone():
+            return _gone(known, seen)
+        case Unreadable():
+            return _unreadable(known, entry, entry.code, entry.message, seen)
+        case Document():
+            return _document(known, entry, seen)
+
+
+def listed(row: Row, entry: Listed, seen: Seen) -> Decision:
+    """What follows from a listing for a document that was read before: its access."""
+    row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
+    return Decision("access" if events else "unchanged", row, events)
+
+
+def is_stale(row: Row | None, entry: Listed) -> bool:
+    """Whether a listed document has to be fetched: unknown, deleted before, or another revision."""
+    if row is None:
+        return True
+    if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
+        return True
+    if entry.revision is None:
+        return row.problem_code is not None  # nothing tells whether the reason still holds
+    return clipped(entry.revision) != row.revision
+
+
+def _gone(row: Row, seen: Seen) -> Decision:
+    gone = replace(row, gone=True, fingerprint=None, revision=None, problem_code=None, problem_message=None,
+                   content_at=seen.at, access_at=seen.at)  # fmt: skip
+    if not row.is_published:
+        return Decision("unchanged", replace(gone, version=row.version))
+    assert row.version is not None
+    event = DocumentDeleted(
+        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at, version=row.version
+    )
+    return Decision("deleted", gone, [event])
+
+
+def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str, seen: Seen) -> Decision:
+    """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
+    row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
+    row = replace(row, problem_code=code, problem_message=one_line(message), revision=clipped(entry.revision),
+                  content_at=seen.at)  # fmt: skip
+    return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
+
+
+def _document(row: Row, entry: Document, seen: Seen) -> Decision:
+    acl, required = access_of(entry.acl_tags, entry.required_tags)
+    late_access = row.access_at is not None and seen.at < row.access_at
+    if late_access:
+        acl, required = row.acl_tags, row.required_tags
+    try:
+        event = DocumentUpserted(
+            tenant=seen.tenant, source=seen.source, external_id=entry.external_id, observed_at=seen.at,
+            version=_version(row, entry, seen), title=entry.title, content=entry.content, media_type=entry.media_type,
+            acl_tags=list(acl), required_tags=list(required), source_url=entry.source_url, author=entry.author,
+            source_modified_at=entry.source_modified_at, metadata=dict(entry.metadata),
+        )  # fmt: skip
+    except ValidationError as error:
+        return _unreadable(row, entry, "invalid", why(error), seen)
+    digest = fingerprint(event)
+    moved, access = _access(row, acl, required, seen)
+    read = replace(moved, fingerprint=digest, revision=clipped(entry.revision), content_at=seen.at, problem_code=None,
+                   problem_message=None, gone=False)  # fmt: skip
+    if row.is_published and row.fingerprint == digest:
+        return Decision("access" if access else "unchanged", read, access)
+    return Decision("upserted", replace(read, version=event.version), [*access, event])
+
+
+def _version(row: Row, entry: Document, seen: Seen) -> int:
+    """Never less than what was published: what is newly read is newer, whatever number the source gives it. At an
+    equal version the later observation wins."""
+    if entry.version is None:
+        return max(seen.next_version, (row.version or 0) + 1)
+    return max(entry.version, row.version or 0) if 0 <= entry.version <= INT64_MAX else entry.version
+
+
+def _access(row: Row, acl_tags: Collection[str], required_tags: Collection[str], seen: Seen) -> tuple[Row, list[Event]]:
+    """The row under the access given, and the event that says so if it is published already."""
+    if row.access_at is not None and seen.at < row.access_at:
+        return row, []
+    acl, required = access_of(acl_tags, required_tags)
+    moved = replace(row, acl_tags=acl, required_tags=required, access_at=seen.at)
+    if not row.is_published or (row.acl_tags, row.required_tags) == (acl, required):
+        return moved, []
+    event = AccessChanged(
+        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at,
+        acl_tags=list(acl), required_tags=list(required),
+    )  # fmt: skip
+    return moved, [event]
+
+
+def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Sorted and unique. A required tag that cannot be said shuts everybody out; so do too many of either kind: what
+    cannot be expressed is denied. A tag of acl_tags that cannot be said only admits nobody."""
+    acl = tuple(sorted({tag for tag in acl_tags if is_tag(tag)}))
+    required = tuple(sorted(set(required_tags)))
+    if len(acl) > MAX_TAGS or len(required) > MAX_TAGS or not all(is_tag(tag) for tag in required):
+        return (), ()
+    return acl, required
+
+
+def is_tag(tag: str) -> bool:
+    try:
+        _TAG.validate_python(tag, strict=True)
+        tag.encode()
+    except (ValidationError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def is_storable_id(external_id: str) -> bool:
+    try:
+        return 0 < len(external_id.encode()) <= MAX_ID_BYTES and "\x00" not in external_id
+    except UnicodeEncodeError:
+        return False
+
+
+def clipped(revision: str | None) -> str | None:
+    """As the table can hold it; a long one as its hash."""
+    if revision is None:
+        return None
+    if len(revision) <= MAX_REVISION and revision.isprintable():
+        return revision
+    return hashlib.sha256(revision.encode("utf-8", "backslashreplace")).hexdigest()
+
+
+def one_line(text: str) -> str:
+    safe = "".join(char if char.isprintable() else " " for char in text.encode("utf-8", "replace").decode())
+    return safe[:MAX_MESSAGE]
+
+
+def why(error: ValidationError) -> str:
+    """What is wrong with which field, without its value."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    problems = [f"{'.'.join(str(part) for part in one['loc'][:1])} {one['msg']}" for one in found]
+    return "cannot be published: " + "; ".join(dict.fromkeys(problems))
+
+
+def fingerprint(event: DocumentUpserted) -> bytes:
+    """SHA-256 of everything but access, version and stamps."""
+    fields = [
+        event.title, event.content, event.media_type, event.source_url, event.author,
+        event.source_modified_at and event.source_modified_at.timestamp(), event.metadata,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).digest()

@@ -1,0 +1,296 @@
+"""One instance of a source, running: its lease, its activities, and what people ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from connectors.clock import Clock
+from connectors.protocol import Problem
+from connectors.runner.activity import Activity, Paused, Status, explained
+from connectors.runner.crawl import Crawl
+from connectors.runner.identities import Identities
+from connectors.runner.lease import Lease, lease
+from connectors.runner.publish import Publisher
+from connectors.runner.rows import LeaseLost, Rows
+from connectors.runner.state import Ask, PostgresMemory, State
+from connectors.runner.sweep import FETCH, Sweep
+from connectors.source import Context, Reaction, Request, Source
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.settings import PostgresSettings
+from pipeline.stores.postgres import Pool
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+BEAT_SECONDS = 1.0
+TAKEOVER_SECONDS = 5.0
+"""How often an instance that another process runs is tried."""
+MANY = 1_000
+"""Documents or tags named by events and not yet read: more than this, and everything is looked at instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run, and how often (seconds)."""
+
+    name: str
+    tenant: str
+    kind: str
+    make: Callable[[Context], Source]
+    """Raises Misconfigured."""
+    poll_seconds: float = 150.0
+    sweep_seconds: float = 600.0
+    groups_seconds: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    postgres: PostgresSettings
+    pool: Pool
+    producer: Producer
+    metrics: Metrics
+    folder: Path
+    """Under it each instance has a folder of its own."""
+    events_url: str | None = None
+    """``https://host`` as sources see us."""
+
+
+class Instance:
+    """Run it with ``run``; it ends only by cancellation. What it cannot do now it waits for, and says so."""
+
+    def __init__(self, plan: Plan, services: Services) -> None:
+        self.plan = plan
+        self._services = services
+        self.source: Source | None = None
+        """While this process holds the instance."""
+        self.start = Status()
+        """Of getting to where the activities run."""
+        self.activities: dict[str, Activity] = {}
+        self.published = Counter[str]()
+        """By outcome, since this process runs it."""
+        self._publisher: Publisher | None = None
+        self._sweep: Sweep | None = None
+        self._identities: Identities | None = None
+        self._answered: set[int] = set()
+        self._not_paused = asyncio.Event()
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            wait = TAKEOVER_SECONDS
+            try:
+                async with lease(self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind) as held:
+                    if held is None:
+                        self.start.become("waiting", "another process runs it")
+                    else:
+                        failures = 0
+                        await self._hold(held)
+            except LeaseLost as lost:
+                self.start.become("waiting", str(lost))
+            except Retryable as error:
+                self.start.become("waiting", explained(error))
+                wait, failures = min(TAKEOVER_SECONDS, 0.2 * 2**failures), failures + 1
+            except Exception as error:  # noqa: BLE001 # one instance's trouble is not the others'
+                self.start.become("needs attention", explained(error))
+                log.warning("connector_needs_attention", source=self.plan.name, error=explained(error))
+                wait = min(self.plan.poll_seconds, 60.0)
+            await asyncio.sleep(wait)
+
+    async def _hold(self, held: Lease) -> None:
+        """Until the lease is lost. Raises what made it end."""
+        state = State(self._services.pool, held.holder)
+        try:
+            rows = Rows(self._services.pool, held.holder)
+            clock = Clock(await rows.last_stamp())
+            source = self.plan.make(self._context())
+        except Misconfigured as error:
+            self.start.become("needs attention", explained(error))
+            await state.beat({"start": asdict(self.start)}, {}, [])
+            raise
+        try:
+            self._wire(source, state, rows, clock, (await state.reading()).activities)
+            self.start.become("running")
+            self.source = source
+            async with asyncio.TaskGroup() as group:
+                for activity in self.activities.values():
+                    group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
+                group.create_task(self._beats(held, state))
+        except BaseExceptionGroup as failed:
+            raise _first(failed) from failed
+        finally:
+            self.source = None
+            await source.close()
+
+    def _context(self) -> Context:
+        folder = self._services.folder / self.plan.name
+        folder.mkdir(parents=True, exist_ok=True)
+        url = self._services.events_url
+        return Context(
+            name=self.plan.name, tenant=self.plan.tenant, folder=folder,
+            memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
+            events_url=f"{url.rstrip('/')}/v1/events/{self.plan.name}" if url else None,
+        )  # fmt: skip
+
+    def _wire(
+        self, source: Source, state: State, rows: Rows, clock: Clock, before: Mapping[str, Mapping[str, Any]]
+    ) -> None:
+        """before: what the activities' statuses were when the instance was last run."""
+        publisher = Publisher(self._services.producer, rows)
+        crawl = Crawl(
+            source, state, publisher, clock, between_pages=self._between_pages,
+            loaded=lambda: self.activities["sweep"].ask(), gap=lambda: self.activities["sweep"].ask("gap"),
+        )  # fmt: skip
+        sweep = Sweep(
+            source, state, publisher, clock, between_pages=self._between_pages,
+            unrevised=lambda: self.activities["full"].ask("again"),
+        )  # fmt: skip
+        identities = Identities(
+            source, self._services.producer, self._services.pool, state.holder, clock,
+            between_pages=self._between_pages,
+        )  # fmt: skip
+
+        async def events(ids: frozenset[str]) -> Mapping[str, Any]:
+            return await self._fetch(source, publisher, clock, ids)
+
+        async def listen(_words: frozenset[str]) -> None:
+            await source.listen(self.react)
+
+        async def answer(asks: Sequence[int], outcome: Mapping[str, Any]) -> None:
+            await state.answer(asks, outcome)
+            self._answered.update(asks)
+
+        def activity(name: str, run: Any, every: float | None, *, first: float = 0.0, rests: bool = False) -> None:
+            self.activities[name] = one = Activity(
+                name, run, every_seconds=every, first_in_seconds=first, rests=rests, on_done=answer,
+                attention_seconds=min(self.plan.poll_seconds, 60.0), not_paused=self._not_paused,
+            )  # fmt: skip
+            one.status.succeeded_at = before.get(name, {}).get("succeeded_at")
+
+        plan = self.plan
+        activity("full", crawl.full, None)
+        activity("changes", crawl.changes, plan.poll_seconds, rests=True)
+        activity(
+            "sweep", sweep.run, plan.sweep_seconds, first=_left(before.get("sweep"), plan.sweep_seconds), rests=True
+        )
+        activity("groups", identities.all, plan.groups_seconds, rests=True)
+        activity("tags", identities.some, None)
+        activity("events", events, None)
+        activity("listen", listen, None)
+        self.activities["full"].ask()
+        self.activities["listen"].ask()
+        self._publisher, self._sweep, self._identities = publisher, sweep, identities
+
+    @staticmethod
+    async def _fetch(source: Source, publisher: Publisher, clock: Clock, ids: frozenset[str]) -> Mapping[str, Any]:
+        tally, wanted = Counter[str](), sorted(ids)
+        for start in range(0, len(wanted), FETCH):
+            at = clock.stamp()
+            entries = await source.fetch(wanted[start : start + FETCH])
+            tally += await publisher.publish(entries, at, "live")
+        return dict(tally)
+
+    # What the world says
+
+    async def react(self, reaction: Reaction) -> None:
+        """Have it done, soon. Doubled or out of order changes nothing: only what to read again is kept."""
+        if not self.activities:
+            return  # not running here now: whoever takes over reads everything that matters
+        if len(reaction.ids) + self.activities["events"].waiting > MANY:
+            self.activities["changes"].ask()
+            self.activities["sweep"].ask()
+        elif reaction.ids:
+            self.activities["events"].ask(*reaction.ids)
+        if len(reaction.groups) + self.activities["tags"].waiting > MANY:
+            self.activities["groups"].ask()
+        elif reaction.groups:
+            self.activities["tags"].ask(*reaction.groups)
+        if reaction.changes:
+            self.activities["changes"].ask()
+        if reaction.sweep:
+            self.activities["sweep"].ask()
+
+    async def on_event(self, request: Request) -> Reaction:
+        """Raises Refused; Retryable when the instance does not run here at present."""
+        if self.source is None:
+            raise Retryable(f"connector {self.plan.name} is not running yet: {self.start.reason or 'starting'}")
+        reaction = await self.source.on_event(request)
+        await self.react(reaction)
+        return reaction
+
+    # What people say
+
+    async def _beats(self, held: Lease, state: State) -> None:
+        while True:
+            await held.check()
+            with suppress(Retryable):  # the lease stands: the next beat tells more
+                await self._beat(state)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _beat(self, state: State) -> None:
+        assert self._publisher is not None
+        counts = Counter(self._publisher.counts)
+        paused, asks = await state.beat(
+            {name: activity.shown() for name, activity in self.activities.items()},
+            counts, [{"code": one.code, "message": one.message} for one in self.problems()],
+        )  # fmt: skip
+        self._publisher.counts -= counts
+        self.published += counts
+        if paused:
+            self._not_paused.clear()
+        else:
+            self._not_paused.set()
+        for ask in asks:
+            if ask.id not in self._answered:
+                self._dispatch(ask)
+
+    def _dispatch(self, ask: Ask) -> None:
+        match ask.action:
+            case "document":
+                self.activities["events"].ask(ask.argument or "", ask=ask.id)
+            case "allow_mass_delete":
+                self.activities["sweep"].ask("allow", ask=ask.id)
+            case "full":
+                self.activities["full"].ask("again", ask=ask.id)
+            case name:
+                self.activities[name].ask(ask=ask.id)
+
+    def problems(self) -> list[Problem]:
+        """Of the instance as a whole."""
+        found = [
+            *(self._sweep.problems if self._sweep else ()),
+            *(self._identities.problems if self._identities else ()),
+        ]
+        found += [
+            Problem(self.plan.name, "needs_attention", f"{name}: {one.status.reason}")
+            for name, one in self.activities.items()
+            if one.status.state == "needs attention"
+        ]
+        return found
+
+    def _between_pages(self) -> None:
+        if not self._not_paused.is_set():
+            raise Paused
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """What ended the others."""
+    error: BaseException = group.exceptions[0]
+    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+
+
+def _left(before: Mapping[str, Any] | None, every_seconds: float) -> float:
+    """Seconds until an activity is due again, by when it last succeeded; restarts do not put it off."""
+    if not before or not before.get("succeeded_at"):
+        return every_seconds  # the first load asks for the first one
+    age = datetime.now(UTC) - datetime.fromisoformat(before["succeeded_at"])
+    return min(every_seconds, max(0.0, every_seconds - age.total_seconds()))

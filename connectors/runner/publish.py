@@ -1,0 +1,105 @@
+"""Answers of a source → events in Kafka → rows, and only then the cursor."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from connectors.clock import next_version
+from connectors.runner.compare import Decision, Event, Row, Seen, decide, listed
+from connectors.runner.locks import Locks
+from connectors.runner.rows import Rows
+from connectors.source import Cursor, Entry, Listed
+from pipeline.core.errors import Retryable
+from pipeline.core.model import Lane
+from topics.messages import DocumentUpserted
+from topics.producer import Delivery, NotDelivered, Producer
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
+
+DELIVERY_SECONDS = 60.0
+MAX_BYTES = 16 * 1024 * 1024
+"""Of one page, under way at once."""
+
+
+class Publisher:
+    """Of one instance; for any number of tasks.
+
+    Law: rows and cursor are written after Kafka has acknowledged everything before them. What two tasks learn of one
+    document is published in the order in which the source was asked. Methods raise Retryable while Kafka or Postgres
+    is away, and LeaseLost.
+    """
+
+    def __init__(self, producer: Producer, rows: Rows) -> None:
+        self._producer = producer
+        self.rows = rows
+        self._locks = Locks()
+        self.counts: Counter[str] = Counter()
+        """Published since somebody last took them away, by outcome."""
+        self.invalid: dict[str, str] = {}
+        """Ids that no table takes, as they can be shown, and what is wrong."""
+
+    async def publish(
+        self, entries: Sequence[Entry], at: datetime, lane: Lane, *, full: Cursor | None = None,
+        changes: Cursor | None = None,
+    ) -> Counter[str]:  # fmt: skip
+        """Publish what differs, of what the source was asked for at ``at``; then keep the cursor. Returns what became
+        of the entries, by outcome. lane: of upserts; whatever takes something away is live."""
+        by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
+        async with self._locks.held(by_id):
+            known = await self.rows.find([one for one in by_id if "\x00" not in one]) if by_id else {}
+            decisions = [decide(known.get(id_), entry, self._seen(known.get(id_), at)) for id_, entry in by_id.items()]
+            return await self._carry_out(decisions, at, lane, full=full, changes=changes)
+
+    async def relisted(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
+        """Publish the access that a listing showed for documents that are known."""
+        async with self._locks.held(entries):
+            known = await self.rows.find(entries)
+            decisions = [listed(row, entries[id_], self._seen(row, at)) for id_, row in known.items()]
+            return await self._carry_out(decisions, at, "live")
+
+    async def _carry_out(
+        self, decisions: Sequence[Decision], at: datetime, lane: Lane, *, full: Cursor | None = None,
+        changes: Cursor | None = None,
+    ) -> Counter[str]:  # fmt: skip
+        await self._deliver([event for one in decisions for event in one.events], lane)
+        rows: list[Row] = [one.row for one in decisions if one.row is not None and one.outcome != "late"]
+        if rows or full is not None or changes is not None:
+            await self.rows.save(rows, at, full=full, changes=changes)
+        tally = Counter[str](one.outcome for one in decisions)
+        self.counts.update(tally)
+        return tally
+
+    async def _deliver(self, events: Sequence[Event], lane: Lane) -> None:
+        under_way: list[Delivery] = []
+        size = 0
+        try:
+            async with asyncio.timeout(DELIVERY_SECONDS):
+                for event in events:
+                    under_way.append(await self._producer.send(_topic(event, lane), event))
+                    size += len(event.content) if isinstance(event, DocumentUpserted) else 0
+                    if size > MAX_BYTES:
+                        await _acknowledged(under_way)
+                        under_way, size = [], 0
+                await _acknowledged(under_way)
+        except TimeoutError as error:
+            raise Retryable(f"Kafka did not confirm within {DELIVERY_SECONDS:.0f} s", service="kafka") from error
+        except NotDelivered as error:
+            raise Retryable(str(error), service="kafka") from error
+
+    def _seen(self, row: Row | None, at: datetime) -> Seen:
+        holder = self.rows.holder
+        return Seen(
+            tenant=holder.tenant, source=holder.source, at=at, next_version=next_version(row.version if row else None)
+        )
+
+
+def _topic(event: Event, lane: Lane) -> Topic:
+    """A delete or a revocation never waits behind a crawl."""
+    return DOCUMENTS_BACKFILL if lane == "backfill" and isinstance(event, DocumentUpserted) else DOCUMENTS_LIVE
+
+
+async def _acknowledged(under_way: Sequence[Delivery]) -> None:
+    for delivery in under_way:
+        await asyncio.shield(delivery)

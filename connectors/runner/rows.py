@@ -1,0 +1,188 @@
+"""What has been published of each document, and how far an instance was read: one transaction for both."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString
+
+from psycopg.rows import args_row
+from psycopg.types.json import Jsonb
+
+from connectors.runner.compare import Row
+from connectors.source import Cursor
+from pipeline.core.errors import PenstockError
+from pipeline.stores.postgres import Connection, Pool, translated
+
+PAGE = 1_000
+
+
+class LeaseLost(PenstockError):
+    """Another runner has taken the instance over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Whose rows these are, and who may write them: the runner that took the instance over last."""
+
+    tenant: str
+    source: str
+    epoch: int = 0
+
+
+_COLUMNS: LiteralString = (
+    "external_id, version, fingerprint, revision, acl_tags, required_tags, problem_code, problem_message,"
+    " content_at, access_at, gone"
+)
+
+
+class Rows:
+    """Law: what ``save`` was given is written whole or not at all, cursor included, and only while the lease is held.
+    Every method raises Retryable while Postgres is away; those that write raise LeaseLost."""
+
+    def __init__(self, pool: Pool, holder: Holder) -> None:
+        self._pool = pool
+        self.holder = holder
+
+    async def now(self) -> datetime:
+        """Postgres' clock, by which sweeps are told apart."""
+        return (await self._all("SELECT clock_timestamp()"))[0][0]  # type: ignore[no-any-return]
+
+    async def last_stamp(self) -> datetime | None:
+        """The newest observed_at that was written."""
+        found = await self._all(
+            "SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", *self._me
+        )
+        return found[0][0] if found else None
+
+    async def find(self, ids: Collection[str]) -> dict[str, Row]:
+        with translated("connector_items"):
+            async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
+                await cursor.execute(
+                    f"SELECT {_COLUMNS} FROM connector_items"
+                    " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+                    [*self._me, list(ids)],
+                )
+                return {row.external_id: row async for row in cursor}
+
+    async def save(
+        self, rows: Iterable[Row], stamp: datetime, *, full: Cursor | None = None, changes: Cursor | None = None
+    ) -> None:
+        """Write rows, and with them the cursor that they lead up to. stamp: the newest observed_at among them."""
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                await self._fence(connection)
+                await connection.cursor().executemany(
+                    f"""
+                    INSERT INTO connector_items (tenant, source, scope, {_COLUMNS})
+                    VALUES (%s, %s, '', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                    ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                        version = EXCLUDED.version, fingerprint = EXCLUDED.fingerprint, revision = EXCLUDED.revision,
+                        acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
+                        problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
+                        content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at, gone = EXCLUDED.gone,
+                        swept_at = EXCLUDED.swept_at
+                    """,
+                    [(*self._me, *_values(row)) for row in rows],
+                )
+                await connection.execute(
+                    "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
+                    " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+                    [*self._me, stamp],
+                )
+                if full is not None or changes is not None:
+                    moved = await connection.execute(
+                        "UPDATE connectors SET full_cursor = coalesce(%s, full_cursor),"
+                        " changes_cursor = coalesce(%s, changes_cursor)"
+                        " WHERE tenant = %s AND source = %s AND epoch = %s",
+                        [_json(full), _json(changes), *self._me, self.holder.epoch],
+                    )
+                    if not moved.rowcount:
+                        raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+
+    async def seen(self, ids: Collection[str], unchanged: Collection[str], stamp: datetime) -> None:
+        """A listing showed these; of those whose access it found unchanged, access is known as of the stamp."""
+        await self._write(
+            "UPDATE connector_items SET swept_at = clock_timestamp(), access_at ="
+            " CASE WHEN external_id = ANY(%s) THEN greatest(access_at, %s) ELSE access_at END"
+            " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+            list(unchanged), stamp, *self._me, list(ids),
+        )  # fmt: skip
+
+    async def count(self) -> int:
+        """Documents that are published and not deleted."""
+        found = await self._all(
+            "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
+            " AND NOT gone",
+            *self._me,
+        )
+        return int(found[0][0])
+
+    async def unlisted(self, since: datetime) -> list[str]:
+        """Published documents that neither a listing nor a read has shown since then."""
+        found = await self._all(
+            "SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
+            " AND NOT gone AND swept_at < %s ORDER BY external_id",
+            *self._me, since,
+        )  # fmt: skip
+        return [row[0] for row in found]
+
+    async def forget_unpublished(self, since: datetime) -> None:
+        """Problems of documents that are gone and never were published."""
+        await self._write(
+            "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND version IS NULL AND swept_at < %s",
+            *self._me, since,
+        )  # fmt: skip
+        await self._write(
+            "UPDATE connector_items SET problem_code = NULL, problem_message = NULL WHERE tenant = %s AND source = %s"
+            " AND gone AND problem_code IS NOT NULL AND swept_at < %s",
+            *self._me, since,
+        )  # fmt: skip
+
+    async def _fence(self, connection: Connection) -> None:
+        """Raises LeaseLost. No lock: a row that is written just after a takeover says what was really published."""
+        cursor = await connection.execute(
+            "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s",
+            [*self._me, self.holder.epoch],
+        )
+        if await cursor.fetchone() is None:
+            raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+
+    @property
+    def _me(self) -> tuple[str, str]:
+        return self.holder.tenant, self.holder.source
+
+    async def _all(self, statement: LiteralString, *parameters: object) -> list[tuple[Any, ...]]:
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                return await (await connection.execute(statement, parameters)).fetchall()
+
+    async def _write(self, statement: LiteralString, *parameters: object) -> None:
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                await self._fence(connection)
+                await connection.execute(statement, parameters)
+
+
+def _row(
+    external_id: str, version: int | None, fingerprint: bytes | None, revision: str | None, acl_tags: Sequence[str],
+    required_tags: Sequence[str], problem_code: str | None, problem_message: str | None, content_at: datetime | None,
+    access_at: datetime | None, gone: bool,
+) -> Row:  # fmt: skip
+    return Row(
+        external_id=external_id, version=version, fingerprint=fingerprint, revision=revision, acl_tags=tuple(acl_tags),
+        required_tags=tuple(required_tags), problem_code=problem_code, problem_message=problem_message,
+        content_at=content_at, access_at=access_at, gone=gone,
+    )  # fmt: skip
+
+
+def _values(row: Row) -> tuple[object, ...]:
+    return (
+        row.external_id, row.version, row.fingerprint, row.revision, list(row.acl_tags), list(row.required_tags),
+        row.problem_code, row.problem_message, row.content_at, row.access_at, row.gone,
+    )  # fmt: skip
+
+
+def _json(cursor: Cursor | None) -> Jsonb | None:
+    return None if cursor is None else Jsonb(dict(cursor))

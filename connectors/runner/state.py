@@ -1,0 +1,165 @@
+"""One instance's row in ``connectors``: how far it was read, what it is asked to do, and how it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, LiteralString
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from connectors.runner.rows import Holder, LeaseLost
+from connectors.source import Cursor
+from pipeline.stores.postgres import Pool, translated
+
+FullState = Literal["due", "running", "done"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far an instance was read."""
+
+    changes_cursor: Cursor | None
+    full_cursor: Cursor | None
+    full_state: FullState
+    loaded_at: datetime | None
+    """When a full read first came to its end. None: this is the first load."""
+    activities: Mapping[str, Mapping[str, Any]]
+    """As the runner before this one left them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What somebody asked for: full, sweep, changes, groups, document (argument: its external id), once (all that is
+    due), allow_mass_delete (a sweep that may delete much)."""
+
+    id: int
+    action: str
+    argument: str | None
+
+
+class State:
+    """Of one instance, on behalf of the runner that holds it. Methods raise Retryable while Postgres is away; those
+    that write raise LeaseLost."""
+
+    def __init__(self, pool: Pool, holder: Holder) -> None:
+        self._pool = pool
+        self.holder = holder
+
+    async def reading(self) -> Reading:
+        with translated("connectors"):
+            async with (
+                self._pool.connection() as connection,
+                connection.cursor(row_factory=class_row(Reading)) as cursor,
+            ):
+                await cursor.execute(
+                    "SELECT changes_cursor, full_cursor, full_state, loaded_at, activities FROM connectors"
+                    " WHERE tenant = %s AND source = %s",
+                    self._me,
+                )
+                found = await cursor.fetchone()
+                if found is None:
+                    raise LeaseLost(f"connector {self.holder.source} was removed")
+                return found
+
+    async def started(self, cursor: Cursor) -> None:
+        """Changes are read from here."""
+        await self._set("changes_cursor = %s", Jsonb(dict(cursor)))
+
+    async def full(self, state: FullState) -> None:
+        """due, running: from the beginning. done: it came to its end."""
+        if state == "done":
+            await self._set("full_state = 'done', full_cursor = NULL, loaded_at = coalesce(loaded_at, now())")
+        else:
+            await self._set("full_state = %s, full_cursor = NULL", state)
+
+    async def guard(self, found: Mapping[str, Any] | None) -> None:
+        await self._set("guard = %s", None if found is None else Jsonb(dict(found)))
+
+    async def beat(
+        self, activities: Mapping[str, Any], counts: Mapping[str, int], problems: Sequence[Mapping[str, str]]
+    ) -> tuple[bool, list[Ask]]:
+        """A sign of life; counts: what was published since the last one. Returns whether the instance is paused, and
+        what it is asked to do."""
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    """
+                    UPDATE connectors SET activities = %s, problems = %s, seen_at = clock_timestamp(), counts = (
+                        SELECT coalesce(jsonb_object_agg(kind, n), '{}') FROM (
+                            SELECT kind, sum(n) AS n FROM (
+                                SELECT key AS kind, value::bigint AS n FROM jsonb_each_text(counts)
+                                UNION ALL SELECT key, value::bigint FROM jsonb_each_text(%s)
+                            ) AS both_of_them GROUP BY kind
+                        ) AS summed)
+                    WHERE tenant = %s AND source = %s AND epoch = %s RETURNING paused
+                    """,
+                    [Jsonb(dict(activities)), Jsonb(list(problems)), Jsonb(dict(counts)), *self._me, self.holder.epoch],
+                )
+                row = await cursor.fetchone()
+                if row is None:
+                    raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+                cursor = await connection.execute(
+                    "SELECT id, action, argument FROM connector_asks WHERE tenant = %s AND source = %s"
+                    " AND done_at IS NULL ORDER BY id",
+                    self._me,
+                )
+                return bool(row[0]), [Ask(*ask) for ask in await cursor.fetchall()]
+
+    async def answer(self, ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                await connection.execute(
+                    "UPDATE connector_asks SET done_at = clock_timestamp(), outcome = %s WHERE id = ANY(%s)",
+                    [Jsonb(dict(outcome)), list(ids)],
+                )
+
+    async def _set(self, assignments: LiteralString, *parameters: object) -> None:
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                done = await connection.execute(
+                    f"UPDATE connectors SET {assignments} WHERE tenant = %s AND source = %s AND epoch = %s",
+                    [*parameters, *self._me, self.holder.epoch],
+                )
+                if not done.rowcount:
+                    raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+
+    @property
+    def _me(self) -> tuple[str, str]:
+        return self.holder.tenant, self.holder.source
+
+
+class PostgresMemory:
+    """``connectors.source.Memory`` of one instance."""
+
+    def __init__(self, pool: Pool, tenant: str, source: str) -> None:
+        self._pool = pool
+        self._me = (tenant, source)
+
+    async def get(self, name: str) -> Any | None:
+        with translated("connector_memory"):
+            async with self._pool.connection() as connection:
+                row = await (
+                    await connection.execute(
+                        "SELECT value FROM connector_memory WHERE tenant = %s AND source = %s AND name = %s",
+                        [*self._me, name],
+                    )
+                ).fetchone()
+                return None if row is None else row[0]
+
+    async def put(self, name: str, value: Any | None) -> None:
+        with translated("connector_memory"):
+            async with self._pool.connection() as connection:
+                if value is None:
+                    await connection.execute(
+                        "DELETE FROM connector_memory WHERE tenant = %s AND source = %s AND name = %s",
+                        [*self._me, name],
+                    )
+                else:
+                    await connection.execute(
+                        "INSERT INTO connector_memory VALUES (%s, %s, %s, %s) ON CONFLICT (tenant, source, name)"
+                        " DO UPDATE SET value = EXCLUDED.value",
+                        [*self._me, name, Jsonb(value)],
+                    )
