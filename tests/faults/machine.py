@@ -274,9 +274,9 @@ class Machine(RuleBasedStateMachine):
         """Whoever holds the lock that we wait for and stands still is killed, or goes on."""
         blockers = await self.bench.blockers()
         for at in self._standing():
-            if at != mine and self.puppets[at].tether.backends() & blockers:
-                op = self.puppets[at].op
-                if op is not None and op.steps % 2:
+            puppet = self.puppets.get(at)  # another's going on may have ended it
+            if at != mine and puppet and puppet.op and puppet.tether.backends() & blockers:
+                if puppet.op.steps % 2:
                     await self._kill(at, "kill of a worker that held a lock")
                 else:
                     await self._go_on(at)
