@@ -24,7 +24,8 @@ class Retryable(PenstockError):
 
 
 class Deferred(Retryable):
-    """The other side asks us to come later (a 429): that says nothing about the piece of work."""
+    """The other side asks us to come later (a 429), or has no room (a full disk): that says nothing about the piece of
+    work."""
 
 
 class Poison(PenstockError):
@@ -37,3 +38,8 @@ class Poison(PenstockError):
 
 class Misconfigured(PenstockError):
     """Nothing works until somebody changes the settings: refuse to start."""
+
+    def __init__(self, message: str, *, service: Service | None = None) -> None:
+        super().__init__(message)
+        self.service = service
+        """What refuses, where that is known."""

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
-Verdict = Literal["retry", "poison", "misconfigured"]
+Verdict = Literal["retry", "deferred", "poison", "misconfigured"]
 
 
 def backoff(attempt: int, *, base: float, cap: float, retry_after: float | None = None, random: float) -> float:
@@ -74,14 +74,20 @@ def classify_http(status: int | None, code: str | None = None) -> HttpVerdict:
 
 _SQLSTATE: Mapping[str, Verdict] = {
     # Whole codes first, then classes (the first two characters); PostgreSQL's appendix A names them.
-    "25006": "retry",  # read-only transaction: the primary has just changed
+    # "deferred": however often it fails, and whoever gets through meanwhile, it is no fault of the record.
+    "25006": "deferred",  # read-only transaction: the primary has just changed
     "25P03": "retry",  # idle in transaction for too long: the session is gone
     "25P04": "retry",  # transaction timeout
+    "53100": "deferred",  # disk full: a small change still finds room where a large text does not
+    "53300": "deferred",  # too many connections
+    "57P01": "deferred",  # shutdown by an administrator
+    "57P02": "deferred",  # … after a crash
+    "57P03": "deferred",  # starting up
     "55P03": "retry",  # lock not available
     "08": "retry",  # connection
     "40": "retry",  # rollback: serialisation, deadlock
-    "53": "retry",  # resources: disk full, too many connections
-    "57": "retry",  # operator: shutdown, statement timeout
+    "53": "retry",  # resources
+    "57": "retry",  # operator: statement timeout
     "58": "retry",  # the system under Postgres
     "21": "poison",  # cardinality
     "22": "poison",  # data: too long, a NUL, out of range

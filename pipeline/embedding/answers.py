@@ -54,7 +54,8 @@ def read(body: bytes, *, inputs: int, dimensions: int) -> Answer:
     if wrong := {len(row) for row in rows} - {dimensions}:
         raise Misconfigured(
             f"the embedding server answers vectors of {min(wrong)} dimensions, the settings say {dimensions}: "
-            "set PENSTOCK_EMBEDDING_DIMENSIONS, or PENSTOCK_EMBEDDING_SEND_DIMENSIONS where the model can shorten"
+            "set PENSTOCK_EMBEDDING_DIMENSIONS, or PENSTOCK_EMBEDDING_SEND_DIMENSIONS where the model can shorten",
+            service="embedding",
         )
     sorted_rows = np.empty((inputs, dimensions), dtype=np.float32)
     sorted_rows[order] = rows

@@ -179,10 +179,14 @@ class OpenAIEmbedder:
             except _Rejected as rejected:
                 raise Misconfigured(
                     f"the embedding server {self._host} rejects every text ({rejected.status}: {rejected.message}): "
-                    "check PENSTOCK_EMBEDDING_MODEL, _DIMENSIONS, _SEND_DIMENSIONS and _ENCODING_FORMAT"
+                    "check PENSTOCK_EMBEDDING_MODEL, _DIMENSIONS, _SEND_DIMENSIONS and _ENCODING_FORMAT",
+                    service="embedding",
                 ) from rejected
             if not usable(answer.rows).all():
-                raise Misconfigured(f"the embedding server {self._host} answers vectors of zeros or NaN for every text")
+                raise Misconfigured(
+                    f"the embedding server {self._host} answers vectors of zeros or NaN for every text",
+                    service="embedding",
+                )
             call.tokens += answer.tokens
             call.proven = True
 
@@ -222,7 +226,8 @@ class OpenAIEmbedder:
             case "misconfigured":
                 return Misconfigured(
                     f"the embedding server {self._host} answers {status} {label}: "
-                    f"check PENSTOCK_EMBEDDING_{_SETTING.get(status, 'BASE_URL')}"
+                    f"check PENSTOCK_EMBEDDING_{_SETTING.get(status, 'BASE_URL')}",
+                    service="embedding",
                 )
 
 

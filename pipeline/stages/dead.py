@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import structlog
 
-from pipeline.core.errors import Deferred, Poison
+from pipeline.core.errors import Deferred, Poison, Retryable
 from pipeline.core.flood import Flood
 from pipeline.kafka import store
 from pipeline.ledger import letters
@@ -57,7 +57,13 @@ class DeadLetters:
         metrics.dead_letter_pause.set_function(lambda: self._flood.pause(clock()))
 
     async def bury(self, record: Incoming, *, stage: str, error: Exception) -> None:
-        """Raises Retryable when Kafka or Postgres cannot be reached, and (Deferred) when there are too many letters."""
+        """Raises Retryable when Kafka or Postgres cannot be reached, and (Deferred) when there are too many letters.
+
+        What Kafka did not take is given back: one partition can be without a leader while the others go on, and what
+        the ledger has accepted already only waits for its hint.
+        """
+        if isinstance(error, Retryable) and error.service == "kafka":
+            raise error
         own, replay = read_replay(record.headers)
         whole = RawRecord(record.key, record.value, own)
         sent = self._sent.get(letter_id(record.topic, record.partition, record.offset))

@@ -59,6 +59,8 @@ class Detect:
         self._metrics = metrics
         self.batch_size = batch_size
         self._grace = grace_seconds
+        self._unsaid: dict[UUID, Withdrawal] = {}
+        """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         arrivals, poison = [], []
@@ -98,13 +100,14 @@ class Detect:
                 seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
                 await superseded.prune(connection, list(folded))
         active = next((g.name for g in writable if g.state == "active"), "")
-        await self._announcer.withdrawn(
-            [
-                Withdrawal(a.identity, seqs[a.identity.id], a.state.version, state, active)
-                for a in accepted
-                if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state))
-            ]
-        )
+        for a in accepted:
+            if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state)):
+                self._unsaid[a.identity.id] = Withdrawal(
+                    a.identity, seqs[a.identity.id], a.state.version, state, active
+                )
+        await self._announcer.withdrawn([self._unsaid[i] for i in folded if i in self._unsaid])
+        for id_ in folded:
+            self._unsaid.pop(id_, None)
         await send_hints(
             self._producer,
             [

@@ -104,7 +104,8 @@ def translated(doing: str) -> Iterator[None]:
     except UnreachableError as error:
         if "CERTIFICATE_VERIFY_FAILED" in str(error):
             raise Misconfigured(
-                f"{doing}: Elasticsearch's certificate is not trusted; set PENSTOCK_ELASTICSEARCH_CA_CERTS"
+                f"{doing}: Elasticsearch's certificate is not trusted; set PENSTOCK_ELASTICSEARCH_CA_CERTS",
+                service="elasticsearch",
             ) from error
         raise Retryable(f"{doing}: Elasticsearch cannot be reached", service="elasticsearch") from error
     except TransportError as error:
@@ -127,11 +128,13 @@ def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
     if status in (401, 403):
         return Misconfigured(
             f"{doing}: Elasticsearch refuses ({status} {kind}); check PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME and"
-            " their privileges"
+            " their privileges",
+            service="elasticsearch",
         )
     if kind == "index_not_found_exception":
-        return Misconfigured(f"{doing}: the index does not exist; `penstock rebuild keywords` makes it anew")
-    return Misconfigured(f"{doing}: Elasticsearch refuses the request ({status} {kind})")
+        what = "the index does not exist; `penstock rebuild keywords` makes it anew"
+        return Misconfigured(f"{doing}: {what}", service="elasticsearch")
+    return Misconfigured(f"{doing}: Elasticsearch refuses the request ({status} {kind})", service="elasticsearch")
 
 
 def error_type(body: object) -> str:

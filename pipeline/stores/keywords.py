@@ -274,7 +274,7 @@ def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
     """What the server's answer to one item means; None when the item must be sent again. Raises Misconfigured."""
     status, kind = int(answer["status"]), error_type(answer)
     if kind in _UNUSABLE:  # whatever its status: a delete's 404 is a success only where the index is there
-        raise Misconfigured(f"write to {write.index}: {kind}; `penstock rebuild keywords` makes the index anew")
+        raise Misconfigured(f"write to {write.index}: {kind}; run `penstock rebuild keywords`", service="elasticsearch")
     reason = str(answer["error"].get("reason", "")) if kind else ""
     match classify_es_item(status, "index" if write.body is not None else "delete"):
         case "ok":
@@ -289,8 +289,9 @@ def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
             return Outcome("refused", reason=f"{kind}: {field[1]}" if field else kind)
         case "misconfigured":
             raise Misconfigured(
-                f"write to {write.index}: Elasticsearch refuses ({status} {kind}); check the privileges of"
-                " PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME, and that the index is not blocked"
+                f"write to {write.index}: Elasticsearch refuses ({status} {kind}): is the index blocked? Else check the"
+                " privileges of PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME",
+                service="elasticsearch",
             )
 
 

@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.settings import PostgresSettings
@@ -86,7 +86,7 @@ async def require_migrated(settings: PostgresSettings) -> None:
 
 
 class translated:
-    """``with translated("Postgres"):`` turns psycopg's errors into our three kinds, by SQLSTATE."""
+    """``with translated("Postgres"):`` turns psycopg's errors into our kinds, by SQLSTATE."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -107,7 +107,9 @@ class translated:
             case "poison":
                 raise Poison("postgres_refused", summary) from error
             case "misconfigured":
-                raise Misconfigured(f"{summary}: {str(error).splitlines()[0]}") from error
+                raise Misconfigured(f"{summary}: {str(error).splitlines()[0]}", service="postgres") from error
+            case "deferred":
+                raise Deferred(summary, service="postgres") from error
             case _:
                 raise Retryable(summary, service="postgres") from error
 

@@ -102,7 +102,7 @@ class Attempts:
         return False
 
     def _note(self, batch: Batch, error: Retryable | Misconfigured | OSError | MemoryError) -> None:
-        service, after = (error.service, error.retry_after) if isinstance(error, Retryable) else (None, None)
+        service, after = _service(error), error.retry_after if isinstance(error, Retryable) else None
         if batch.tries == 0:
             batch.proved = self._proved.copy()
         batch.tries += 1
@@ -133,7 +133,7 @@ class Attempts:
 
     def _at_fault(self, batch: Batch, error: Exception) -> bool:
         """It keeps failing while others get through the very service that it fails at."""
-        service = error.service if isinstance(error, Retryable) else None
+        service = _service(error)
         others = self._proved[service] - batch.proved[service]
         return not isinstance(error, Deferred) and batch.tries >= SET_ASIDE_AFTER and others >= OTHERS_SUCCEEDED
 
@@ -150,3 +150,7 @@ class Attempts:
             batch.not_before = monotonic() + (after or RETRY_CAP_SECONDS / 4)
             return "again"
         return "done"
+
+
+def _service(error: Exception) -> Service | None:
+    return error.service if isinstance(error, Retryable | Misconfigured) else None

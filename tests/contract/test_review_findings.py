@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.examine import Examiner
 from pipeline.audit.mend import Mender
+from pipeline.core.errors import Retryable
 from pipeline.core.fingerprint import content_hash
 from pipeline.core.identity import document_id
 from pipeline.ledger import builds, generations
@@ -24,11 +25,11 @@ from pipeline.stores.postgres import Connection
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
-from tests.contract.build_kit import Event, Site, document, sections
+from tests.contract.build_kit import Event, Site, access, document, sections
 from tests.space import Space, now
 from topics.codec import encode
-from topics.messages import DocumentDeleted, DocumentUpserted, IndexHint
-from topics.producer import NotDelivered
+from topics.messages import DocumentDeleted, DocumentIndexed, DocumentUpserted, IndexHint
+from topics.producer import NotDelivered, Stored
 
 
 @pytest.fixture
@@ -214,3 +215,157 @@ def shall_stand(events: Sequence[Event]) -> tuple[int, str] | None:
     upserts = [e for e in events if isinstance(e, DocumentUpserted) and e.observed_at > floor]
     won = max(upserts, key=lambda e: (e.version, e.observed_at, content_hash(e.content)), default=None)
     return (won.version, won.content) if won else None
+
+
+# A part of the world that is down is no fault of a record
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
+
+
+class Working:
+    """A stage in its lanes: records go in, and say when they are done."""
+
+    def __init__(self, stage: Any, *, lanes: int = 4) -> None:
+        self.done: list[str] = []
+        self.metrics = Metrics()
+        self.lanes = Lanes(
+            stage, count=lanes, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=self.metrics,
+            on_done=lambda _record, name: self.done.append(str(name)),
+        )  # fmt: skip
+
+    async def __aenter__(self) -> Working:
+        self.lanes.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.lanes.stop(within_seconds=10)
+
+    @property
+    def tries(self) -> float:
+        found = [
+            s.value for m in self.metrics.registry.collect() for s in m.samples if s.name.endswith("retries_total")
+        ]
+        return sum(found)
+
+    async def until(self, condition: Callable[[], bool], within_seconds: float = 30) -> None:
+        async with asyncio.timeout(within_seconds):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+
+def event(message: Event) -> Incoming:
+    record = encode(message)
+    return Incoming("documents.live.v1", 0, 0, record.key, record.value, record.headers, "live")
+
+
+async def test_while_the_index_takes_no_writes_no_document_is_blamed_for_it(site: Site, hurried: None) -> None:
+    """What has nothing to write gets through all the same, and proves nothing about the index."""
+    site.keywords.batch_size = 1
+    settled = [f"{n}.md" for n in range(20)]
+    await site.put(*(document(name, sections(name)) for name in settled))
+    await site.accept(document("new", sections("new")))
+    async with site.pool.connection() as connection:
+        index = (await generations.active(connection)).keyword_index
+    await site.es.indices.put_settings(index=index, settings={"index.blocks.write": True})
+    async with Working(site.keywords) as working:
+        await working.lanes.put(hint("new", "g1"), "new")
+        await working.until(lambda: working.tries >= 2)
+        for name in settled:
+            await working.lanes.put(hint(name, "g1"), name)
+        await working.until(lambda: len(working.done) >= len(settled) and working.tries >= 12)
+        assert await site.space.query("SELECT count(*) FROM index_state WHERE attempts > 0") == [(0,)]
+        await site.es.indices.put_settings(index=index, settings={"index.blocks.write": False})
+        await working.until(lambda: "new" in working.done)
+    assert await site.entries_of(document_id("acme", "wiki", "new"))
+
+
+async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, hurried: None) -> None:
+    """Small changes still find room in the pages that are there."""
+    await site.space.execute(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$"
+    )
+    await site.space.execute(
+        "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON document_bodies FOR EACH ROW"
+        " WHEN (length(NEW.text) > 2000) EXECUTE FUNCTION full_disk()"
+    )
+    buried: list[Incoming] = []
+    site.detect.set_aside = lambda record, error: _note(buried, record)  # type: ignore[assignment, method-assign]
+    site.detect.batch_size = 1
+    async with Working(site.detect) as working:
+        await working.lanes.put(event(document("large", sections(*"abcd"))), "large")
+        await working.until(lambda: working.tries >= 1)
+        for n in range(20):
+            await working.lanes.put(event(document(f"{n}.md", "small")), f"{n}.md")
+        await working.until(lambda: len(working.done) >= 20 and working.tries >= 12)
+        assert buried == []
+        await site.space.execute("DROP TRIGGER full_disk ON document_bodies")
+        await working.until(lambda: "large" in working.done)
+
+
+async def _note(noted: list[Incoming], record: Incoming) -> None:
+    noted.append(record)
+
+
+async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_what_was_accepted(
+    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other partitions take their hints."""
+    down, send, letters = True, site.hints.send, list[object]()
+
+    async def refuse(topic: object, message: Any) -> asyncio.Future[None]:
+        if down and message.external_id == "a":
+            raise NotDelivered("its partition has no leader")
+        return await send(topic, message)
+
+    async def send_raw(_topic: object, *record: object) -> asyncio.Future[Stored]:
+        letters.append(record)
+        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        done.set_result(Stored(0, 0))
+        return done
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    monkeypatch.setattr(site.hints, "send_raw", send_raw, raising=False)
+    site.detect.batch_size = 1
+    async with Working(site.detect) as working:
+        await working.lanes.put(event(document("a", sections("one"))), "a")
+        await working.until(lambda: working.tries >= 1)
+        for n in range(20):
+            await working.lanes.put(event(document(f"{n}.md", "small")), f"{n}.md")
+        await working.until(lambda: len(working.done) >= 20 and working.tries >= 12)
+        assert letters == []
+        down = False
+        await working.until(lambda: "a" in working.done)
+    assert await site.space.query("SELECT count(*) FROM dead_letters") == [(0,)]
+
+
+async def test_a_revocation_that_kafka_does_not_take_at_once_is_announced_at_the_next_try(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time the event is a duplicate, which changes nothing any more."""
+    mine = document("a", sections("one"))
+    await site.put(mine)
+    said: list[DocumentIndexed] = []
+    down, send = True, site.hints.send
+
+    async def refuse(topic: object, message: object) -> asyncio.Future[None]:
+        if down:
+            raise NotDelivered("Kafka is down")
+        if isinstance(message, DocumentIndexed):
+            said.append(message)
+        return await send(topic, message)
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    revoked = access(mine, "others")
+    with pytest.raises(Retryable):
+        await site.accept(revoked)
+    down = False
+    await site.accept(revoked)
+    assert [m.state for m in said] == ["revoked"]
+    await site.accept(revoked)
+    assert len(said) == 1

@@ -95,13 +95,13 @@ def test_embedding_server_status(status: int | None, code: str | None, verdict: 
         ("08006", "retry"),  # connection failure
         ("40001", "retry"),  # serialisation failure
         ("40P01", "retry"),  # deadlock
-        ("53100", "retry"),  # disk full
-        ("53300", "retry"),  # too many connections
+        ("53100", "deferred"),  # disk full
+        ("53300", "deferred"),  # too many connections
         ("55P03", "retry"),  # lock not available
         ("57014", "retry"),  # statement timeout
-        ("57P01", "retry"),  # admin shutdown
+        ("57P01", "deferred"),  # admin shutdown
         ("58030", "retry"),  # I/O error
-        ("25006", "retry"),  # read-only transaction
+        ("25006", "deferred"),  # read-only transaction
         ("22001", "poison"),  # string too long
         ("22021", "poison"),  # character not in repertoire
         ("23502", "poison"),  # not null
