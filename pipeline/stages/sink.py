@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from traceback import extract_tb
 from uuid import UUID
 
 import structlog
@@ -19,6 +21,7 @@ from pipeline.telemetry import Metrics
 log = structlog.get_logger()
 
 SET_ASIDE_BASE_SECONDS, SET_ASIDE_CAP_SECONDS = 30.0, 3600.0
+FRAMES_SHOWN = 5
 
 
 class Generations:
@@ -54,4 +57,6 @@ async def set_aside(
                 )
                 await work.failed(connection, generation, store, document, error=reason, retry_in_seconds=wait)
     metrics.failed_documents.labels(store).inc()
-    log.error("document_set_aside", store=store, document=str(document), reason=reason, exc_info=error)
+    # Never the traceback's texts: Postgres and Elasticsearch quote the row or entry that they refuse.
+    frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-FRAMES_SHOWN:]]
+    log.error("document_set_aside", store=store, document=str(document), reason=reason, at=frames)

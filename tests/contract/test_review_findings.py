@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
+import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.examine import Examiner
@@ -369,3 +371,18 @@ async def test_a_revocation_that_kafka_does_not_take_at_once_is_announced_at_the
     assert [m.state for m in said] == ["revoked"]
     await site.accept(revoked)
     assert len(said) == 1
+
+
+async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Site, hurried: None) -> None:
+    """Postgres quotes the row that breaks a constraint, and psycopg repeats it."""
+    await site.space.execute("ALTER TABLE chunks_g1 ADD CHECK (text NOT LIKE '%%hush%%')")
+    await site.accept(document("a", "hush, this is between us"))
+    with capture_logs() as logs:
+        async with Working(site.vectors) as working:
+            await working.lanes.put(hint("a", "g1"), "a")
+            await working.until(lambda: working.done == ["a"])
+    [aside] = [entry for entry in logs if entry["event"] == "document_set_aside"]
+    error = aside.get("exc_info")
+    shown = f"{aside} {''.join(traceback.format_exception(error)) if error else ''}"
+    assert "CheckViolation (23514)" in shown
+    assert "hush" not in shown
