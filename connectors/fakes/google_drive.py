@@ -109,10 +109,12 @@ class FakeGoogleDrive:
             raise not_enabled("Google Drive API")
         return token.account
 
-    def _item(self, request: Request, account: str) -> Item:
+    def _item(self, request: Request, account: str, *, everywhere: bool = False) -> Item:
+        """everywhere: a method that knows no supportsAllDrives, and needs none."""
         id_ = request.path_params["id"]
         item = self.corpus.items.get(id_)
-        shared = item is not None and item.drive is not None and not flag(request, "supportsAllDrives")
+        unasked = not everywhere and not flag(request, "supportsAllDrives")
+        shared = item is not None and item.drive is not None and unasked
         if item is None or shared or not self.corpus.roles(account, item):
             raise file_not_found(id_)
         return item
@@ -168,7 +170,7 @@ class FakeGoogleDrive:
         return Response(item.content, media_type=item.mime_type)
 
     async def _export(self, request: Request) -> Response:
-        item = self._item(request, self._account(request))
+        item = self._item(request, self._account(request), everywhere=True)
         wanted = request.query_params.get("mimeType")
         if not wanted:
             raise missing("mimeType")

@@ -19,6 +19,8 @@ from connectors.fakes.google_drive_corpus import Corpus
 from connectors.fakes.google_drive_errors import OAuthError, bad_credentials
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+GOOGLES = "https://oauth2.googleapis.com/token"
+"""The audience that Google's own libraries always name."""
 LIFE_SECONDS = 3599
 MAX_ASSERTION_SECONDS = 3600
 
@@ -82,7 +84,7 @@ class Tokens:
     def _verified(self, assertion: str, url: str) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
-                assertion, self._private.public_key(), algorithms=["RS256"], audience=f"{url}/token",
+                assertion, self._private.public_key(), algorithms=["RS256"], audience=[f"{url}/token", GOOGLES],
                 options={"verify_exp": False, "verify_iat": False, "require": ["iss", "aud", "exp", "iat"]},
             )  # fmt: skip
         except jwt.InvalidAudienceError:

@@ -1,0 +1,228 @@
+"""The calls of Drive v3 and of the Admin SDK's directory that are needed, each with exactly the fields that are used.
+
+https://developers.google.com/workspace/drive/api/reference/rest/v3
+https://developers.google.com/workspace/admin/directory/reference/rest
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from connectors.google_drive.auth import DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE, Bearer, ServiceAccount
+from connectors.google_drive.options import GoogleDriveOptions
+from connectors.source import CursorExpired
+from connectors.web import Answered, Denied, Missing, Rejected, Web
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+
+Json = dict[str, Any]
+
+FOLDER = "application/vnd.google-apps.folder"
+USER = "(displayName,emailAddress)"
+PERMISSION = (
+    "id,type,role,emailAddress,domain,expirationTime,deleted,allowFileDiscovery,view,"
+    "permissionDetails(permissionType,inherited,inheritedFrom)"
+)
+ACCESS = f"driveId,parents,permissionIds,hasAugmentedPermissions,inheritedPermissionsDisabled,permissions({PERMISSION})"
+FILE = (
+    f"id,name,mimeType,trashed,version,modifiedTime,md5Checksum,headRevisionId,size,webViewLink,owners{USER},"
+    f"lastModifyingUser{USER},capabilities(canDownload),clientEncryptionDetails(encryptionState),{ACCESS}"
+)
+PLACE = "id,mimeType,trashed,driveId,parents"
+ALL_DRIVES = {"supportsAllDrives": "true"}
+
+QUOTAS = frozenset({"dailyLimitExceeded", "quotaExceeded", "sharingRateLimitExceeded"})
+"""Reasons of a 403 that are waits too, besides those that the client knows (guides/handle-errors)."""
+QUOTA_SECONDS = 300.0
+"""How long to leave it alone then: a day's quota does not come back sooner for being asked."""
+
+PERMISSIONS_A_PAGE = 100
+MEMBERS_A_PAGE = 200
+USERS_A_PAGE = 500
+"""The most that each takes."""
+
+
+class Api:
+    """Raises what Web raises; Deferred also for a spent quota; CursorExpired for a page token that is refused."""
+
+    def __init__(self, options: GoogleDriveOptions, name: str) -> None:
+        account = ServiceAccount(options.service_account_key.get_secret_value())
+        self.email = account.email
+        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject, name)
+        subject = options.directory_subject or options.subject
+        scopes = f"{MEMBER_SCOPE} {USER_SCOPE}" if options.domains else MEMBER_SCOPE
+        self.directory_auth = Bearer(account, scopes, subject, name)
+        self._drive = Web(f"{options.api_url.rstrip('/')}/drive/v3", auth=self.drive_auth, name=name)
+        self._directory = Web(
+            f"{options.directory_url.rstrip('/')}/admin/directory/v1", auth=self.directory_auth, name=name
+        )
+
+    async def close(self) -> None:
+        for one in (self._drive, self._directory, self.drive_auth, self.directory_auth):
+            await one.close()
+
+    # Files
+
+    async def files(self, drive: str | None, q: str, fields: str, size: int, token: str | None) -> Json:
+        """One page of a shared drive, or of what the account has itself. Raises Retryable when Google says that it
+        did not search everything: such a listing is none."""
+        where = (
+            {"corpora": "drive", "driveId": drive, "includeItemsFromAllDrives": "true", **ALL_DRIVES}
+            if drive
+            else {"corpora": "user", "includeItemsFromAllDrives": "false", **ALL_DRIVES}
+        )
+        params = {
+            **where, "q": q, "pageSize": size, "pageToken": token, "spaces": "drive",
+            "fields": f"nextPageToken,incompleteSearch,files({fields})",
+        }  # fmt: skip
+        page: Json = await self._paged("files", params)
+        if page.get("incompleteSearch"):
+            raise Retryable("Google Drive could not search everything (incompleteSearch): the listing is not complete")
+        return page
+
+    async def documents(self, drive: str | None, q: str, size: int, token: str | None) -> Json:
+        return await self.files(drive, q, FILE, size, token)
+
+    async def has_children(self, folder: Mapping[str, Any]) -> bool:
+        page = await self.files(folder.get("driveId"), f"'{folder['id']}' in parents", "id", 1, None)
+        return bool(page.get("files"))
+
+    async def file(self, id_: str, fields: str = FILE) -> Json:
+        return await self._get(f"files/{_segment(id_)}", {"fields": fields, **ALL_DRIVES})
+
+    async def permissions(self, id_: str) -> list[Json]:
+        """All of a file's, or all members of a shared drive."""
+        found: list[Json] = []
+        token: str | None = None
+        while True:
+            params = {
+                "fields": f"nextPageToken,permissions({PERMISSION})", "pageSize": PERMISSIONS_A_PAGE,
+                "pageToken": token, **ALL_DRIVES,
+            }  # fmt: skip
+            page = await self._get(f"files/{_segment(id_)}/permissions", params)
+            found += page.get("permissions", [])
+            token = page.get("nextPageToken")
+            if not token:
+                return found
+
+    async def export(self, id_: str, media_type: str) -> str:
+        path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
+        return str(await self._asked(self._drive.text("GET", path, params=params)))
+
+    async def export_to(self, id_: str, media_type: str, to: Path, max_bytes: int) -> None:
+        path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
+        await self._asked(self._drive.download(path, to, max_bytes=max_bytes, params=params))
+
+    async def download(self, id_: str, to: Path, max_bytes: int) -> None:
+        params = {"alt": "media", **ALL_DRIVES}
+        await self._asked(self._drive.download(f"files/{_segment(id_)}", to, max_bytes=max_bytes, params=params))
+
+    # Shared drives
+
+    async def drives(self) -> list[str]:
+        found: list[str] = []
+        token: str | None = None
+        while True:
+            page = await self._get(
+                "drives", {"fields": "nextPageToken,drives(id)", "pageSize": 100, "pageToken": token}
+            )
+            found += [str(one["id"]) for one in page.get("drives", [])]
+            token = page.get("nextPageToken")
+            if not token:
+                return found
+
+    async def drive(self, id_: str) -> Json:
+        return await self._get(f"drives/{_segment(id_)}", {"fields": "id,name"})
+
+    # Changes
+
+    async def start_page_token(self, drive: str | None) -> Json:
+        """``{"startPageToken": …}``: from there on everything that happens later is seen."""
+        return await self._get("changes/startPageToken", {"driveId": drive, "fields": "startPageToken", **ALL_DRIVES})
+
+    async def changes(self, drive: str | None, token: str, size: int) -> Json:
+        """One page of a shared drive's log, or of the account's own."""
+        params = {
+            "driveId": drive, "pageToken": token, "pageSize": size, "includeRemoved": "true", "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
+            "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE}))",
+        }  # fmt: skip
+        return await self._paged("changes", params)
+
+    async def watch(self, drive: str | None, token: str, channel: Mapping[str, Any]) -> Json:
+        params = {
+            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
+        }  # fmt: skip
+        found: Json = await self._asked(self._drive.json("POST", "changes/watch", params=params, json=dict(channel)))
+        return found
+
+    async def stop(self, channel: str, resource: str) -> None:
+        body = {"id": channel, "resourceId": resource}
+        await self._asked(self._drive.json("POST", "channels/stop", json=body, ok=(200, 204)))
+
+    # Directory
+
+    async def members(self, group: str) -> AsyncIterator[Json]:
+        """With the members of the groups in it."""
+        params = {"includeDerivedMembership": "true", "maxResults": MEMBERS_A_PAGE}
+        async for one in self._directory_list(f"groups/{_segment(group)}/members", "members", params):
+            yield one
+
+    async def users(self, domain: str) -> AsyncIterator[Json]:
+        async for one in self._directory_list("users", "users", {"domain": domain, "maxResults": USERS_A_PAGE}):
+            yield one
+
+    async def _directory_list(self, path: str, name: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:
+        token: str | None = None
+        while True:
+            page = await self._asked(self._directory.json("GET", path, params={**params, "pageToken": token}))
+            for one in page.get(name, []):
+                yield one
+            token = page.get("nextPageToken")
+            if not token:
+                return
+
+    # Requests
+
+    async def _get(self, path: str, params: Mapping[str, Any]) -> Json:
+        found: Json = await self._asked(self._drive.json("GET", path, params=params))
+        return found
+
+    async def _paged(self, path: str, params: Mapping[str, Any]) -> Json:
+        try:
+            return await self._get(path, params)
+        except (Rejected, Missing) as error:
+            if params.get("pageToken") and (error.status == 410 or (error.status == 400 and error.code == "invalid")):
+                raise CursorExpired("Google Drive no longer knows the page token") from error
+            raise
+
+    async def _asked(self, request: Any) -> Any:
+        """What concerns the whole instance, and no single file, said in its own kind of error."""
+        try:
+            return await request
+        except Denied as error:
+            if error.code in QUOTAS:
+                raise Deferred(f"Google's quota is spent ({error.code})", retry_after=QUOTA_SECONDS) from error
+            if (advice := hopeless(error)) is not None:
+                raise Misconfigured(advice) from error
+            raise
+
+
+def hopeless(error: Answered) -> str | None:
+    """What a person has to do, when no request at all can succeed until then."""
+    if error.code == "accessNotConfigured":
+        return (
+            "the API is not enabled in the service account's project: enable the Google Drive API and the Admin SDK API"
+        )
+    if error.code in ("insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT"):
+        return f"the token lacks a scope: {DRIVE_SCOPE} (and {MEMBER_SCOPE} for groups) must be granted"
+    if error.status == 401:
+        return "Google takes no token of this service account (authError): is it disabled, or the user suspended?"
+    return None
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")

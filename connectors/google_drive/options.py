@@ -1,0 +1,66 @@
+"""Settings of one Google Drive instance."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
+
+Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{5,200}$")]
+"""Of a file, folder or shared drive: what stands in its address after ``/folders/`` or ``/d/``."""
+Address = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")]
+Domain = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]
+
+
+class GoogleDriveOptions(BaseModel):
+    """What to read is said by ``drives``, ``all_drives``, ``folders`` and ``my_drive``, together; at least one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    service_account_key: SecretStr
+    """The JSON key of the service account, or the path of the file that holds it."""
+    subject: Address | None = None
+    """The user on whose behalf the Drive is read (domain-wide delegation); None: the service account itself."""
+    drives: tuple[Id, ...] = ()
+    """Shared drives, whole."""
+    all_drives: bool = False
+    """Every shared drive that the account is a member of, also those that it becomes one of later."""
+    folders: tuple[Id, ...] = ()
+    """Folders with everything below them, in shared drives or in My Drive."""
+    my_drive: bool = False
+    """What the account owns, and what others have shared with it, outside of shared drives."""
+
+    directory: bool = True
+    """Whether to ask the Admin SDK who is in a group. Without it what is shared with a group is found by nobody
+    through that group."""
+    directory_subject: Address | None = None
+    """Who may read the directory (a role with the privilege Groups > Read); None: as ``subject``."""
+    domains: tuple[Domain, ...] = ()
+    """Domains of the company whose users the directory lists: what is shared with such a domain, for everybody there to
+    find, is found by them. Needs one more scope (admin.directory.user.readonly)."""
+    domain_links: bool = False
+    """Whether "everybody in the domain who has the link" counts as everybody in the domain."""
+    anyone_tag: str | None = None
+    """The tag that what is open to anyone gets, with or without a link: ``domain:example.com`` or
+    ``group:all@example.com``. None: being open to anyone lets nobody find it."""
+
+    page_size: int = Field(default=100, ge=1, le=1000)
+    """Files, or changes, read at a time."""
+    sweep_page_size: int = Field(default=1000, ge=1, le=1000)
+    max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
+    """Largest file that is downloaded."""
+    api_url: str = "https://www.googleapis.com"
+    directory_url: str = "https://admin.googleapis.com"
+
+    @field_validator("anyone_tag")
+    @classmethod
+    def _of_this_source(cls, tag: str | None) -> str | None:
+        if tag is not None and (not tag.startswith(("domain:", "group:")) or tag != tag.lower()):
+            raise ValueError("is neither domain:… nor group:…, in lower case")
+        return tag
+
+    @model_validator(mode="after")
+    def _something(self) -> GoogleDriveOptions:
+        if not (self.drives or self.all_drives or self.folders or self.my_drive):
+            raise ValueError("nothing to read: name drives or folders, or set all_drives or my_drive")
+        return self
