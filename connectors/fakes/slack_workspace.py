@@ -1,0 +1,249 @@
+"""A Slack workspace in memory: people, channels, messages, and the events that every change sends.
+
+Shapes follow docs.slack.dev: reference/objects, reference/events.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+Object = dict[str, Any]
+
+BOT_USER = "U0PENSTOCK"
+BOT_ID = "B0PENSTOCK"
+APP_ID = "A0PENSTOCK"
+SCOPES = (
+    "channels:history", "channels:read", "groups:history", "groups:read", "usergroups:read", "users:read",
+    "users:read.email",
+)  # fmt: skip
+
+
+@dataclass
+class Channel:
+    id: str
+    name: str
+    created: int
+    is_private: bool = False
+    is_archived: bool = False
+    is_ext_shared: bool = False
+    kind: str = "channel"
+    """Or ``im``, ``mpim``."""
+    members: list[str] = field(default_factory=list)
+    messages: dict[str, Object] = field(default_factory=dict)
+    """By ts."""
+    previous_names: list[str] = field(default_factory=list)
+
+    @property
+    def type(self) -> str:
+        """As ``channel_type`` of a message event has it."""
+        return self.kind if self.kind != "channel" else "group" if self.is_private else "channel"
+
+    def shown(self) -> Object:
+        return {
+            "id": self.id, "name": self.name, "name_normalized": self.name, "created": self.created,
+            "is_channel": self.kind == "channel" and not self.is_private,
+            "is_group": self.kind == "channel" and self.is_private,
+            "is_im": self.kind == "im", "is_mpim": self.kind == "mpim", "is_private": self.is_private,
+            "is_archived": self.is_archived, "is_general": False, "is_shared": self.is_ext_shared,
+            "is_ext_shared": self.is_ext_shared, "is_org_shared": False, "is_pending_ext_shared": False,
+            "is_member": BOT_USER in self.members, "previous_names": list(self.previous_names),
+            "topic": {"value": "", "creator": "", "last_set": 0},
+            "purpose": {"value": "", "creator": "", "last_set": 0},
+            "num_members": len(self.members),
+        }  # fmt: skip
+
+    def replies(self, thread_ts: str) -> list[Object]:
+        return [m for ts, m in sorted(self.messages.items()) if m.get("thread_ts") == thread_ts and ts != thread_ts]
+
+    def as_read(self, message: Object) -> Object:
+        """A message with the fields of its thread, as ``conversations.history`` and ``.replies`` return it."""
+        shown = copy.deepcopy(message)
+        replies = self.replies(message["ts"])
+        if replies:
+            users = list(dict.fromkeys(reply.get("user", reply.get("bot_id")) for reply in replies))
+            shown |= {
+                "thread_ts": message["ts"], "reply_count": len(replies), "reply_users_count": len(users),
+                "latest_reply": replies[-1]["ts"], "reply_users": users[:5], "is_locked": False,
+            }  # fmt: skip
+        if message.get("thread_ts", message["ts"]) != message["ts"]:
+            parent = self.messages.get(message["thread_ts"])
+            shown["parent_user_id"] = parent.get("user") if parent else None
+        return shown
+
+
+class Workspace:
+    """clock: seconds since 1970; two messages of one channel never share a ts."""
+
+    def __init__(self, clock: Callable[[], float] = time.time, team_id: str = "T0ACME", domain: str = "acme") -> None:
+        self.clock = clock
+        self.team_id = team_id
+        self.domain = domain
+        self.users: dict[str, Object] = {}
+        self.channels: dict[str, Channel] = {}
+        self.usergroups: dict[str, Object] = {}
+        self.listeners: list[Callable[[Object], None]] = []
+        self._numbers = itertools.count(1)
+        self._last_ts = 0.0
+        self.user("penstock", id=BOT_USER, is_bot=True, email=None, bot_id=BOT_ID)
+
+    # People
+
+    def user(self, name: str, *, id: str | None = None, email: str | None = "", **fields: Any) -> str:
+        """Returns the id. email: "" makes one of the name."""
+        id = id or f"U{next(self._numbers):05}"
+        address = f"{name.split()[0].lower()}@{self.domain}.example" if email == "" else email
+        bot_id = fields.pop("bot_id", None)
+        profile: Object = {"real_name": name, "display_name": "", **({"bot_id": bot_id} if bot_id else {})}
+        if address:
+            profile["email"] = address
+        self.users[id] = {
+            "id": id, "team_id": self.team_id, "name": name.split()[0].lower(), "real_name": name, "deleted": False,
+            "is_bot": False, "is_restricted": False, "is_ultra_restricted": False, "is_app_user": False,
+            "is_email_confirmed": bool(address), "profile": profile, "updated": int(self.clock()), **fields,
+        }  # fmt: skip
+        self._send({"type": "team_join", "user": copy.deepcopy(self.users[id])})
+        return id
+
+    def change_user(self, id: str, **fields: Any) -> None:
+        """Fields of the user, e.g. ``deleted=True``; ``profile=`` is merged."""
+        profile = self.users[id]["profile"] | fields.pop("profile", {})
+        self.users[id] |= {**fields, "profile": profile, "updated": int(self.clock())}
+        self._send({"type": "user_change", "user": copy.deepcopy(self.users[id])})
+
+    def usergroup(self, handle: str) -> str:
+        id = f"S{next(self._numbers):05}"
+        self.usergroups[id] = {"id": id, "team_id": self.team_id, "name": handle.title(), "handle": handle}
+        self._send({"type": "subteam_created", "subteam": copy.deepcopy(self.usergroups[id])})
+        return id
+
+    # Channels
+
+    def channel(self, name: str, *members: str, bot: bool = True, **fields: Any) -> str:
+        """Returns the id. bot: whether the app is invited."""
+        id = f"{'D' if fields.get('kind') == 'im' else 'C'}{next(self._numbers):05}"
+        self.channels[id] = Channel(id, name, int(self.clock()), members=list(members), **fields)
+        if bot:
+            self.join(id, BOT_USER)
+        return id
+
+    def join(self, channel: str, user: str) -> None:
+        self.channels[channel].members.append(user)
+        self._send_of(
+            channel, {"type": "member_joined_channel", "user": user, "channel": channel, "team": self.team_id}
+        )
+
+    def leave(self, channel: str, user: str) -> None:
+        found = self.channels[channel]
+        found.members.remove(user)
+        if user == BOT_USER:
+            self._send({"type": "group_left" if found.is_private else "channel_left", "channel": channel})
+        else:
+            self._send_of(channel, {"type": "member_left_channel", "user": user, "channel": channel})
+
+    def rename(self, channel: str, name: str) -> None:
+        found = self.channels[channel]
+        found.previous_names.insert(0, found.name)
+        found.name = name
+        kind = "group_rename" if found.is_private else "channel_rename"
+        self._send_of(channel, {"type": kind, "channel": {"id": channel, "name": name, "created": found.created}})
+
+    def archive(self, channel: str) -> None:
+        """A bot is put out of a channel that is archived, and can read it no longer."""
+        found = self.channels[channel]
+        kind = "group_archive" if found.is_private else "channel_archive"
+        self._send_of(channel, {"type": kind, "channel": channel, "user": "U00001"})
+        found.is_archived = True
+        found.members = [user for user in found.members if user != BOT_USER]
+
+    def convert_to_private(self, channel: str) -> None:
+        self.channels[channel].is_private = True
+        self.post(channel, "U00001", "converted this channel to private", subtype="channel_convert_to_private")
+
+    def delete_channel(self, channel: str) -> None:
+        kind = "group_deleted" if self.channels[channel].is_private else "channel_deleted"
+        self._send_of(channel, {"type": kind, "channel": channel})
+        del self.channels[channel]
+
+    # Messages
+
+    def ts(self) -> str:
+        self._last_ts = max(round(self.clock(), 6), round(self._last_ts + 0.000001, 6))
+        return f"{self._last_ts:.6f}"
+
+    def post(self, channel: str, user: str, text: str, *, thread: str | None = None, **fields: Any) -> str:
+        """Returns the ts. user: "" for a message of a bot (give bot_id, username …). thread: of the parent. at: ts."""
+        ts = fields.pop("at", None) or self.ts()
+        message: Object = {"type": "message", "text": text, "ts": ts, "team": self.team_id, **fields}
+        if user:
+            message["user"] = user
+        if thread:
+            message["thread_ts"] = thread
+        self.channels[channel].messages[ts] = message
+        self._send_message(channel, copy.deepcopy(message), ts)
+        return ts
+
+    def edit(self, channel: str, ts: str, text: str, **fields: Any) -> None:
+        """The time of an edit counts whole seconds, as Slack's does."""
+        message = self.channels[channel].messages[ts]
+        before = copy.deepcopy(message)
+        message |= {
+            "text": text, "edited": {"user": message.get("user"), "ts": f"{int(self.clock())}.000000"}, **fields,
+        }  # fmt: skip
+        self._changed(channel, message, before)
+
+    def delete(self, channel: str, ts: str) -> None:
+        """A parent that has replies stays as a tombstone."""
+        found = self.channels[channel]
+        message = found.messages[ts]
+        if found.replies(ts):
+            found.messages[ts] = {
+                "type": "message", "subtype": "tombstone", "text": "This message was deleted.", "user": "USLACKBOT",
+                "hidden": True, "ts": ts, "thread_ts": ts,
+            }  # fmt: skip
+            self._changed(channel, found.messages[ts], message)
+            return
+        del found.messages[ts]
+        parent = message.get("thread_ts", ts)
+        if parent != ts and not found.replies(parent) and found.messages[parent].get("subtype") == "tombstone":
+            del found.messages[parent]
+        self._send_message(
+            channel,
+            {"subtype": "message_deleted", "hidden": True, "deleted_ts": ts, "previous_message": message}, self.ts(),
+        )  # fmt: skip
+
+    def _changed(self, channel: str, message: Object, before: Object) -> None:
+        shown = self.channels[channel].as_read(message)
+        self._send_message(
+            channel,
+            {"subtype": "message_changed", "hidden": True, "message": shown, "previous_message": before}, self.ts(),
+        )  # fmt: skip
+
+    # Events
+
+    def _send_message(self, channel: str, fields: Object, ts: str) -> None:
+        self._send_of(channel, {
+            **fields, "type": "message", "channel": channel, "ts": ts, "event_ts": ts,
+            "channel_type": self.channels[channel].type,
+        })  # fmt: skip
+
+    def _send_of(self, channel: str, event: Object) -> None:
+        """What happens in a channel is told to its members only."""
+        if BOT_USER in self.channels[channel].members:
+            self._send(event)
+
+    def _send(self, event: Object) -> None:
+        number = next(self._numbers)
+        envelope = {
+            "token": "unused", "team_id": self.team_id, "api_app_id": APP_ID, "type": "event_callback",
+            "event": {"event_ts": f"{self.clock():.6f}", **event}, "event_id": f"Ev{number:08}",
+            "event_time": int(self.clock()), "is_ext_shared_channel": False,
+            "authorizations": [{"enterprise_id": None, "team_id": self.team_id, "user_id": BOT_USER, "is_bot": True,
+                                "is_enterprise_install": False}],
+        }  # fmt: skip
+        for listener in self.listeners:
+            listener(envelope)

@@ -1,0 +1,125 @@
+"""Slack as a source: threads of the channels that an app is a member of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+from slack_sdk.signature import SignatureVerifier
+
+from connectors.protocol import Problem
+from connectors.slack import checking, events, socket
+from connectors.slack.api import Api
+from connectors.slack.directory import Directory
+from connectors.slack.listing import Lister
+from connectors.slack.losses import Losses
+from connectors.slack.options import SlackOptions
+from connectors.slack.people import workspace_tag
+from connectors.slack.reading import Reader
+from connectors.slack.threads import tag
+from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction, Refused, Request
+
+
+class Slack:
+    """Fulfils ``connectors.source.Source``."""
+
+    Options: ClassVar[type[BaseModel]] = SlackOptions
+
+    def __init__(self, options: SlackOptions, context: Context) -> None:
+        """Raises Misconfigured."""
+        self._options = options
+        self._context = context
+        self._api = Api(options.base_url, options.token, name=context.name, rows=options.rows_per_request)
+        self._socket: Api | None = None
+        if options.app_token is not None:
+            self._socket = Api(options.base_url, options.app_token, name=context.name, rows=1)
+        self._verifier: SignatureVerifier | None = None
+        if options.signing_secret is not None and options.signing_secret.get_secret_value().strip():
+            self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
+        self._directory = Directory(self._api, options)
+        self._losses = Losses(self._directory, options, context.memory, context.folder)
+        self._reader = Reader(self._api, self._directory, self._losses, options)
+        self._lister = Lister(self._api, self._directory, self._losses, options)
+        self._seen = events.Seen()
+
+    async def close(self) -> None:
+        await self._api.close()
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def check(self) -> Sequence[Problem]:
+        return await checking.check(
+            self._api, self._socket, self._directory, self._options, name=self._context.name,
+            has_events_url=self._context.events_url is not None,
+        )  # fmt: skip
+
+    async def start(self) -> Cursor:
+        return self._reader.now()
+
+    def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        return self._reader.full(cursor)
+
+    def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
+        return self._reader.changes(cursor)
+
+    def slim(self) -> AsyncIterator[Sequence[Listed]]:
+        return self._lister.slim()
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        return await self._reader.fetch(external_ids)
+
+    def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        return self._lister.groups(tags)
+
+    # Events
+
+    async def on_event(self, request: Request) -> Reaction:
+        if self._verifier is None or not _is_signed(self._verifier, request):
+            raise Refused(f"{self._context.name}: an event without a valid signature of Slack's")
+        try:
+            envelope = json.loads(request.body)
+        except ValueError as error:
+            raise Refused(f"{self._context.name}: an event that is no JSON") from error
+        if not isinstance(envelope, dict):
+            raise Refused(f"{self._context.name}: an event that is no JSON object")
+        challenge = envelope.get("challenge")
+        if envelope.get("type") == "url_verification" and isinstance(challenge, str):
+            return Reaction(answer=challenge.encode())
+        return await self._reaction(envelope)
+
+    async def _reaction(self, envelope: Mapping[str, Any]) -> Reaction:
+        id = envelope.get("event_id")
+        if id in self._seen:
+            return Reaction()
+        found, effect = events.reaction(envelope)
+        if effect == "names":
+            self._directory.forget_names()
+        elif effect == "people" and not self._directory.is_as_known(envelope["event"].get("user")):
+            found = Reaction(groups=await self._all_tags())
+        self._seen.add(id)
+        return found
+
+    async def _all_tags(self) -> Collection[str]:
+        """A person's standing or address changed: it counts wherever they are a member."""
+        team = await self._directory.team()
+        channels = self._directory.known() or await self._directory.channels()
+        return [workspace_tag(team), *(tag(one.id) for one in channels.values() if self._directory.admits(one))]
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        if self._socket is None:
+            return
+
+        async def on_payload(payload: Mapping[str, Any]) -> None:
+            await react(await self._reaction(payload))
+
+        await socket.listen(self._socket, on_payload)
+
+
+def _is_signed(verifier: SignatureVerifier, request: Request) -> bool:
+    """HMAC-SHA256 over the body as it came, at most five minutes old."""
+    try:
+        return bool(verifier.is_valid_request(request.body, dict(request.headers)))
+    except (ValueError, TypeError):  # a time that is no number, a body that is no text, a signature that is not ASCII
+        return False
