@@ -177,6 +177,16 @@ class ConversationSettings(_Settings):
     """Pace of embedding chunks in each vectors worker, which does it when documents leave it time."""
 
 
+class ConnectorSettings(_Settings):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONNECTORS_", frozen=True, extra="forbid")
+
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(0, ge=0, le=65535)
+    """Where events, uploads and conversations come in; 0 finds a free port (`penstock connector status` shows it)."""
+    events_url: str | None = None
+    """``https://host`` under which sources reach that from outside. Without it they are polled."""
+
+
 class Settings(_Settings):
     """All parts. Build one with ``load()``."""
 
@@ -189,6 +199,7 @@ class Settings(_Settings):
     stream: StreamSettings
     audit: AuditSettings = AuditSettings()
     conversations: ConversationSettings = ConversationSettings()
+    connectors: ConnectorSettings = ConnectorSettings()
 
 
 def load() -> Settings:
@@ -202,11 +213,14 @@ def load() -> Settings:
             stream=StreamSettings(),
             audit=AuditSettings(),
             conversations=ConversationSettings(),
+            connectors=ConnectorSettings(),
         )
     except ValidationError as error:
         problem = error.errors(include_input=False, include_url=False)[0]
         field = "_".join(str(part) for part in problem["loc"]).upper()
-        part = error.title.removesuffix("Settings").upper()
+        part = {"ConnectorSettings": "CONNECTORS", "ConversationSettings": "CONVERSATIONS"}.get(
+            error.title, error.title.removesuffix("Settings").upper()
+        )
         raise Misconfigured(f"setting PENSTOCK_{part}_{field}: {problem['msg']}") from error
 
 

@@ -90,6 +90,31 @@ class Metrics:
         self.conversation_waiting = Gauge(
             "penstock_waiting_conversation_chunks", "Chunks of conversations without an embedding", registry=r
         )
+        self.connector_outcomes = Counter(
+            "penstock_connector_entries", "What became of entries that sources gave", ["source", "outcome"], registry=r
+        )
+        self.connector_age = Gauge(
+            "penstock_connector_success_age_seconds",
+            "Since an activity of a connector last succeeded",
+            ["source", "activity"],
+            registry=r,
+        )
+        self.connector_waiting = Gauge(
+            "penstock_connector_not_working",
+            "1 while an activity of a connector waits for the world or needs attention",
+            ["source", "activity"],
+            registry=r,
+        )
+        self.connector_problems = Gauge(
+            "penstock_connector_problems",
+            "Problems of a connector (of: source) and documents that it cannot publish (of: documents)",
+            ["source", "of"],
+            registry=r,
+        )
+        self.connector_events = Counter(
+            "penstock_connector_events", "Events that sources sent us, by what became of them", ["source", "outcome"],
+            registry=r,
+        )  # fmt: skip
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:

@@ -19,7 +19,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from pydantic import BaseModel, SecretStr
 
 from connectors.protocol import Problem
-from connectors.runner.instance import Instance, Plan, Services
+from connectors.runner.instance import Instance
+from connectors.runner.plan import Plan, Services
 from connectors.source import (
     Context,
     Cursor,

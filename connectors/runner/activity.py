@@ -43,6 +43,12 @@ class Status:
     failures: int = 0
     """In a row."""
 
+    def age_seconds(self) -> float | None:
+        """Since it last succeeded."""
+        if self.succeeded_at is None:
+            return None
+        return (datetime.now(UTC) - datetime.fromisoformat(self.succeeded_at)).total_seconds()
+
     def become(self, state: Condition, reason: str | None = None) -> None:
         if self.state != state:
             self.since = _now()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import structlog
@@ -19,50 +17,24 @@ from connectors.runner.activity import Activity, Paused, Status, explained
 from connectors.runner.crawl import Crawl
 from connectors.runner.identities import Identities
 from connectors.runner.lease import Lease, lease
+from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import Ask, PostgresMemory, State
 from connectors.runner.sweep import FETCH, Sweep
 from connectors.source import Context, Reaction, Request, Source
+from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.settings import PostgresSettings
-from pipeline.stores.postgres import Pool
-from pipeline.telemetry import Metrics
-from topics.producer import Producer
 
 log = structlog.get_logger()
 
 BEAT_SECONDS = 1.0
 TAKEOVER_SECONDS = 5.0
 """How often an instance that another process runs is tried."""
+PROBLEMS_EVERY = 20
+"""Beats between two counts of documents that cannot be published."""
 MANY = 1_000
 """Documents or tags named by events and not yet read: more than this, and everything is looked at instead."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run, and how often (seconds)."""
-
-    name: str
-    tenant: str
-    kind: str
-    make: Callable[[Context], Source]
-    """Raises Misconfigured."""
-    poll_seconds: float = 150.0
-    sweep_seconds: float = 600.0
-    groups_seconds: float = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
-    postgres: PostgresSettings
-    pool: Pool
-    producer: Producer
-    metrics: Metrics
-    folder: Path
-    """Under it each instance has a folder of its own."""
-    events_url: str | None = None
-    """``https://host`` as sources see us."""
 
 
 class Instance:
@@ -82,6 +54,9 @@ class Instance:
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
         self._answered: set[int] = set()
+        self._beats_done = 0
+        self.unpublishable: dict[str, int] = {}
+        """Documents with a problem, by its code."""
         self._not_paused = asyncio.Event()
 
     async def run(self) -> None:
@@ -89,7 +64,10 @@ class Instance:
         while True:
             wait = TAKEOVER_SECONDS
             try:
-                async with lease(self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind) as held:
+                async with lease(
+                    self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind,
+                    address=self._services.address,
+                ) as held:  # fmt: skip
                     if held is None:
                         self.start.become("waiting", "another process runs it")
                     else:
@@ -112,6 +90,7 @@ class Instance:
         try:
             rows = Rows(self._services.pool, held.holder)
             clock = Clock(await rows.last_stamp())
+            throttled.set(lambda name, seconds: self._services.metrics.source_throttled.labels(name).inc(seconds))
             source = self.plan.make(self._context())
         except Misconfigured as error:
             self.start.become("needs attention", explained(error))
@@ -245,6 +224,10 @@ class Instance:
         )  # fmt: skip
         self._publisher.counts -= counts
         self.published += counts
+        self._measured(counts)
+        if self._beats_done % PROBLEMS_EVERY == 0:
+            self.unpublishable = await self._publisher.rows.problems()
+        self._beats_done += 1
         if paused:
             self._not_paused.clear()
         else:
@@ -259,10 +242,25 @@ class Instance:
                 self.activities["events"].ask(ask.argument or "", ask=ask.id)
             case "allow_mass_delete":
                 self.activities["sweep"].ask("allow", ask=ask.id)
+            case "load":
+                self.activities["full"].ask(ask=ask.id)
             case "full":
                 self.activities["full"].ask("again", ask=ask.id)
-            case name:
+            case name if name in self.activities:
                 self.activities[name].ask(ask=ask.id)
+            case name:  # asked by a newer version than this
+                log.warning("connector_ask_unknown", source=self.plan.name, action=name)
+
+    def _measured(self, counts: Counter[str]) -> None:
+        metrics, source = self._services.metrics, self.plan.name
+        for outcome, n in counts.items():
+            metrics.connector_outcomes.labels(source, outcome).inc(n)
+        for name, activity in self.activities.items():
+            metrics.connector_waiting.labels(source, name).set(activity.status.state in ("waiting", "needs attention"))
+            if (age := activity.status.age_seconds()) is not None:
+                metrics.connector_age.labels(source, name).set(age)
+        metrics.connector_problems.labels(source, "source").set(len(self.problems()))
+        metrics.connector_problems.labels(source, "documents").set(sum(self.unpublishable.values()))
 
     def problems(self) -> list[Problem]:
         """Of the instance as a whole."""
@@ -277,6 +275,18 @@ class Instance:
         ]
         return found
 
+    def report(self) -> dict[str, Any]:
+        """For the worker's /status."""
+        return {
+            "name": self.plan.name,
+            "tenant": self.plan.tenant,
+            "kind": self.plan.kind,
+            "start": asdict(self.start),
+            "activities": {name: one.shown() for name, one in self.activities.items()},
+            "problems": [{"code": one.code, "message": one.message} for one in self.problems()],
+            "published": dict(self.published),
+        }
+
     def _between_pages(self) -> None:
         if not self._not_paused.is_set():
             raise Paused
@@ -290,7 +300,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 def _left(before: Mapping[str, Any] | None, every_seconds: float) -> float:
     """Seconds until an activity is due again, by when it last succeeded; restarts do not put it off."""
-    if not before or not before.get("succeeded_at"):
+    age = Status(succeeded_at=(before or {}).get("succeeded_at")).age_seconds()
+    if age is None:
         return every_seconds  # the first load asks for the first one
-    age = datetime.now(UTC) - datetime.fromisoformat(before["succeeded_at"])
-    return min(every_seconds, max(0.0, every_seconds - age.total_seconds()))
+    return min(every_seconds, max(0.0, every_seconds - age))

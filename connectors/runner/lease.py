@@ -30,31 +30,35 @@ class Lease:
 
 
 @asynccontextmanager
-async def lease(settings: PostgresSettings, tenant: str, source: str, kind: str) -> AsyncIterator[Lease | None]:
-    """None: another process holds it. Raises Retryable while Postgres is away."""
+async def lease(
+    settings: PostgresSettings, tenant: str, source: str, kind: str, *, address: str | None = None
+) -> AsyncIterator[Lease | None]:
+    """None: another process holds it. address: where its events come in. Raises Retryable while Postgres is away."""
     with translated("the connector's lease"):
         connection = await AsyncConnection.connect(
             settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock connector"
         )
     try:
         with translated("the connector's lease"):
-            epoch = await _taken(connection, tenant, source, kind)
+            epoch = await _taken(connection, tenant, source, kind, address)
         yield None if epoch is None else Lease(connection, Holder(tenant, source, epoch))
     finally:
         await connection.close()
 
 
-async def _taken(connection: AsyncConnection[TupleRow], tenant: str, source: str, kind: str) -> int | None:
+async def _taken(
+    connection: AsyncConnection[TupleRow], tenant: str, source: str, kind: str, address: str | None
+) -> int | None:
     cursor = await connection.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [CLASS, f"{tenant}/{source}"])
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return None
     cursor = await connection.execute(
-        "INSERT INTO connectors AS mine (tenant, source, kind, epoch, worker, seen_at)"
-        " VALUES (%s, %s, %s, 1, %s, now()) ON CONFLICT (tenant, source) DO UPDATE SET"
+        "INSERT INTO connectors AS mine (tenant, source, kind, epoch, worker, address, seen_at)"
+        " VALUES (%s, %s, %s, 1, %s, %s, now()) ON CONFLICT (tenant, source) DO UPDATE SET"
         " kind = EXCLUDED.kind, epoch = mine.epoch + 1, worker = EXCLUDED.worker, seen_at = now(),"
-        " address = NULL RETURNING epoch",
-        [tenant, source, kind, f"{socket.gethostname()}:{os.getpid()}"],
+        " address = EXCLUDED.address RETURNING epoch",
+        [tenant, source, kind, f"{socket.gethostname()}:{os.getpid()}", address],
     )
     row = await cursor.fetchone()
     assert row is not None

@@ -119,6 +119,15 @@ class Rows:
         )
         return int(found[0][0])
 
+    async def problems(self) -> dict[str, int]:
+        """Documents that cannot be published as they are, by why."""
+        found = await self._all(
+            "SELECT problem_code, count(*) FROM connector_items WHERE tenant = %s AND source = %s"
+            " AND problem_code IS NOT NULL GROUP BY problem_code ORDER BY problem_code",
+            *self._me,
+        )
+        return {code: int(n) for code, n in found}
+
     async def unlisted(self, since: datetime) -> list[str]:
         """Published documents that neither a listing nor a read has shown since then."""
         found = await self._all(

@@ -32,8 +32,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What somebody asked for: full, sweep, changes, groups, document (argument: its external id), once (all that is
-    due), allow_mass_delete (a sweep that may delete much)."""
+    """What somebody asked for: load (the first one, to its end), full (again), sweep, changes, groups, document
+    (argument: its external id), allow_mass_delete (a sweep that may delete much)."""
 
     id: int
     action: str

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import structlog
-from aiohttp import web
-from prometheus_client import generate_latest
 
 from pipeline.audit.background import BackgroundAudit
 from pipeline.conversations.embed import ConversationVectors
@@ -22,6 +20,7 @@ from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding.choose import embedder, token_counter
 from pipeline.embedding.port import Embedder
 from pipeline.embedding.tokens import byte_pairs
+from pipeline.health import health
 from pipeline.kafka import producer
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist
@@ -154,7 +153,12 @@ async def run(name: str, settings: Settings) -> None:
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         consuming: list[Consumption] = []
-        await stack.enter_async_context(_health(settings, metrics, consuming))
+        await stack.enter_async_context(
+            health(
+                settings.stream, metrics, lambda: bool(consuming) and all(c.ready for c in consuming),
+                lambda: {"stages": [c.report() for c in consuming]},
+            )
+        )  # fmt: skip
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         parts = _Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
         stages: list[Stage] = await getattr(parts, name)()
@@ -185,39 +189,3 @@ async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, 
     for task in done:
         if task is not stopping:
             raise RuntimeError("a part of the worker gave up") from task.result()  # type: ignore[misc]  # an exception
-
-
-@asynccontextmanager
-async def _health(settings: Settings, metrics: Metrics, consuming: list[Consumption]) -> AsyncIterator[None]:
-    """/livez, /readyz, /status and /metrics, bound to settings.stream.health_host."""
-
-    async def live(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    async def ready(_: web.Request) -> web.Response:
-        up = bool(consuming) and all(c.ready for c in consuming)
-        return web.Response(text="ready\n" if up else "starting\n", status=200 if up else 503)
-
-    async def status(_: web.Request) -> web.Response:
-        return web.json_response({"stages": [c.report() for c in consuming]})
-
-    async def scrape(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain", charset="utf-8")
-
-    app = web.Application()
-    routes = {"/livez": live, "/readyz": ready, "/status": status, "/metrics": scrape}
-    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, settings.stream.health_host, settings.stream.health_port)
-        await site.start()
-        yield
-    except OSError as error:
-        if error.errno == 98:
-            raise Misconfigured(
-                f"port {settings.stream.health_port} is taken: set PENSTOCK_STREAM_HEALTH_PORT to another (0: any)"
-            ) from error
-        raise
-    finally:
-        await runner.cleanup()

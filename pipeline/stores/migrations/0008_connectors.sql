@@ -5,6 +5,7 @@ ALTER TABLE connector_items
     ADD COLUMN content_at timestamptz,                     -- when what the row says of content was asked for (a stamp)
     ADD COLUMN access_at  timestamptz,                     -- likewise of access
     ADD COLUMN gone       boolean NOT NULL DEFAULT false;  -- a delete was published: the row keeps version and stamps
+CREATE INDEX connector_items_problems ON connector_items (tenant, source, problem_code) WHERE problem_code IS NOT NULL;
 
 CREATE TABLE connectors (
     tenant         text NOT NULL,

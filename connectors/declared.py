@@ -1,0 +1,203 @@
+"""The connectors that one TOML file declares; their secrets come from the environment.
+
+[connector.wiki]
+kind = "confluence"          # or "package.module:Class"
+tenant = "acme"
+base_url = "https://acme.atlassian.net/wiki"
+# token: PENSTOCK_WIKI_TOKEN in the environment, or token = { env = "ANOTHER_VARIABLE" }
+
+[key.intranet]               # who may call our HTTP side
+sha256 = "…"                 # of the key, in hexadecimal
+tenant = "acme"
+may = ["uploads", "conversations"]
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+
+from connectors.kinds import source_class
+from connectors.runner.plan import Plan
+from connectors.source import Context, Source
+from pipeline.core.errors import Misconfigured
+from topics.messages import Segment
+
+VARIABLE = "PENSTOCK_CONNECTORS_FILE"
+DEFAULT = "connectors.toml"
+RESERVED = {"folder": "`penstock ingest` and `penstock watch` speak under this name"}
+
+Way = Literal["uploads", "conversations"]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+
+
+class _Common(BaseModel):
+    """What every connector's table may say besides its kind's own options."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    kind: str
+    tenant: Segment = "default"
+    poll_seconds: Seconds = 150.0
+    sweep_seconds: Seconds = 600.0
+    groups_seconds: Seconds = 600.0
+
+
+class Key(BaseModel):
+    """Who may call: a bearer key, of which only the hash is known here."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    tenant: Segment
+    may: frozenset[Way]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What the file says. ``plans`` are not checked against their kinds yet: ``make`` of one does that."""
+
+    file: Path
+    plans: Mapping[str, Plan]
+    keys: Mapping[str, Key]
+
+    def plan(self, name: str) -> Plan:
+        if name not in self.plans:
+            known = ", ".join(self.plans) or "it declares none"
+            raise Misconfigured(f"{self.file} declares no connector {name!r} (known: {known})")
+        return self.plans[name]
+
+
+def file_of(given: Path | None = None) -> Path:
+    """Where the declarations are: as given, else ``PENSTOCK_CONNECTORS_FILE``, else in the current folder."""
+    return given or Path(os.environ.get(VARIABLE) or DEFAULT)
+
+
+def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Declared:
+    """Raises Misconfigured: one line with file, table and key."""
+    path = file_of(file)
+    environment = os.environ if environ is None else environ
+    try:
+        raw = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise Misconfigured(
+            f"{path}: there is no such file; declare connectors in it, or name another by --file or {VARIABLE}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise Misconfigured(f"{path}: cannot be read ({type(error).__name__})") from error
+    except tomllib.TOMLDecodeError as error:
+        where = re.search(r"at line \d+, column \d+|at end of document", str(error))
+        raise Misconfigured(f"{path}: is not valid TOML {where[0] if where else ''}".rstrip()) from error
+    if unknown := sorted(set(raw) - {"connector", "key"}):
+        raise Misconfigured(f"{path}: unknown table [{unknown[0]}] (known: [connector.NAME], [key.NAME])")
+    plans = {name: _plan(path, name, table, environment) for name, table in _tables(path, raw, "connector").items()}
+    prefixes: dict[str, str] = {}
+    for name in plans:
+        other = prefixes.setdefault(_prefix(name), name)
+        if other != name:
+            raise Misconfigured(f"{path}: [connector.{other}] and [connector.{name}] would share {_prefix(name)}…")
+    return Declared(path, plans, {name: _key(path, name, table) for name, table in _tables(path, raw, "key").items()})
+
+
+def options(
+    kind: type[Source], table: Mapping[str, Any], name: str, environ: Mapping[str, str], where: str = ""
+) -> BaseModel:
+    """A kind's options, secrets filled in. Raises Misconfigured: where, key, what."""
+    where = where or f"[connector.{name}]"
+    given = _filled(kind.Options, table, _prefix(name), environ, where)
+    try:
+        return kind.Options.model_validate(given)
+    except ValidationError as error:
+        problem = error.errors(include_input=False, include_url=False)[0]
+        key = ".".join(str(part) for part in problem["loc"]) or "options"
+        field = kind.Options.model_fields.get(str(problem["loc"][0])) if problem["loc"] else None
+        if problem["type"] == "missing" and field is not None and _is_secret(field.annotation):
+            raise Misconfigured(f"{where} {key}: set {_prefix(name)}{key.upper()} in the environment") from error
+        if problem["type"] == "extra_forbidden":
+            known = ", ".join(kind.Options.model_fields)
+            raise Misconfigured(f"{where} {key}: no such option (known: {known})") from error
+        raise Misconfigured(f"{where} {key}: {problem['msg']}") from error
+
+
+def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str, str]) -> Plan:
+    where = f"{path}: [connector.{name}]"
+    if not 0 < len(name) <= 200 or "/" in name or not name.isprintable():
+        raise Misconfigured(f"{where}: a name has 1 to 200 characters, none of them a /")
+    if name in RESERVED:
+        raise Misconfigured(f"{where}: choose another name ({RESERVED[name]})")
+    try:
+        common = _Common.model_validate(table)
+    except ValidationError as error:
+        raise Misconfigured(f"{where} {_first(error)}") from error
+
+    def make(context: Context) -> Source:
+        kind = source_class(common.kind)
+        return kind(options(kind, common.model_extra or {}, name, environ, where), context)
+
+    return Plan(
+        name=name, tenant=common.tenant, kind=common.kind, make=make, poll_seconds=common.poll_seconds,
+        sweep_seconds=common.sweep_seconds, groups_seconds=common.groups_seconds,
+    )  # fmt: skip
+
+
+def _key(path: Path, name: str, table: Mapping[str, Any]) -> Key:
+    try:
+        return Key.model_validate(table)
+    except ValidationError as error:
+        raise Misconfigured(f"{path}: [key.{name}] {_first(error)}") from error
+
+
+def _filled(
+    model: type[BaseModel], table: Mapping[str, Any], prefix: str, environ: Mapping[str, str], where: str
+) -> dict[str, Any]:
+    """The table with ``{ env = "VAR" }`` resolved, and secrets that it does not name taken from the environment."""
+    given = dict(table)
+    for name, field in model.model_fields.items():
+        secret, value, variable = _is_secret(field.annotation), given.get(name), f"{prefix}{name.upper()}"
+        if isinstance(value, Mapping) and set(value) == {"env"}:
+            variable = str(value["env"])
+            if variable not in environ:
+                raise Misconfigured(f"{where} {name}: the environment has no variable {variable}")
+            given[name] = environ[variable]
+        elif secret and value is not None:
+            raise Misconfigured(
+                f'{where} {name}: a secret does not belong in a file: set {variable}, or say {{ env = "VARIABLE" }}'
+            )
+        elif secret and variable in environ:
+            given[name] = environ[variable]
+        elif (
+            isinstance(value, Mapping)
+            and isinstance(field.annotation, type)
+            and issubclass(field.annotation, BaseModel)
+        ):
+            given[name] = _filled(field.annotation, value, f"{variable}_", environ, f"{where} {name}.")
+    return given
+
+
+def _is_secret(annotation: Any) -> bool:
+    return annotation is SecretStr or any(_is_secret(one) for one in typing.get_args(annotation))
+
+
+def _prefix(name: str) -> str:
+    return f"PENSTOCK_{re.sub(r'[^A-Z0-9]', '_', name.upper())}_"
+
+
+def _tables(path: Path, raw: Mapping[str, Any], what: str) -> dict[str, Mapping[str, Any]]:
+    tables = raw.get(what, {})
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise Misconfigured(f"{path}: {what}: write a table [{what}.NAME] for each")
+    return tables
+
+
+def _first(error: ValidationError) -> str:
+    problem = error.errors(include_input=False, include_url=False)[0]
+    key = ".".join(str(part) for part in problem["loc"])
+    return f"{key}: {'no such key' if problem['type'] == 'extra_forbidden' else problem['msg']}"

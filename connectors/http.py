@@ -1,0 +1,104 @@
+"""The HTTP side of the connectors: events of sources, and the ways in that services use (uploads, conversations)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import structlog
+from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+
+from connectors.declared import Key, Way
+from connectors.runner.activity import explained
+from connectors.runner.instance import Instance
+from connectors.serving_auth import tenant_for
+from connectors.source import Refused, Request
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+MAX_EVENT_BYTES = 1024 * 1024
+EVENT_SECONDS = 2.5
+"""Slack gives up after three."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a way in may build on."""
+
+    instances: Mapping[str, Instance]
+    keys: Mapping[str, Key]
+    producer: Producer
+    metrics: Metrics
+
+    def tenant_for(self, way: Way) -> Callable[..., str]:
+        """A FastAPI dependency: the caller's tenant, or 401 or 403."""
+        return tenant_for(way, self.keys)
+
+
+def _conversations(parts: Parts) -> APIRouter:
+    from connectors.conversations.api import router
+
+    return router(parts.producer, parts.tenant_for("conversations"))
+
+
+WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations}
+"""Ways in, mounted where a key may use them. Whoever adds one adds a line."""
+
+
+def app(parts: Parts) -> FastAPI:
+    """Raises Misconfigured when a key names a way in that this version has not."""
+    made = FastAPI(title="Penstock connectors", openapi_url=None)
+    made.include_router(_events(parts))
+    for way in sorted({way for key in parts.keys.values() for way in key.may}):
+        if way not in WAYS:
+            raise Misconfigured(f"a key may use {way!r}, which this version does not serve")
+        made.include_router(WAYS[way](parts))
+    return made
+
+
+def _events(parts: Parts) -> APIRouter:
+    routes = APIRouter(prefix="/v1/events", tags=["events"])
+
+    @routes.post("/{name}")
+    async def event(name: str, request: HttpRequest) -> Response:
+        """What a source tells us. It is answered before anything is done about it."""
+        instance = parts.instances.get(name)
+        if instance is None:
+            raise HTTPException(404, "no such connector")
+        body = await _capped(request)
+        given = Request(dict(request.headers), dict(request.query_params), body)
+        outcome, response = await _reaction(instance, given)
+        parts.metrics.connector_events.labels(name, outcome).inc()
+        return response
+
+    return routes
+
+
+async def _reaction(instance: Instance, request: Request) -> tuple[str, Response]:
+    try:
+        async with asyncio.timeout(EVENT_SECONDS):
+            reaction = await instance.on_event(request)
+    except Refused as error:
+        log.warning("event_refused", source=instance.plan.name, reason=explained(error))
+        return "refused", Response("this event does not prove where it comes from\n", 401)
+    except (Retryable, TimeoutError):
+        return "postponed", Response("not now: send it again\n", 503, {"Retry-After": "5"})
+    except Exception as error:  # noqa: BLE001 # what a source stumbles over here was sent by somebody
+        log.warning("event_failed", source=instance.plan.name, error=explained(error))
+        return "failed", Response("this event could not be read\n", 500)
+    return "accepted", Response(reaction.answer, reaction.status, media_type=reaction.media_type)
+
+
+async def _capped(request: HttpRequest) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_EVENT_BYTES:
+            raise HTTPException(413, f"an event has at most {MAX_EVENT_BYTES} bytes")
+    return bytes(body)

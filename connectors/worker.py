@@ -1,0 +1,77 @@
+"""The worker ``connectors``: every declared instance, each with its own tasks, and the HTTP side."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import AsyncExitStack
+from typing import Any
+
+import structlog
+
+from connectors.declared import Declared
+from connectors.http import Parts, app
+from connectors.runner.instance import Instance
+from connectors.runner.plan import Services
+from connectors.serving import served
+from pipeline.core.errors import Misconfigured
+from pipeline.health import health
+from pipeline.kafka import producer
+from pipeline.settings import Settings, home
+from pipeline.stores.postgres import open_pool
+from pipeline.telemetry import Metrics
+
+log = structlog.get_logger()
+
+FOLDER = "connectors"
+"""Under the state folder: what sources keep on disk."""
+
+
+async def run(settings: Settings, declared: Declared) -> None:
+    """Until SIGTERM or SIGINT. Raises Misconfigured at once when nothing could work."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    metrics = Metrics()
+    instances: dict[str, Instance] = {}
+    address = ""
+
+    def report() -> dict[str, Any]:
+        return {"stages": [], "http": address, "connectors": [one.report() for one in instances.values()]}
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(health(settings.stream, metrics, lambda: bool(address), report))
+        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        kafka = await stack.enter_async_context(producer(settings.kafka))
+        http = app(Parts(instances, declared.keys, kafka, metrics))
+        host, port = settings.connectors.http_host, settings.connectors.http_port
+        try:
+            address = await stack.enter_async_context(served(http, host, port))
+        except OSError as error:
+            raise Misconfigured(
+                f"{host}:{port} cannot be listened on ({error.strerror or error}):"
+                " set PENSTOCK_CONNECTORS_HTTP_PORT to another (0: any)"
+            ) from error
+        services = Services(
+            postgres=settings.postgres, pool=pool, producer=kafka, metrics=metrics, folder=home() / FOLDER,
+            events_url=settings.connectors.events_url, address=address,
+        )  # fmt: skip
+        instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
+        running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
+        log.info("worker_started", worker="connectors", address=address, connectors=sorted(instances))
+        try:
+            await _until_stopped(stop, running)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+    log.info("worker_stopped", worker="connectors")
+
+
+async def _until_stopped(stop: asyncio.Event, running: list[asyncio.Task[None]]) -> None:
+    """Raises when an instance's task ends before the signal: it never should."""
+    stopping = asyncio.create_task(stop.wait())
+    done, _ = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    for task in done - {stopping}:
+        raise RuntimeError("a connector's runner gave up") from task.exception()
