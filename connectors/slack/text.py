@@ -64,7 +64,8 @@ def author(message: Mapping[str, Any], names: Names) -> str:
 
 
 def tidy(text: str) -> str:
-    """Without the sign that separates messages: nobody may forge one."""
+    """Without the sign that separates messages: nobody may forge one. Half a character (a lone surrogate) is none."""
+    text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = text.replace("\r\n", "\n").replace(RECORD_SEPARATOR, " ")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip()
 

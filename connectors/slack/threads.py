@@ -145,7 +145,7 @@ def document(
 
 def title(text: str, channel: str) -> str:
     """The parent's first line, cut at a word, and where it stands."""
-    line = next((shown for part in text.split("\n") if (shown := part.strip(" `>-#*\t"))), "Message")
+    line = next((shown for part in text.split("\n") if (shown := part.lstrip(" >`-").rstrip(" `"))), "Message")
     if len(line) > MAX_TITLE:
         line = f"{line[: MAX_TITLE + 1].rpartition(' ')[0] or line[:MAX_TITLE]} …"
     return f"{line} · #{channel}"
