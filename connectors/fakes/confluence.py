@@ -1,6 +1,6 @@
 """A Confluence that can be played with: Cloud (REST v2, and v1 for what v2 lacks) or Data Center (REST v1).
 
-``async with served(fake.app) as address``; the base address is then ``address + fake.context``. It keeps what the
+``async with served(fake) as address``; the base address is then ``address + fake.context``. It keeps what the
 published API says, and the limits known from its users: search lags behind (``index_delay``) and knows times by the
 minute, and a page shows only its own restrictions.
 """
@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from connectors.fakes import confluence_v1, confluence_v2
 from connectors.fakes.confluence_errors import Refusal
@@ -77,7 +77,6 @@ class FakeConfluence:
         self._inner = Starlette(
             routes=[Mount(self.context, routes=routes)], exception_handlers={Refusal: self._refused}
         )
-        self.app: ASGIApp = self._serve
 
     def token_for(self, user: User, *, scopes: set[str] | None = None) -> str:
         token = f"ATATT-{secrets.token_hex(12)}"
@@ -119,7 +118,7 @@ class FakeConfluence:
         assert isinstance(error, Refusal)
         return JSONResponse(error.body(v2="/api/v2/" in request.url.path), status_code=error.status)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
@@ -157,6 +156,6 @@ async def confluence(flavour: Flavour = "cloud") -> AsyncIterator[tuple[FakeConf
     from connectors.serving import served
 
     fake = FakeConfluence(flavour)
-    async with served(fake.app) as address:
+    async with served(fake) as address:
         fake.base = address + fake.context
         yield fake, fake.base
