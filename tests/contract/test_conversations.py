@@ -1,153 +1,43 @@
-"""Members' histories on the real Postgres: what stands in the tables, what is found, and what is forgotten."""
+"""Members' histories: what stands in the tables, what is found, and what is forgotten."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import numpy as np
 import psycopg
 import pytest
 
-from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
-from pipeline.core.conversations import PAIRS_PER_CHUNK, Pair, group, made_by, pair_digest, render
-from pipeline.core.model import Generation
-from pipeline.embedding.choose import embedder
-from pipeline.embedding.port import Embedded, Embedder
-from pipeline.embedding.tokens import byte_pairs
-from pipeline.kafka import producer
-from pipeline.ledger import generations
-from pipeline.settings import ConversationSettings, dist
-from pipeline.stages.dead import DeadLetters
+from pipeline.core.conversations import PAIRS_PER_CHUNK, group, pair_digest, render
+from pipeline.groups import group as group_name
+from pipeline.groups import groups
+from pipeline.recover import open_recovery
 from pipeline.stages.stage import Incoming
-from pipeline.stores.postgres import Pool, open_pool
-from pipeline.telemetry import Metrics
-from query.conversations import History, K, history
+from query.conversations import K
+from tests.contract.conversations_kit import (
+    GATE,
+    START,
+    TABLES,
+    Desk,
+    as_grouped,
+    count,
+    forgotten,
+    moment,
+    open_desk,
+    recorded,
+    sent,
+    tokens_of,
+)
 from tests.space import Space
 from topics.codec import encode
-from topics.messages import AnyMessage, ConversationForgotten, ConversationRecorded, IdentityChanged
+from topics.messages import AnyMessage, IdentityChanged
 from topics.messages import Pair as Sent
 from topics.registry import CONVERSATIONS
 
 pytestmark = pytest.mark.stack
-
-START = datetime(2026, 3, 1, 12, tzinfo=UTC)
-GATE = 400
-TABLES = ("members", "pairs", "mentions", "chunks", "floors")
-count = byte_pairs().count
-
-
-def moment(minutes: float) -> datetime:
-    return START + timedelta(minutes=minutes)
-
-
-def sent(n: int, topic: str = "leave") -> Sent:
-    return Sent(question=f"What about {topic} number {n}?", answer=f"It is rule {n} of {topic}.", asked_at=moment(n))
-
-
-def as_grouped(pairs: Sequence[Sent]) -> list[Pair]:
-    return [Pair(p.question, p.answer, p.asked_at, pair_digest(p.question, p.answer)) for p in pairs]
-
-
-def tokens_of(pairs: Sequence[Sent]) -> int:
-    return sum(count([render(p.question, p.answer) for p in pairs]))
-
-
-def recorded(
-    *pairs: Sent, observed: float = 0, member: str = "ada", conversation: str = "c", tenant: str = "acme",
-    source: str = "chat",
-) -> ConversationRecorded:  # fmt: skip
-    return ConversationRecorded(
-        tenant=tenant, source=source, observed_at=moment(observed), member=member, conversation=conversation,
-        pairs=list(pairs),
-    )  # fmt: skip
-
-
-def forgotten(
-    observed: float, conversation: str | None = None, *, member: str = "ada", tenant: str = "acme"
-) -> ConversationForgotten:
-    return ConversationForgotten(
-        tenant=tenant, source="chat", observed_at=moment(observed), member=member, conversation=conversation
-    )
-
-
-@dataclass
-class Desk:
-    space: Space
-    pool: Pool
-    stage: Conversations
-    embedder: Embedder
-    metrics: Metrics
-    generation: Generation
-    offset: int = 0
-    pending: list[Incoming] = field(default_factory=list)
-
-    def record(self, message: AnyMessage, key: bytes | None = None) -> Incoming:
-        self.offset += 1
-        record = encode(message)
-        name = self.space.settings.kafka.topic_prefix + CONVERSATIONS.name
-        return Incoming(name, 0, self.offset, key or record.key, record.value, record.headers, "live")
-
-    async def take(self, *messages: AnyMessage) -> None:
-        await self.stage.handle([self.record(message) for message in messages])
-
-    async def embed(self, embedder: Embedder | None = None) -> int:
-        """Until nothing waits; returns the rounds."""
-        worker = ConversationVectors(
-            self.pool, embedder or self.embedder, self.metrics, ConversationSettings(embeddings_per_second=10_000)
-        )
-        rounds = 0
-        while await worker.turn():
-            rounds += 1
-            assert rounds < 50
-        return rounds
-
-    async def chunks(self, member: str = "ada", tenant: str = "acme") -> list[tuple[Any, ...]]:
-        return await self.space.query(
-            "SELECT position, text, tokens, digest, embedding::text, made_by FROM conversation_chunks"
-            " WHERE member = %s AND tenant = %s ORDER BY position", member, tenant,
-        )  # fmt: skip
-
-    async def member(self, member: str = "ada") -> tuple[int, bool] | None:
-        rows = await self.space.query("SELECT tokens, is_chunked FROM conversation_members WHERE member = %s", member)
-        return rows[0] if rows else None  # type: ignore[return-value]
-
-    async def history(
-        self, question: str | None = None, *, budget: int = 10**6, member: str = "ada", tenant: str = "acme"
-    ) -> History:
-        vector = (self.generation, await self.embedder.embed_query(question)) if question else None
-        async with self.pool.connection() as connection:
-            return await history(connection, tenant, member, budget, question=vector)
-
-    async def dump(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Everything but what was drawn from a clock."""
-        return {
-            "members": await self.space.query("SELECT tenant, member, tokens, is_chunked FROM conversation_members"
-                                              " ORDER BY 1, 2"),
-            "pairs": await self.space.query("SELECT * FROM conversation_pairs ORDER BY 1, 2, 3"),
-            "mentions": await self.space.query("SELECT * FROM conversation_mentions ORDER BY 1, 2, 3, 4, 5, 6"),
-            "floors": await self.space.query("SELECT * FROM conversation_floors ORDER BY 1, 2"),
-            "chunks": await self.space.query("SELECT tenant, member, digest, position, first_at, last_at, tokens, text"
-                                             " FROM conversation_chunks ORDER BY 1, 2, 4"),
-        }  # fmt: skip
-
-
-@asynccontextmanager
-async def open_desk(space: Space, gate: int = GATE) -> AsyncIterator[Desk]:
-    metrics = Metrics()
-    model = embedder(space.settings.embedding, dist() / "models")
-    async with open_pool(space.settings.postgres) as pool, producer(space.settings.kafka) as kafka:
-        dead = DeadLetters(pool, kafka, metrics)
-        stage = Conversations(pool, dead, count, metrics, ConversationSettings(gate_tokens=gate))
-        async with pool.connection() as connection:
-            generation = await generations.active(connection)
-        yield Desk(space, pool, stage, model, metrics, generation)
-    await model.aclose()
 
 
 @pytest.fixture
@@ -190,22 +80,6 @@ async def test_at_the_gate_a_history_is_chunked_for_good(desk: Desk) -> None:
     assert await desk.member() == (tokens_of(pairs[edge - 1 : edge]), True), "one way"
     with pytest.raises(psycopg.errors.CheckViolation, match="one-way"):
         await desk.space.execute("UPDATE conversation_members SET is_chunked = false, chunked_at = NULL")
-
-
-async def test_a_pair_more_embeds_the_last_chunk_alone(desk: Desk) -> None:
-    pairs = [sent(n) for n in range(34)]
-    await desk.take(recorded(*pairs))
-    await desk.embed()
-    before = await desk.chunks()
-    assert len(before) == 4
-    assert all(row[4] and row[5] == made_by(desk.generation) for row in before)
-    await desk.take(recorded(sent(34)))
-    after = await desk.chunks()
-    assert after[:3] == before[:3]
-    assert [row[4] for row in after] == [*(row[4] for row in before[:3]), None]
-    embedded = desk.metrics.conversation_chunks._value.get()
-    await desk.embed()
-    assert desk.metrics.conversation_chunks._value.get() == embedded + 1
 
 
 async def test_any_order_any_batches_duplicates_and_a_replay_end_alike(desk: Desk) -> None:
@@ -334,77 +208,6 @@ async def test_the_nearest_chunks_are_exactly_the_nearest(desk: Desk) -> None:
     assert not any("hnsw" in line for (line,) in plan)
 
 
-async def test_missing_embeddings_are_counted_and_block_nothing(desk: Desk) -> None:
-    await desk.take(recorded(*(sent(n) for n in range(30))))
-    await desk.embed()
-    await desk.take(recorded(*(sent(n) for n in range(30, 45))))
-    found = await desk.history("rule 3")
-    assert (found.served, len(found.pieces), found.without_embedding) == ("nearest", 3, 2)
-    assert found.note == "2 chunks of the history are not embedded yet"
-    await desk.take(recorded(*(sent(n) for n in range(35)), member="bob"))
-    found = await desk.history("rule 3", member="bob")
-    assert (found.served, len(found.pieces), found.without_embedding) == ("newest", 4, 4)
-    assert found.pieces[0].first_at == moment(30)
-
-
-class Other:
-    """Another model of the same size: every vector points elsewhere."""
-
-    def __init__(self, real: Embedder, model: str) -> None:
-        self.real = real
-        self.model = model
-        self.revision = "2"
-        self.dimensions, self.input_window = real.dimensions, real.input_window
-        self.document_prefix = self.query_prefix = ""
-        self.count_tokens = real.count_tokens
-
-    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
-        embedded = await self.real.embed_documents(texts)
-        return Embedded(np.roll(embedded.vectors, 1, axis=1), embedded.refused, embedded.tokens)
-
-
-async def test_models_never_mix(desk: Desk) -> None:
-    await desk.take(recorded(*(sent(n) for n in range(40))))
-    await desk.embed()
-    first = await desk.chunks()
-    await desk.space.execute("UPDATE generations SET model = 'other', revision = '2' WHERE state = 'active'")
-    async with desk.pool.connection() as connection:
-        new = await generations.active(connection)
-    assert await desk.embed() == 0, "a worker with the old model writes nothing"
-    desk.generation = new
-    found = await desk.history("rule 3")
-    assert (found.served, found.without_embedding) == ("newest", 4), "the old vectors are found no more"
-    await desk.embed(Other(desk.embedder, "other"))  # type: ignore[arg-type]
-    second = await desk.chunks()
-    assert {row[5] for row in second} == {made_by(new)}
-    assert all(a[4] != b[4] and a[1] == b[1] for a, b in zip(first, second, strict=True))
-    assert (await desk.history("rule 3")).without_embedding == 0
-
-
-async def test_a_generation_that_only_cuts_otherwise_costs_nothing(desk: Desk) -> None:
-    await desk.take(recorded(*(sent(n) for n in range(40))))
-    await desk.embed()
-    before = await desk.chunks()
-    await desk.space.execute("UPDATE generations SET params = params || '{\"target\": 99}' WHERE state = 'active'")
-    assert await desk.embed() == 0
-    assert await desk.chunks() == before
-
-
-async def test_a_chunk_longer_than_the_window_is_embedded_with_its_end(desk: Desk) -> None:
-    """The local model reads 254 tokens: what is asked last must be found too."""
-    filler = " ".join(f"Item {n} of the inventory is stored on shelf {n}." for n in range(60))
-    long = [Sent(question=f"List {n}?", answer=filler, asked_at=moment(n)) for n in range(2)]
-    end = Sent(question="Who feeds the penguins?", answer="The penguins are fed by Olga.", asked_at=moment(5))
-    await desk.take(recorded(*long, end))
-    await desk.embed()
-    [(_, text, _, _, vector, _)] = await desk.chunks()
-    held = np.array([float(x) for x in vector.strip("[]").split(",")])
-    beginning = (await desk.embedder.embed_documents([text])).vectors[0]
-    question = await desk.embedder.embed_query("Who feeds the penguins?")
-    assert np.linalg.norm(held) == pytest.approx(1, abs=1e-2)
-    assert held @ question > beginning @ question
-
-
 async def test_bad_records_are_dead_letters_and_the_good_ones_of_their_batch_stand(desk: Desk) -> None:
     good = recorded(sent(1))
     wrong_key = desk.record(recorded(sent(2)), key=b"acme/bob")
@@ -423,3 +226,16 @@ async def test_bad_records_are_dead_letters_and_the_good_ones_of_their_batch_sta
     assert {row[1] for row in letters if row[0] != "wrong_topic"} == {"acme"}
     assert not any("canary" in row[4] or "What about" in row[4] for row in letters)
     assert len((await desk.history()).pieces) == 1
+
+
+async def test_a_database_from_a_backup_hears_again_what_was_said_and_forgotten_since(desk: Desk, space: Space) -> None:
+    """`penstock recover` takes the conversations' group back too."""
+    async with groups(space.settings.kafka) as consumers, open_recovery(space.settings, lambda *_: None) as recovery:
+        start = datetime.now(UTC)
+        await space.publish(*(recorded(sent(n), member=f"m{n}") for n in range(5)), topic=CONVERSATIONS)
+        name = group_name(Conversations.name)
+        logs = await consumers.logs([CONVERSATIONS.name], start)
+        await consumers.commit(name, {place: log.end for place, log in logs.items()})
+        await recovery.rewind(start)
+        committed = await consumers.committed(name)
+        assert sum(log.end - committed[place] for place, log in logs.items()) == 5

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from fastapi import FastAPI, Header, HTTPException
 
 from connectors.conversations import api
+from connectors.declared import Key
+from connectors.http import Parts, app
 from connectors.serving import served
 from pipeline.kafka import producer
+from pipeline.telemetry import Metrics
 from tests.space import Space
 from topics.codec import decode
 from topics.messages import MAX_PAIR_BYTES, AnyMessage, ConversationForgotten, ConversationRecorded
@@ -22,26 +25,25 @@ from topics.registry import CONVERSATIONS
 
 pytestmark = pytest.mark.stack
 
-KEYS = {"key-acme": "acme", "key-rival": "rival"}
+KEYS = {
+    name: Key(sha256=hashlib.sha256(f"key-{name}".encode()).hexdigest(), tenant=tenant, may=may)
+    for name, tenant, may in (
+        ("acme", "acme", frozenset({"conversations"})),
+        ("rival", "rival", frozenset({"conversations"})),
+        ("other", "acme", frozenset()),
+    )
+}
 PAIR = {"question": "How much leave?", "answer": "Thirty days.", "asked_at": "2026-03-01T12:00:00Z"}
 BODY = {"member": "ada@example.org", "conversation": "c/1", "pairs": [PAIR]}
 
 
-async def tenant_of(authorization: Annotated[str, Header()] = "") -> str:
-    try:
-        return KEYS[authorization.removeprefix("Bearer ")]
-    except KeyError as error:
-        raise HTTPException(401, "unknown key") from error
-
-
 @asynccontextmanager
 async def door(space: Space) -> AsyncIterator[httpx.AsyncClient]:
-    """The way in, served, and a client that holds acme's key."""
-    app = FastAPI()
+    """The connectors' HTTP side, served, and a client that holds acme's key."""
+    headers = {"authorization": "Bearer key-acme"}
     async with producer(space.settings.kafka) as kafka:
-        app.include_router(api.router(kafka, tenant_of))
-        headers = {"authorization": "Bearer key-acme"}
-        async with served(app) as url, httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
+        whole = app(Parts({}, KEYS, kafka, Metrics()))
+        async with served(whole) as url, httpx.AsyncClient(base_url=url, headers=headers, timeout=60) as client:
             yield client
 
 
@@ -104,6 +106,9 @@ async def test_without_a_key_nothing_is_read_or_sent(space: Space, client: httpx
     for headers in ({"authorization": ""}, {"authorization": "Bearer nothing"}):
         assert (await client.post("/v1/conversations", content=b"{", headers=headers)).status_code == 401
         assert (await client.delete("/v1/conversations/ada", headers=headers)).status_code == 401
+    may_not = {"authorization": "Bearer key-other"}
+    assert (await client.post("/v1/conversations", json=BODY, headers=may_not)).status_code == 403
+    assert (await client.delete("/v1/conversations/ada", headers=may_not)).status_code == 403
     assert await on_topic(space) == []
 
 
