@@ -216,6 +216,11 @@ class Workspace:
             {"subtype": "message_deleted", "hidden": True, "deleted_ts": ts, "previous_message": message}, self.ts(),
         )  # fmt: skip
 
+    def restore(self, channel: str, message: Object) -> None:
+        """Puts a message back as it was (people cannot do that in Slack; a support case can)."""
+        self.channels[channel].messages[message["ts"]] = copy.deepcopy(message)
+        self._send_message(channel, copy.deepcopy(message), message["ts"])
+
     def _changed(self, channel: str, message: Object, before: Object) -> None:
         shown = self.channels[channel].as_read(message)
         self._send_message(

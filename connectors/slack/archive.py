@@ -24,8 +24,13 @@ Object = Mapping[str, Any]
 MAX_MEMBERS = 1_000_000
 MAX_FILE_BYTES = 128 * 1024 * 1024
 """Of one file, unpacked: a day of a very busy channel is a few MiB."""
-MAX_CHANNEL_BYTES = 1024 * 1024 * 1024
-"""Of all the days of one channel, unpacked."""
+MAX_CHANNEL_BYTES = 512 * 1024 * 1024
+"""Of all the days of one channel, unpacked. One that is larger is left to the API."""
+_KEPT = frozenset({
+    "ts", "thread_ts", "subtype", "user", "bot_id", "username", "bot_profile", "user_profile", "text", "blocks",
+    "attachments", "files", "edited", "hidden", "type",
+})  # fmt: skip
+"""What is read of a message: the rest need not stay in memory."""
 _DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _READ = 1024 * 1024
 
@@ -71,9 +76,10 @@ class Archive:
                 continue
             sizes[folder] += member.file_size
             days[folder].append(member)
-        if any(size > MAX_CHANNEL_BYTES for size in sizes.values()):
-            raise Misconfigured("a channel in the export archive unpacks to more than 1 GiB: leave it to the API")
-        return {folder: sorted(found, key=lambda one: one.filename) for folder, found in days.items()}
+        return {
+            folder: sorted(found, key=lambda one: one.filename)
+            for folder, found in days.items() if sizes[folder] <= MAX_CHANNEL_BYTES
+        }  # fmt: skip
 
     def _index(self, name: str) -> list[Object]:
         try:
@@ -95,7 +101,7 @@ class Archive:
             for message in self._rows(member):
                 ts = message.get("ts")
                 if isinstance(ts, str) and re.fullmatch(r"\d{1,12}\.\d{1,6}", ts) and root(message) != ts:
-                    found[root(message)][ts] = message
+                    found[root(message)][ts] = {key: message[key] for key in message.keys() & _KEPT}
         return {parent: [answers[ts] for ts in sorted(answers, key=float)] for parent, answers in found.items()}
 
     def _rows(self, member: zipfile.ZipInfo) -> list[Object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar
 
 from pydantic import BaseModel
@@ -19,13 +20,20 @@ from connectors.slack.options import SlackOptions
 from connectors.slack.people import workspace_tag
 from connectors.slack.reading import Reader
 from connectors.slack.threads import tag
-from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction, Refused, Request
+from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Refused, Request
 
 
 class Slack:
-    """Fulfils ``connectors.source.Source``."""
+    """Fulfils ``connectors.source.Source``. A document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
 
     Options: ClassVar[type[BaseModel]] = SlackOptions
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        """A pretended workspace, for ``penstock connector conform slack``."""
+        from connectors.slack.playground import playing  # the fake is loaded for that alone
+
+        return playing()
 
     def __init__(self, options: SlackOptions, context: Context) -> None:
         """Raises Misconfigured."""

@@ -35,10 +35,12 @@ def envelope(event: dict[str, Any]) -> dict[str, Any]:
              "previous_message": {"ts": "5.000001", "thread_ts": "2.000001"}},
             Reaction(ids=("C1:2.000001",)),
         ),
-        ({"channel": "C1", "subtype": "message_deleted", "ts": "9.000001", "deleted_ts": "5.000001"}, Reaction(ids=("C1:5.000001",))),
+        ({"channel": "C1", "subtype": "message_deleted", "ts": "9.000001", "deleted_ts": "5.000001"},
+         Reaction(ids=("C1:5.000001",))),
         ({"channel": "D1", "channel_type": "im", "ts": "5.000001"}, Reaction()),
         ({"channel": "G1", "channel_type": "mpim", "ts": "5.000001"}, Reaction()),
-        ({"channel": "C1", "ts": "5.000001", "subtype": "channel_convert_to_private"}, Reaction(groups=("channel:C1",), sweep=True)),
+        ({"channel": "C1", "ts": "5.000001", "subtype": "channel_convert_to_private"},
+         Reaction(groups=("channel:C1",), sweep=True)),
         ({"channel": "C1/../x", "ts": "5.000001"}, Reaction()),
         ({"channel": "C1", "ts": 5}, Reaction()),
     ],
@@ -55,7 +57,8 @@ def test_a_message_event_names_its_thread(event: dict[str, Any], expected: React
         ({"type": "member_joined_channel", "user": "UBOT", "channel": "C1"},
          Reaction(groups=("channel:C1",), changes=True, sweep=True), "names"),
         ({"type": "group_left", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
-        ({"type": "channel_rename", "channel": {"id": "C1", "name": "new"}}, Reaction(groups=("channel:C1",), sweep=True), "names"),
+        ({"type": "channel_rename", "channel": {"id": "C1", "name": "new"}},
+         Reaction(groups=("channel:C1",), sweep=True), "names"),
         ({"type": "channel_archive", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
         ({"type": "channel_deleted", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
         ({"type": "channel_created", "channel": {"id": "C1"}}, Reaction(groups=("channel:C1",)), "names"),
@@ -69,10 +72,15 @@ def test_events_about_channels_and_people(event: dict[str, Any], expected: React
 
 
 def test_events_that_slack_held_back_are_looked_for() -> None:
-    assert reaction({"type": "app_rate_limited", "minute_rate_limited": 1}) == (Reaction(changes=True, sweep=True), None)
+    assert reaction({"type": "app_rate_limited", "minute_rate_limited": 1}) == (
+        Reaction(changes=True, sweep=True),
+        None,
+    )
 
 
-@pytest.mark.parametrize("nonsense", [{}, {"type": "event_callback"}, {"type": "event_callback", "event": []}, {"type": "x"}])
+@pytest.mark.parametrize(
+    "nonsense", [{}, {"type": "event_callback"}, {"type": "event_callback", "event": []}, {"type": "x"}]
+)
 def test_what_is_no_event_does_nothing(nonsense: dict[str, Any]) -> None:
     assert reaction(nonsense) == (Reaction(), None)
 

@@ -49,7 +49,8 @@ def test_rich_text_keeps_lists_quotes_and_code() -> None:
         "text": "fallback",
         "blocks": [
             rich(
-                section({"type": "text", "text": "Ask "}, {"type": "user", "user_id": "U1"}, {"type": "emoji", "name": "eyes"}),
+                section({"type": "text", "text": "Ask "}, {"type": "user", "user_id": "U1"},
+                        {"type": "emoji", "name": "eyes"}),
                 {"type": "rich_text_list", "style": "ordered", "indent": 0, "elements": [
                     section({"type": "text", "text": "stop"}),
                     section({"type": "link", "url": "https://a.example", "text": "start"})]},
@@ -73,8 +74,10 @@ def test_the_cards_of_apps_are_read() -> None:
             {"type": "section", "text": {"type": "mrkdwn", "text": "by <@U1>"},
              "fields": [{"type": "mrkdwn", "text": "*branch* main"}]},
             {"type": "divider"},
-            {"type": "context", "elements": [{"type": "image", "alt_text": "logo"}, {"type": "mrkdwn", "text": "7 min"}]},
-            {"type": "table", "rows": [[{"type": "raw_text", "text": "a"}, rich(section({"type": "text", "text": "b"}))]]},
+            {"type": "context", "elements": [{"type": "image", "alt_text": "logo"},
+                                             {"type": "mrkdwn", "text": "7 min"}]},
+            {"type": "table", "rows": [[{"type": "raw_text", "text": "a"},
+                                        rich(section({"type": "text", "text": "b"}))]]},
             {"type": "unheard_of", "text": {"type": "plain_text", "text": "x"}},
         ],
         "attachments": [{"pretext": "Job", "fields": [{"title": "Status", "value": "red"}], "fallback": "unused"},
