@@ -257,12 +257,15 @@ class Due:
 
 async def due(connection: Connection, *, limit: int, again_in_seconds: float) -> list[Due]:
     """Take pending work whose time has come, each (document, generation) once, and put it off: by again_in_seconds, or
-    by as long as it has been pending already (what waits in a long queue is not hinted over and over)."""
+    by as long as it has been pending already (what waits in a long queue is not hinted over and over).
+
+    now() and not clock_timestamp(), which no index can be asked for: all that is pending would be read every time.
+    """
     cursor = await connection.execute(
         """
         WITH taken AS (
             SELECT document_id, generation, store FROM index_state
-            WHERE seq < want_seq AND next_at <= clock_timestamp()
+            WHERE seq < want_seq AND next_at <= now()
               AND generation IN (SELECT name FROM generations WHERE state <> 'retired')
             ORDER BY next_at LIMIT %s FOR UPDATE SKIP LOCKED
         ), put_off AS (

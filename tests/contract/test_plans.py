@@ -1,0 +1,113 @@
+"""What a hot statement reads does not grow with the library: plans over a ledger of fifty thousand documents."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from psycopg import AsyncConnection, AsyncCursor
+
+from pipeline.audit import runs, wanted
+from pipeline.core.model import Generation
+from pipeline.ledger import announce, arrivals, documents, generations, letters, story, superseded, work
+from pipeline.stores.postgres import Connection, open_pool
+from tests.space import Space
+
+MOST_ROWS = 2_000
+"""That any step of a plan may read."""
+
+_LIBRARY = """
+    INSERT INTO access_sets (tenant, digest, acl_tags, required_tags)
+        SELECT 'acme', sha256(n::text::bytea), ARRAY['wiki/' || n], '{}' FROM generate_series(1, 100) n;
+    INSERT INTO documents (id, tenant, source, external_id, seq, announced_seq, version, observed_at,
+            access_observed_at, access_id, content_hash, meta_hash, title, media_type)
+        SELECT md5(n::text)::uuid, 'acme', 'wiki', n || '.md', n, CASE WHEN n <= 49000 THEN n ELSE 0 END, 1, now(),
+            now(), (SELECT min(id) FROM access_sets) + n % 100, sha256(n::text::bytea), '', 'Title', 'text/plain'
+        FROM generate_series(1, 50000) n;
+    INSERT INTO document_bodies SELECT id, 'text', '{}' FROM documents;
+    INSERT INTO document_events (document_id, slot, kind, outcome, lane)
+        SELECT id, 0, 'k', 'created', 'live' FROM documents;
+    INSERT INTO manifests SELECT id, 'g1', content_hash, ARRAY[id], ARRAY[1], '[[[0, 4]]]', '[[]]' FROM documents;
+    INSERT INTO index_state (document_id, generation, store, want_seq, seq, settled_at, next_at)
+        SELECT id, 'g1', store, seq, CASE WHEN seq > 20000 THEN 0 ELSE seq END, now(), now() + interval '1 hour'
+        FROM documents, unnest(ARRAY['vectors', 'keywords']) store;
+    INSERT INTO superseded (document_id, version, observed_at, content_hash, meta_hash, metadata, text)
+        SELECT id, 0, now() + interval '1 hour', '', '', '{}', '' FROM documents WHERE seq % 10 = 0;
+    INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,
+            external_id, first_failed_at, at, letter_partition, letter_offset, replayed_at)
+        SELECT 't:0:' || n, 't', 0, n, 'detect', 'invalid', '', md5(n::text)::uuid, 'acme', 'wiki', n || '.md', now(),
+            now() - n * interval '1 second', 0, n, CASE WHEN n % 10 > 0 THEN now() END
+        FROM generate_series(1, 20000) n;
+    ANALYZE;
+"""
+
+
+class Explaining:
+    """A connection that looks at the plan of everything it is asked, and then does it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self.most = 0
+        self.plans: list[Any] = []
+
+    async def execute(self, statement: Any, values: Any = None) -> AsyncCursor[Any]:
+        text = statement.decode() if isinstance(statement, bytes) else statement
+        async with self._connection.transaction(force_rollback=True):
+            cursor = await self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}".encode(), values)
+            [[plan]] = await cursor.fetchall()
+        self.plans.append(plan)
+        self.most = max(self.most, *(_read(node) for node in _nodes(plan[0]["Plan"])))
+        return await self._connection.execute(text.encode(), values)
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
+
+
+def _read(node: dict[str, Any]) -> int:
+    removed = node.get("Rows Removed by Filter", 0) + node.get("Rows Removed by Join Filter", 0)
+    return int((node["Actual Rows"] + removed) * node["Actual Loops"])
+
+
+@pytest.fixture
+async def ledger(space: Space) -> AsyncIterator[AsyncConnection[Any]]:
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await connection.execute(_LIBRARY.encode())
+        await connection.commit()
+        # So small a ledger is read at a gulp where it is cheaper; what matters is what an index leads to.
+        await connection.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        yield connection
+
+
+async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledger: AsyncConnection[Any]) -> None:
+    cursor = await ledger.execute("SELECT id FROM documents ORDER BY md5(id::text) LIMIT 100")
+    ids = [id_ for (id_,) in await cursor.fetchall()]
+    middle = sorted(ids)[50]
+    active: Generation = await generations.active(ledger)
+    hot: dict[str, Callable[[Any], Awaitable[Any]]] = {
+        "the sweeper's look": lambda c: work.due(c, limit=500, again_in_seconds=60),
+        "missed announcements": lambda c: announce.missed(c, after=0, limit=500),
+        "announcements": lambda c: announce.ready(c, ids),
+        "detect's look": lambda c: documents.peek(c, ids),
+        "what is superseded": lambda c: superseded.load(c, ids),
+        "pruning it": lambda c: superseded.prune(c, ids),
+        "a sink's work": lambda c: work.load(c, "g1", "vectors", ids),
+        "a sink's lock": lambda c: work.lock_wants(c, "g1", "keywords", ids),
+        "the audit's page": lambda c: wanted.next_documents(c, active, middle, wanted.Limits()),
+        "the audit's documents": lambda c: wanted.load(c, active, ids),
+        "the audit's second look": lambda c: wanted.standings(c, active, ids),
+        "the audit's own size": lambda c: runs.background(c),
+        "dead letters": lambda c: letters.page(c, letters.Filter(), after=None, limit=50),
+        "more dead letters": lambda c: letters.page(c, letters.Filter(), after="t:0:1000", limit=50),
+        "why": lambda c: story.tell(c, ids[0]),
+        "whether it arrived": lambda c: arrivals.arrivals(c, ids),
+    }
+    most = {}
+    for name, statement in hot.items():
+        explaining = Explaining(ledger)
+        await statement(explaining)
+        most[name] = explaining.most
+    assert {name: rows for name, rows in most.items() if rows > MOST_ROWS} == {}
