@@ -11,8 +11,8 @@ from pypdfium2 import raw
 
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
-from connectors.extraction.pdf_blocks import render
-from connectors.extraction.pdf_lines import Piece, pieces
+from connectors.extraction.pdf_blocks import Page, render
+from connectors.extraction.pdf_lines import page_text
 from connectors.extraction.pdf_order import in_reading_order
 from connectors.extraction.pdf_tables import Tables
 from connectors.extraction.unreadable import Unreadable
@@ -48,20 +48,20 @@ def read_pdf(data: bytes, limits: Limits) -> Extracted:
         raise Unreadable("too_large", f"has {count:,} pages, the limit is {limits.pages:,}: split it")
     tables = Tables(data, limits.cells, limits.table_seconds)
     seen = _Seen()
-    pages, size = [], 0
+    pages: list[Page] = []
+    size = 0
     for number in range(count):
-        found = _page(pdf, number, tables, seen)
-        size += sum(len(piece.text) for piece in found)
+        pages.append(_page(pdf, number, tables, seen))
+        size += sum(len(piece.text) for flow in pages[-1].flows for piece in flow)
         if size > limits.text_bytes:
             raise Unreadable("too_large", f"holds more than {limits.text_bytes:,} bytes of text: split it")
-        pages.append(in_reading_order(found))
     _check_is_text(seen, count)
     rendered = render(pages)
     metadata: dict[str, str | int | float | bool] = {"pages": count}
     if seen.bare:
         metadata["pages_without_text"] = seen.bare
-    if tables.truncated:
-        metadata["truncated"] = True
+    if tables.unsearched:
+        metadata["pages_not_searched_for_tables"] = tables.unsearched
     about = pdf.get_metadata_dict()
     title = about.get("Title", "").strip()
     if not title or _MEANINGLESS_TITLE.search(title):
@@ -97,19 +97,22 @@ def _truncated() -> Unreadable:
     return Unreadable("truncated", "is a PDF whose end is missing: copy or upload it again")
 
 
-def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, seen: _Seen) -> list[Piece]:
+def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, seen: _Seen) -> Page:
     try:
         page = pdf[number]
     except pypdfium2.PdfiumError as error:
         raise Unreadable("broken", f"is a PDF whose page {number + 1} cannot be read") from error
     try:
-        found = pieces(page)
+        text = page_text(page)
+        found = text.pieces
         chars = sum(len(piece.text) for piece in found)
         seen.chars += chars
         seen.unmapped += sum(len(_UNMAPPED.findall(piece.text)) for piece in found)
         if chars < BARE_CHARS and _has_picture(page):
             seen.bare += 1
-        return tables.replace(page, number, found)
+        if text.as_shown:
+            found = tables.replace(page, number, found)
+        return Page(in_reading_order(found), text.height)
     finally:
         page.close()
 

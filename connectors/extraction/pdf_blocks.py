@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from connectors.extraction import markdown
 from connectors.extraction.pdf_lines import Piece
 
-EDGE_LINES = 3
-"""At the top and at the bottom of a page: where headers and footers are looked for."""
+EDGE_SHARE = 0.1
+"""Of a page's height, at its top and at its bottom: where headers and footers are. (An inch of 11 inches.)"""
 MIN_REPEATS = 3
 REPEAT_SHARE = 0.5
 """Of the pages (of the odd or even ones, in a book): a line on more of them is no content."""
@@ -38,53 +38,58 @@ class Rendered:
     first_heading: str | None
 
 
-Page = Sequence[Sequence[Piece]]
-"""Its flows (pdf_order)."""
+@dataclass(frozen=True, slots=True)
+class Page:
+    flows: Sequence[Sequence[Piece]]
+    """Of pdf_order."""
+    height: float
 
 
 def render(pages: Sequence[Page]) -> Rendered:
     running = _running_lines(pages)
-    pages = [[[p for p in flow if p.is_table or _mask(p.text) not in running] for flow in page] for page in pages]
-    styles = _Styles([p for page in pages for flow in page for p in flow if not p.is_table])
-    blocks: list[str] = []
-    structured, first = False, None
+    kept = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
+    styles = _Styles([p for flows in kept for flow in flows for p in flow if not p.is_table])
+    blocks: list[_Block] = []
+    first = None
+    for flows in kept:
+        page: list[_Block] = []
+        for group in (group for flow in flows for group in _paragraphs(flow, styles)):
+            if group[0].is_table:
+                page.append(_Block(group[0].text, True))
+            elif level := styles.level(group):
+                words = _one_line(group)
+                first = first or words
+                page.append(_Block(markdown.heading(level, words), True))
+            else:
+                page.append(_Block(_flowing(group), False))
+        _continue(blocks, page)
+    structured = any(block.is_markup for block in blocks)
+    texts = [markdown.text(block.text) if structured and not block.is_markup else block.text for block in blocks]
+    return Rendered("\n\n".join(texts), structured, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    text: str
+    is_markup: bool
+    """A heading or table of ours; of all else what merely looks like one is escaped."""
+
+
+def _place(piece: Piece, page: Page) -> tuple[str, bool] | None:
+    """What tells a header or footer from one page to the next: its words without numbers, and at which end it stands.
+    None: it is neither."""
+    middle = (piece.top + piece.bottom) / 2
+    if piece.is_table or EDGE_SHARE * page.height < middle < (1 - EDGE_SHARE) * page.height:
+        return None
+    return _NUMBERS.sub("#", " ".join(piece.text.split())).lower(), middle < page.height / 2
+
+
+def _running_lines(pages: Sequence[Page]) -> frozenset[tuple[str, bool] | None]:
+    """Headers, footers and page numbers: the same line, but for its numbers, at the same end of most pages."""
+    counts: Counter[tuple[str, bool] | None] = Counter()
     for page in pages:
-        page_blocks: list[str] = []
-        for flow in page:
-            for group in _paragraphs(flow, styles):
-                if group[0].is_table:
-                    page_blocks.append(group[0].text)
-                    structured = True
-                elif level := styles.level(group):
-                    words = _one_line(group)
-                    first = first or words
-                    page_blocks.append(markdown.heading(level, words))
-                    structured = True
-                else:
-                    page_blocks.append(_flowing(group))
-        _continue(blocks, page_blocks)
-    text = "\n\n".join(blocks if not structured else [_escaped(block) for block in blocks])
-    return Rendered(text, structured, first)
-
-
-def _escaped(block: str) -> str:
-    """Headings and tables are ours; what merely looks like one is not."""
-    return block if re.match(r"#{1,6} |\| ", block) else markdown.text(block)
-
-
-def _mask(text: str) -> str:
-    return _NUMBERS.sub("#", " ".join(text.split())).lower()
-
-
-def _running_lines(pages: Sequence[Page]) -> frozenset[str]:
-    """Headers, footers and page numbers: the same line, but for its numbers, at the edge of most pages."""
-    counts: Counter[str] = Counter()
-    for page in pages:
-        lines = sorted((p for flow in page for p in flow if not p.is_table), key=lambda p: p.top)
-        if len(lines) > 2 * EDGE_LINES:
-            lines = lines[:EDGE_LINES] + lines[-EDGE_LINES:]
-        counts.update({_mask(p.text) for p in lines})
-    with_text = sum(any(flow for flow in page) for page in pages)
+        counts.update({_place(p, page) for flow in page.flows for p in flow} - {None})
+    with_text = sum(any(page.flows) for page in pages)
     least = max(MIN_REPEATS, REPEAT_SHARE * with_text / 2 + 1)  # left and right pages may differ
     return frozenset(line for line, count in counts.items() if count >= least)
 
@@ -181,9 +186,11 @@ def _one_line(group: Sequence[Piece]) -> str:
     return " ".join(words.replace("\u00ad", "").split())
 
 
-def _continue(blocks: list[str], page: list[str]) -> None:
+def _continue(blocks: list[_Block], page: list[_Block]) -> None:
     """A page's blocks after those before it; a word divided over the pages is joined."""
-    if blocks and page and (joined := _hyphenated(blocks[-1], page[0])) is not None:
-        blocks[-1] = joined
-        page = page[1:]
-    blocks += [block for block in page if block]
+    if blocks and page and not (blocks[-1].is_markup or page[0].is_markup):
+        joined = _hyphenated(blocks[-1].text, page[0].text)
+        if joined is not None:
+            blocks[-1] = _Block(joined, False)
+            page = page[1:]
+    blocks += [block for block in page if block.text]

@@ -24,12 +24,13 @@ MIN_FILLED = 0.4
 
 @dataclass(slots=True)
 class Tables:
-    """Of one document. ``truncated``: some pages were not searched."""
+    """Of one document."""
 
     data: bytes
     cells: int
     seconds: float
-    truncated: bool = False
+    unsearched: int = 0
+    """Pages that were not searched any more."""
     _used: float = 0.0
     _plumber: PDF | None = field(default=None)
 
@@ -38,7 +39,7 @@ class Tables:
         if not pieces or not _may_have_tables(page):
             return list(pieces)
         if self._used > self.seconds or self.cells <= 0:
-            self.truncated = True
+            self.unsearched += 1
             return list(pieces)
         started = time.process_time()
         try:

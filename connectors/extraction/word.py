@@ -221,7 +221,7 @@ def _numbering(document: Any) -> dict[tuple[str, int], str]:
     """(list, level) → its format: ``bullet``, ``decimal`` …"""
     try:
         root = document.part.numbering_part.element
-    except (KeyError, NotImplementedError):  # it has no lists
+    except (KeyError, NotImplementedError, ValueError):  # it has no lists; ValueError: it says that they are elsewhere
         return {}
     formats = {
         abstract.get(qn("w:abstractNumId")): {
