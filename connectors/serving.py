@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -22,12 +23,15 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Yields the address, ``http://host:port``; port 0 finds a free one. Raises OSError when the port is taken."""
+async def served(
+    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, *, tls: tuple[Path, Path] | None = None
+) -> AsyncIterator[str]:
+    """Yields the address, ``http://host:port``; port 0 finds a free one. tls: files of a certificate and its key, for
+    https. Raises OSError when the port is taken."""
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=STOP_SECONDS,
-            server_header=False,
+            server_header=False, ssl_certfile=tls and tls[0], ssl_keyfile=tls and tls[1],
         )  # fmt: skip
         server = _Server(config)
         running = asyncio.create_task(server.serve(sockets=[listening]))
@@ -38,7 +42,7 @@ async def served(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncI
                     raise OSError("the application did not start: its log says why")
                 await asyncio.sleep(0.005)
             shown = f"[{host}]" if ":" in host else host
-            yield f"http://{shown}:{listening.getsockname()[1]}"
+            yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
         finally:
             server.should_exit = True
             await running

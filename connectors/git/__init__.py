@@ -1,0 +1,1 @@
+"""Git repositories: engineering wikis and code, by the ``git`` command."""

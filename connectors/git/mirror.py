@@ -1,0 +1,203 @@
+"""The repository on our disk: one branch of the remote, bare, never checked out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from connectors.git.options import GitOptions, basic, environment
+from connectors.git.process import ANSWER_BYTES, Command, GitFailed
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+
+REF = "refs/penstock/head"
+ASK_SECONDS = 60.0
+_WATCH_SECONDS = 0.5
+_DAMAGED = re.compile(
+    r"not a git repository|corrupt|bad object|missing blob|unable to read (?:tree|sha1|[0-9a-f]{40})|inflate:|is empty",
+    re.I,
+)
+_REFUSED = re.compile(
+    r"Authentication failed|could not read (?:Username|Password)|Permission denied|Host key verification failed"
+    r"|returned error: (?:3\d\d|401|403|404|410)|repository .*not found|does not appear to be a git repository"
+    r"|not allowed|dubious ownership|unable to update url base from redirection|certificate|No such file or directory"
+    r"|Bad owner or permissions|Load key",
+    re.I,
+)
+"""What only a person can mend. Everything else (no connection, 5xx, an early end) may heal."""
+_THROTTLED = re.compile(r"returned error: 429|rate limit", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the remote's branch is. commit None: the repository has nothing in it yet."""
+
+    commit: str | None
+    branch: str
+
+
+class Mirror:
+    """One at a time: ``refresh`` is for one task."""
+
+    def __init__(self, folder: Path, options: GitOptions) -> None:
+        self._folder = folder
+        self._options = options
+        home = folder / "home"
+        secret = options.token.get_secret_value() if options.token else ""
+        secrets = (secret, basic(options.username, options.token)) if options.token else ()
+        variables = environment(options, home, os.environ.get("PATH", os.defpath))
+        self.git = Command(folder / "mirror.git", variables, secrets)
+        self._home = home
+        self._damaged = False
+
+    async def ask(self) -> Head | None:
+        """Where the branch is now; nothing is fetched. None: the remote is there and holds nothing at all. Raises
+        Misconfigured, Retryable."""
+        await asyncio.to_thread(self._prepare)
+        name = "HEAD" if self._options.branch is None else f"refs/heads/{self._options.branch}"
+        answer = await self._remote("ls-remote", "--symref", "--", self._options.url, name, seconds=ASK_SECONDS)
+        commit, branch = None, self._options.branch
+        for line in answer.decode("utf-8", "replace").splitlines():
+            value, _, ref = line.partition("\t")
+            if ref == name and value.startswith("ref: "):
+                branch = branch or value.removeprefix("ref: ").removeprefix("refs/heads/")
+            elif ref == name and re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", value):
+                commit = value
+        if commit is not None:
+            return Head(commit, branch or "HEAD")
+        if await self._is_bare_of_refs():
+            return None
+        raise Misconfigured(
+            f"the repository has no branch {name.removeprefix('refs/heads/')}: set branch to one it has"
+        )
+
+    async def _is_bare_of_refs(self) -> bool:
+        async with self.git.running("ls-remote", "--", self._options.url, seconds=ASK_SECONDS) as git:
+            empty = not await git.stdout.read(1)
+            while await git.stdout.read(ANSWER_BYTES):
+                pass
+        return empty
+
+    async def refresh(self) -> Head | None:
+        """The branch as it is now, all of it on our disk. Raises Misconfigured, Retryable."""
+        head = await self.ask()
+        if head is None or await self.has(head.commit):
+            return head
+        name = "HEAD" if self._options.branch is None else f"refs/heads/{self._options.branch}"
+        watching = asyncio.create_task(self._too_large())
+        fetching = asyncio.create_task(
+            self._remote(
+                "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", "--no-write-fetch-head",
+                "--force", "--", self._options.url, f"+{name}:{REF}", seconds=self._options.fetch_seconds,
+            )
+        )  # fmt: skip
+        try:
+            done, _ = await asyncio.wait({watching, fetching}, return_when=asyncio.FIRST_COMPLETED)
+            if fetching not in done:
+                raise await self._refused_as_too_large(fetching)
+            await fetching
+        finally:
+            for task in (watching, fetching):
+                task.cancel()
+            await asyncio.gather(watching, fetching, return_exceptions=True)
+        if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
+            raise await self._refused_as_too_large(None)
+        commit = (await self.local("rev-parse", "--verify", f"{REF}^{{commit}}")).decode().strip()
+        await self.local("gc", "--auto", "--quiet", "--prune=2.weeks.ago")
+        return Head(commit, head.branch)
+
+    async def _refused_as_too_large(self, fetching: asyncio.Task[bytes] | None) -> Misconfigured:
+        if fetching is not None:
+            fetching.cancel()
+            await asyncio.gather(fetching, return_exceptions=True)
+        await asyncio.to_thread(shutil.rmtree, self.git.folder, ignore_errors=True)
+        limit = self._options.max_repository_bytes
+        said = f"the repository takes more than max_repository_bytes = {limit:,} on disk"
+        return Misconfigured(f"{said}: raise it, or connect a smaller one")
+
+    async def has(self, commit: str | None) -> bool:
+        try:
+            await self.git.run("cat-file", "-e", f"{commit}^{{commit}}")
+        except GitFailed:
+            return False
+        return True
+
+    async def leads_to(self, old: str, new: str) -> bool:
+        """Whether the branch went from one to the other without taking anything back."""
+        if not await self.has(old):
+            return False
+        try:
+            await self.git.run("merge-base", "--is-ancestor", old, new)
+        except GitFailed as error:
+            if error.status == 1:
+                return False
+            raise self.damaged(error) from error
+        return True
+
+    async def local(self, *arguments: str) -> bytes:
+        """A command over what we have. Raises Retryable."""
+        try:
+            return await self.git.run(*arguments)
+        except GitFailed as error:
+            raise self.damaged(error) from error
+
+    async def each(self, see: Callable[[bytes], bool], *arguments: str) -> None:
+        """As ``Command.each``, over what we have. Raises Retryable."""
+        try:
+            await self.git.each(see, *arguments)
+        except GitFailed as error:
+            raise self.damaged(error) from error
+
+    def damaged(self, error: GitFailed) -> Retryable:
+        """What a failure over our own copy means: if it is damaged, it is fetched anew next time."""
+        if _DAMAGED.search(error.said):
+            self._damaged = True
+            return Retryable(f"{error}: our copy is damaged, and is fetched anew")
+        return Retryable(str(error))
+
+    async def _remote(self, *arguments: str, seconds: float) -> bytes:
+        try:
+            return await self.git.run(*arguments, seconds=seconds)
+        except GitFailed as error:
+            if _THROTTLED.search(error.said):
+                raise Deferred(str(error)) from error
+            if _REFUSED.search(error.said):
+                raise Misconfigured(
+                    f"{error}; check url, token or key, and that they may read the repository"
+                ) from error
+            raise self.damaged(error) from error
+
+    def _prepare(self) -> None:
+        """Blocks. An empty bare repository, if there is none; what else lies there was ours, and is damaged."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        folder = self.git.folder
+        if self._damaged or (folder.exists() and not (folder / "HEAD").is_file()):
+            shutil.rmtree(folder, ignore_errors=True)
+            self._damaged = False
+        if not folder.exists():
+            for part in ("objects/info", "objects/pack", "refs/heads"):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+            (folder / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
+            (folder / "HEAD").write_text("ref: refs/penstock/none\n")
+
+    async def _too_large(self) -> None:
+        """Returns when the repository has grown beyond the limit."""
+        while True:
+            if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
+                return
+            await asyncio.sleep(_WATCH_SECONDS)
+
+
+def _size(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except FileNotFoundError:  # git renames what it has finished
+                continue
+    return total

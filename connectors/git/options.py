@@ -1,0 +1,237 @@
+"""What a git source is told: where the repository is, what of it is taken, and who may read it."""
+
+from __future__ import annotations
+
+import re
+import string
+import tomllib
+from base64 import b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+
+from connectors.folder.globs import compiled
+from pipeline.core.errors import Misconfigured
+from topics.fields import AclTags, Member, RequiredTags, Tag
+
+_HOST = r"(?:[A-Za-z0-9_][A-Za-z0-9_.\-]*|\[[0-9A-Fa-f:]+\])(?::\d{1,5})?"
+_USER = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*@"
+_URL = re.compile(
+    rf"https://{_HOST}/[^\s\x00-\x1f]+|ssh://(?:{_USER})?{_HOST}/[^\s\x00-\x1f]+|{_USER}{_HOST}:[^\s\x00-\x1f:][^\s\x00-\x1f]*"
+    r"|file:///[^\x00-\x1f]+"
+)
+"""The four ways that are taken. Everything else that git would understand (``ext::``, ``git://``, plain http, other
+helpers) runs commands, or shows what it carries to everybody on the way."""
+_BRANCH = re.compile(r"(?![/.\-])(?!.*(?:\.\.|//|@\{|[\x00-\x20\x7f~^:?*\[\\]))[^\x00]{1,200}(?<![/.])")
+DEFAULT_EXCLUDE = (
+    ".*",
+    "node_modules/",
+    "__pycache__/",
+    "*.lock",
+    "package-lock.json",
+    "*.min.js",
+    "*.min.css",
+    "*.map",
+)
+"""Hidden names, what tools install or write by themselves."""
+
+
+class Rule(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paths: list[str] = Field(min_length=1)
+    """Patterns as in ``include``."""
+    acl_tags: AclTags
+    required_tags: RequiredTags = []
+
+    def match(self, path: str) -> bool:
+        return any(compiled(pattern).fullmatch(path) for pattern in self.paths)
+
+
+class Access(BaseModel):
+    """Who may read what. Git itself says nothing of it: whoever may fetch a repository has all of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    acl_tags: AclTags
+    """Of every file that no rule names. Empty: nobody."""
+    required_tags: RequiredTags = []
+    members: dict[Tag, list[Member]] = {}
+    """Who holds the tags that are no ``user:…``."""
+    rules: list[Rule] = []
+    """Of those that name a file, the last one decides, alone."""
+
+    def of(self, path: str) -> tuple[list[str], list[str]]:
+        """(acl_tags, required_tags)"""
+        rule: Rule | Access = next((rule for rule in reversed(self.rules) if rule.match(path)), self)
+        return rule.acl_tags, rule.required_tags
+
+    def tags(self) -> set[str]:
+        """All that any file needs."""
+        lists = [self.acl_tags, self.required_tags]
+        lists += [tags for rule in self.rules for tags in (rule.acl_tags, rule.required_tags)]
+        return {tag for tags in lists for tag in tags}
+
+
+class GitOptions(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """``https://host/path``, ``ssh://user@host/path``, ``user@host:path`` or ``file:///path``."""
+    branch: str | None = None
+    """None: the one that the remote's HEAD names."""
+    token: SecretStr | None = None
+    """For https: a deploy or access token that may read this repository and nothing else."""
+    username: str = Field("x-access-token", pattern=r"^[^:\s\x00-\x1f]{1,200}$")
+    """Beside the token. GitHub and GitLab take any for most kinds of token; Bitbucket wants ``x-token-auth``."""
+    ssh_key_file: Path | None = None
+    known_hosts_file: Path | None = None
+    """The host's public keys; without the host in it nothing is fetched over ssh."""
+    ca_file: Path | None = None
+    """Certificates of a company's own authority, for https."""
+
+    include: list[str] = []
+    """Patterns (``docs/**``, ``*.md``); empty: everything that is not excluded."""
+    exclude: list[str] = list(DEFAULT_EXCLUDE)
+
+    acl_tags: AclTags = []
+    required_tags: RequiredTags = []
+    members: dict[Tag, list[Member]] = {}
+    rules: list[Rule] = []
+    access_file: Path | None = None
+    """A TOML file with ``acl_tags``, ``required_tags``, ``members`` and ``rules``, in place of those here. Read again
+    at every page and sweep. It lies with the settings, not in the repository: who may push may not say who reads."""
+
+    source_url: str | None = None
+    """Where a person opens a file: an address with ``{path}`` and, if need be, ``{branch}``."""
+    authors: bool = True
+    """Whether to walk the history for who changed a file last, and when. Takes a minute for 100,000 commits."""
+    webhook_secret: SecretStr | None = None
+    max_repository_bytes: int = Field(4 * 1024**3, ge=1024)
+    """On our disk, all history included."""
+    max_file_bytes: int = Field(50_000_000, ge=1)
+    page_documents: int = Field(50, ge=1, le=50)
+    fetch_seconds: float = Field(1800.0, gt=0)
+    """For the first fetch of everything, too."""
+
+    @field_validator("url")
+    @classmethod
+    def _taken(cls, url: str) -> str:
+        if not _URL.fullmatch(url):
+            raise ValueError(
+                "write https://host/path, ssh://user@host/path, user@host:path or file:///path;"
+                " without a password (the token is a setting of its own)"
+            )
+        return url
+
+    @field_validator("branch")
+    @classmethod
+    def _named(cls, branch: str | None) -> str | None:
+        if branch is not None and not _BRANCH.fullmatch(branch):
+            raise ValueError("is no name of a branch")
+        return branch
+
+    @field_validator("source_url")
+    @classmethod
+    def _template(cls, template: str | None) -> str | None:
+        if template is None:
+            return None
+        fields = {name for _, name, *_ in string.Formatter().parse(template) if name is not None}
+        if "path" not in fields or fields - {"path", "branch"} or not template.startswith(("https://", "http://")):
+            raise ValueError("write an https address that holds {path}, and {branch} if need be")
+        return template
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.access_file and (self.acl_tags or self.required_tags or self.members or self.rules):
+            raise ValueError("access_file stands in place of acl_tags, required_tags, members and rules: keep one")
+        if self.token and not self.url.startswith("https://"):
+            raise ValueError("a token is for https; over ssh it is ssh_key_file")
+        return self
+
+    @property
+    def is_ssh(self) -> bool:
+        return not self.url.startswith(("https://", "file://"))
+
+    def selects(self, path: str) -> bool:
+        if any(compiled(pattern).fullmatch(path) for pattern in self.exclude):
+            return False
+        return not self.include or any(compiled(pattern).fullmatch(path) for pattern in self.include)
+
+    def access(self) -> Access:
+        """As it is now. Blocks. Raises Misconfigured: who may not be told is told nothing, and nothing changes."""
+        if self.access_file is None:
+            return Access(
+                acl_tags=self.acl_tags, required_tags=self.required_tags, members=self.members, rules=self.rules
+            )
+        try:
+            return Access.model_validate(tomllib.loads(self.access_file.read_text("utf-8")))
+        except OSError as error:
+            raise Misconfigured(f"access_file {self.access_file}: cannot be read ({error.strerror})") from error
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, found["loc"]))
+            raise Misconfigured(f"access_file {self.access_file}: {where}: {found['msg']}") from error
+        except ValueError as error:
+            raise Misconfigured(f"access_file {self.access_file}: is no TOML in UTF-8 ({error})") from error
+
+
+def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]:
+    """All that git is given of the environment. home: an empty folder. path: PATH.
+
+    Credentials stand here, where only this user's processes see them, and neither in an argument nor in an address.
+    """
+    config = {
+        "core.hooksPath": "/dev/null",
+        "core.fsmonitor": "false",
+        "core.symlinks": "false",
+        "core.quotePath": "false",
+        "credential.helper": "",
+        "fetch.recurseSubmodules": "false",
+        "submodule.recurse": "false",
+        "fetch.showForcedUpdates": "false",
+        "transfer.bundleURI": "false",
+        "gc.autoDetach": "false",
+        "gc.auto": "2000",
+        "http.followRedirects": "false",  # a token goes nowhere else, nor do we
+        "http.lowSpeedLimit": "1000",
+        "http.lowSpeedTime": "60",
+        "protocol.allow": "never",
+        "diff.renameLimit": "5000",
+    }
+    config |= {f"protocol.{name}.allow": "always" for name in ("https", "ssh", "file")}
+    if options.ca_file:
+        config["http.sslCAInfo"] = str(options.ca_file)
+    if options.token:
+        origin = "/".join(options.url.split("/")[:3])
+        config[f"http.{origin}/.extraHeader"] = f"Authorization: Basic {basic(options.username, options.token)}"
+    variables = {
+        "PATH": path, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8",
+        "LANGUAGE": "C",
+        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "",
+        "GIT_ALLOW_PROTOCOL": "https:ssh:file", "GIT_PROTOCOL_FROM_USER": "0", "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_SSH_VARIANT": "ssh",
+        "GIT_SSH_COMMAND": ssh_command(options), "GIT_CONFIG_COUNT": str(len(config)),
+    }  # fmt: skip
+    for number, (key, value) in enumerate(config.items()):
+        variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
+    return variables
+
+
+def basic(username: str, token: SecretStr) -> str:
+    return b64encode(f"{username}:{token.get_secret_value()}".encode()).decode()
+
+
+def ssh_command(options: GitOptions) -> str:
+    settings = {
+        "BatchMode": "yes", "StrictHostKeyChecking": "yes", "IdentitiesOnly": "yes", "ConnectTimeout": "20",
+        "PermitLocalCommand": "no", "ProxyCommand": "none", "ClearAllForwardings": "yes",
+        "UserKnownHostsFile": f'"{options.known_hosts_file or "/dev/null"}"', "GlobalKnownHostsFile": "/dev/null",
+    }  # fmt: skip
+    parts = ["ssh", "-F", "none", "-i", str(options.ssh_key_file or "/dev/null")]
+    parts += [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
+    return " ".join(map(quote, parts))

@@ -1,0 +1,162 @@
+"""A git source to play with: a real repository, pushed to and served by real git."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+
+from connectors.git.backend import Backend, certificate
+from connectors.git.options import basic
+from connectors.serving import served
+from connectors.source import Request
+
+TOKEN = "token-of-the-playground"  # noqa: S105 — opens nothing else
+HOOK = "secret-of-the-playground"
+
+
+class Work:
+    """Somebody's clone, from which they push."""
+
+    def __init__(self, folder: Path, remote: Path) -> None:
+        """remote: a bare repository, made here if there is none."""
+        self.folder = folder
+        self.remote = remote
+        self._environment = {
+            "PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder.parent), "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "Ada Author", "GIT_AUTHOR_EMAIL": "ada@example.com",
+            "GIT_COMMITTER_NAME": "Ada Author", "GIT_COMMITTER_EMAIL": "ada@example.com",
+        }  # fmt: skip
+        if not remote.exists():
+            self.git("init", "--quiet", "--bare", "--initial-branch=main", str(remote), at=folder.parent)
+        self.git("init", "--quiet", "--initial-branch=main", str(folder), at=folder.parent)
+
+    def git(self, *arguments: str, at: Path | None = None, **environment: str) -> str:
+        done = subprocess.run(
+            ["git", *arguments], cwd=at or self.folder, env=self._environment | environment, check=True,
+            capture_output=True, text=True, errors="surrogateescape",
+        )  # fmt: skip
+        return done.stdout.strip()
+
+    def write(self, path: str, content: str | bytes) -> None:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+
+    def push(self, message: str = "A change") -> str:
+        """Everything as it is in the folder. Returns the commit."""
+        self.git("add", "--all", "--force")
+        self.git("commit", "--quiet", "--allow-empty", "--message", message)
+        self.git("push", "--quiet", "--force", str(self.remote), "HEAD:main")
+        return self.git("rev-parse", "HEAD")
+
+
+class GitPlayground:
+    inside = "ines@example.com"
+    outside = "otto@example.com"
+
+    def __init__(self, folder: Path, backend: Backend, url: str) -> None:
+        self._work = Work(folder / "work", backend.root / "wiki.git")
+        self._backend = backend
+        self._access_file = folder / "access.toml"
+        self._secret: list[str] = []
+        self._members = [self.inside]
+        self._paths: dict[str, str] = {}
+        self._removed: dict[str, str] = {}
+        self._ids: dict[str, str] = {}
+        self._sent: list[Request] = []
+        self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": HOOK}
+        self.options: Mapping[str, Any] = {
+            "url": f"{url}/wiki.git", "ca_file": str(folder / "certificate.pem"), "page_documents": 3,
+            "access_file": str(self._access_file),
+        }  # fmt: skip
+        self._write_access()
+
+    async def write(self, name: str, text: str) -> str:
+        path = self._paths.setdefault(name, f"docs/{name}.md")
+        self._removed.pop(name, None)
+        self._work.write(path, text)
+        await self._push()
+        return self._ids.setdefault(name, path)
+
+    async def move(self, name: str) -> None:
+        old = self._paths[name]
+        new = f"moved/{old}"
+        self._work.write(new, (self._work.folder / old).read_bytes())
+        (self._work.folder / old).unlink()
+        self._paths[name] = new
+        await self._push()
+
+    async def remove(self, name: str) -> None:
+        file = self._work.folder / self._paths[name]
+        self._removed[name] = file.read_text()
+        file.unlink()
+        await self._push()
+
+    async def restore(self, name: str) -> None:
+        await self.write(name, self._removed[name])
+
+    async def restrict(self, name: str) -> None:
+        """By a rule in the access file: git knows no readers."""
+        self._secret.append(self._paths[name])
+        self._write_access()
+
+    async def leave(self) -> None:
+        self._members = []
+        self._write_access()
+
+    def sent(self) -> Sequence[Request]:
+        sent, self._sent = self._sent, []
+        return sent
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """truncated: the repository is emptied of its branch, the one way in which git lists less than there is.
+        expired: history is rewritten, so that no commit so far is part of it."""
+        self._backend.throttled, self._backend.failing = throttled, failing
+        hidden = self._work.remote / "hidden-main"
+        branch = self._work.remote / "refs" / "heads" / "main"
+        if truncated and branch.exists():
+            branch.rename(hidden)
+        elif hidden.exists() and not truncated:
+            hidden.rename(branch)
+        if expired:
+            tree = self._work.git("write-tree")
+            self._work.git("reset", "--quiet", "--soft", self._work.git("commit-tree", "-m", "Rewritten", tree))
+            await self._push()
+
+    async def _push(self) -> None:
+        commit = await asyncio.to_thread(self._work.push)
+        body = json.dumps({"ref": "refs/heads/main", "after": commit}).encode()
+        signature = "sha256=" + hmac.new(HOOK.encode(), body, hashlib.sha256).hexdigest()
+        self._sent.append(Request({"x-github-event": "push", "x-hub-signature-256": signature}, {}, body))
+
+    def _write_access(self) -> None:
+        rules = [{"paths": [path], "acl_tags": ["user:nobody-here@example.com"]} for path in self._secret]
+        lines = ['acl_tags = ["team"]']
+        for rule in rules:
+            lines += ["[[rules]]", *(f"{key} = {json.dumps(value)}" for key, value in rule.items())]
+        lines += ["[members]", f"team = {json.dumps(self._members)}"]
+        self._access_file.write_text("\n".join(lines) + "\n")
+
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[GitPlayground]:
+    with tempfile.TemporaryDirectory(prefix="penstock-git-") as name:
+        folder = Path(name)
+        (folder / "served").mkdir()
+        secret = basic("x-access-token", SecretStr(TOKEN))
+        backend = Backend(folder / "served", f"Basic {secret}")
+        async with served(backend, tls=certificate(folder)) as url:
+            yield GitPlayground(folder, backend, url)
