@@ -49,14 +49,15 @@ class Losses:
         if unwanted or await self._is_over(id):
             await asyncio.to_thread(self._roster.forget, [id])
             return []
-        return [Listed(external_id=row, acl_tags=(), revision=revision) for row, revision in rows]
+        return [Listed(external_id=row, acl_tags=(), revision=_while_lost(revision)) for row, revision in rows]
 
     async def entries(self, id: str, channel: Channel | None, stamps: Sequence[str]) -> list[Entry]:
         ids = [external_id(id, ts) for ts in stamps]
+        revisions = dict(await asyncio.to_thread(self._roster.read, id))
         if self.is_kept(channel):
             return [
                 Unreadable(
-                    external_id=one, code="archived", acl_tags=(tag(id),),
+                    external_id=one, code="archived", acl_tags=(tag(id),), revision=revisions.get(one),
                     message="its channel is archived, and Slack shows it to no app: what was read before stays",
                 ) for one in ids
             ]  # fmt: skip
@@ -65,6 +66,7 @@ class Losses:
         return [
             Unreadable(
                 external_id=one, code="access_lost", acl_tags=(),
+                revision=_while_lost(revisions[one]) if one in revisions else None,
                 message="the app is not in this channel (any more): invite it, or the document goes",
             ) for one in ids
         ]  # fmt: skip
@@ -81,6 +83,11 @@ class Losses:
             since = time.time()
             await self._memory.put(_lost(id), since)
         return time.time() >= since + self._options.forget_lost_after_hours * HOUR
+
+
+def _while_lost(revision: str) -> str:
+    """Another one than the channel's own: when it comes back, each document is read again."""
+    return f"lost:{revision}"
 
 
 def _lost(id: str) -> str:

@@ -268,15 +268,18 @@ async def test_a_channel_that_the_app_is_put_out_of_is_closed_at_once_and_forgot
     assert list(await listing(slack)) == [id]
     w.leave(secret, "U0PENSTOCK")
     assert [group.tag async for group in slack.groups()] == [f"workspace:{w.team_id}"]
-    assert (await listing(slack))[id].acl_tags == ()
+    lost = (await listing(slack))[id]
+    assert lost.acl_tags == ()
     entry = await one(slack, id)
     assert isinstance(entry, Unreadable)
-    assert (entry.code, entry.acl_tags) == ("access_lost", ())
+    assert (entry.code, entry.acl_tags, entry.revision) == ("access_lost", (), lost.revision)
     desk.memory.kept[f"lost:{secret}"] -= 25 * 3_600
     assert await listing(slack) == {}
     assert isinstance(await one(slack, id), Gone)
     w.join(secret, "U0PENSTOCK")
-    assert (await listing(slack))[id].acl_tags == (f"channel:{secret}",)
+    back = (await listing(slack))[id]
+    assert back.acl_tags == (f"channel:{secret}",)
+    assert back.revision != lost.revision
     assert isinstance(await one(slack, id), Document)
     assert desk.memory.kept[f"lost:{secret}"] is None
 
@@ -293,6 +296,7 @@ async def test_a_public_channel_that_is_archived_stays_readable_for_the_workspac
     entry = await one(slack, id)
     assert isinstance(entry, Unreadable)
     assert (entry.code, entry.acl_tags) == ("archived", (f"channel:{ops}",))
+    assert entry.revision == before[id].revision
     for tags in (None, [f"channel:{ops}"]):
         groups = {group.tag: group async for group in slack.groups(tags)}
         assert (list(groups[f"channel:{ops}"].members), list(groups[f"channel:{ops}"].of)) == (
