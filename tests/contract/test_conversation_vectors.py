@@ -129,13 +129,14 @@ class Noting:
     """The real model; notes whether documents were at work whenever it was asked."""
 
     def __init__(self, desk: Desk, busy: list[bool]) -> None:
-        self.busy, self.real, self.seen = busy, desk.embedder, list[bool]()
+        self.busy, self.real, self.seen, self.texts = busy, desk.embedder, list[bool](), 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
         self.seen.append(self.busy[0])
+        self.texts += len(texts)
         assert len(texts) <= embed.REQUEST_INPUTS
         return await self.real.embed_documents(texts)
 
@@ -214,3 +215,22 @@ async def test_what_is_regrouped_or_forgotten_while_it_is_embedded_stays_gone(de
     chunks = await desk.chunks()
     assert [row[1] for row in chunks] == [c.text for c in group(as_grouped([sent(n) for n in range(5, 45)]))]
     assert [row[4] for row in chunks] == [None] * 4
+
+
+async def test_workers_share_the_chunks_and_embed_each_once(desk: Desk) -> None:
+    await desk.take(*(recorded(*(sent(n) for n in range(100)), member=f"m{m}") for m in range(5)))
+    models = [Noting(desk, [False]) for _ in range(3)]
+    workers = [
+        ConversationVectors(
+            desk.pool,
+            model,
+            desk.metrics,
+            ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
+        )
+        for model in models
+    ]
+    while any(await asyncio.gather(*(worker.turn() for worker in workers))):
+        pass
+    assert await desk.space.query("SELECT count(*), count(embedding) FROM conversation_chunks") == [(50, 50)]
+    assert sum(model.texts for model in models) == 50
+    assert all(model.texts for model in models)
