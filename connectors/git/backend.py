@@ -72,8 +72,9 @@ class Backend:
         return done.stdout
 
 
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """Files of a certificate for 127.0.0.1 that signs itself, and of its key; for a day."""
+def certificate(folder: Path, host: str = "") -> tuple[Path, Path]:
+    """Files of a certificate for a host name, or for 127.0.0.1, that signs itself, and of its key; for a day."""
+    names = [x509.DNSName(host)] if host else [x509.IPAddress(ip_address("127.0.0.1"))]
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock playground")])
     now = datetime.now(UTC)
@@ -85,7 +86,7 @@ def certificate(folder: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )

@@ -40,7 +40,12 @@ class History:
             walk.see, "log", "-z", _FORMAT, "--name-only", "--no-renames", "--no-ext-diff", "--no-show-signature", span,
             "--",
         )  # fmt: skip
-        self.commit, self.touches = commit, touches | walk.fresh
+        for path, touch in walk.fresh.items():
+            before = touches.get(path)
+            # What a merge brings may be older than what it was merged with: the newest counts, as in a whole walk.
+            if before is None or before.at is None or (touch.at is not None and touch.at >= before.at):
+                touches[path] = touch
+        self.commit, self.touches = commit, touches
 
 
 class _Walk:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 MAX_LEFT = 2_000
 """Deleted renamed paths that are remembered, in case that they come back."""
 _LONGEST = 1_800
-"""Of the 2,000 characters that an external id may have."""
+"""Of the 2,000 bytes that an external id may have (connectors.runner.compare)."""
 
 ChangeKind = Literal["added", "modified", "deleted", "renamed"]
 
@@ -66,9 +66,10 @@ class Ids:
 def own(path: str) -> str:
     """The id of a file that was never renamed: its path; with a hash, where it is too long, or no UTF-8."""
     name = shown(path)
-    if len(name) <= _LONGEST and name == path:
+    if len(name.encode()) <= _LONGEST and name == path:
         return name
-    return f"{name[:_LONGEST]}…{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
+    beginning = name.encode()[:_LONGEST].decode("utf-8", "ignore")
+    return f"{beginning}…{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
 
 
 def shown(path: str) -> str:

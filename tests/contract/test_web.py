@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import logging
+import ssl
 import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from connectors.git.backend import certificate
 from connectors.serving import served
 from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web, throttled
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
@@ -512,6 +514,31 @@ async def test_the_address_that_was_resolved_is_the_one_connected_to_and_the_hos
     async with asking(f"http://wiki.corp.example:{port}", resolver=resolver) as web:
         assert await web.json("GET", "/x") == {"ok": True}
     assert there.asked[0][1]["host"] == f"wiki.corp.example:{port}"
+
+
+async def test_over_tls_the_pinned_address_must_prove_the_name(tmp_path) -> None:
+    certificates = certificate(tmp_path, "wiki.corp.example")
+
+    async def resolver(name: str, number: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    app = Server()
+    trust = ssl.create_default_context(cafile=str(certificates[0]))
+    async with served(app, tls=certificates) as url:
+        port = url.rpartition(":")[2]
+        for name, proven in (("wiki.corp.example", True), ("other.corp.example", False)):
+            given = {"resolver": resolver, "ssl_context": trust, "limits": Limits(patience_seconds=0)}
+            async with asking(f"https://{name}:{port}", **given) as web:
+                if proven:
+                    assert await web.json("GET", "/x") == {"ok": True}
+                else:
+                    with pytest.raises(Retryable, match="Hostname mismatch"):
+                        await web.json("GET", "/x")
+        async with asking(f"https://wiki.corp.example:{port}", resolver=resolver, also=["127.0.0.1:1"]) as web:
+            app.redirect(f"http://127.0.0.1:{port}/plain")
+            with pytest.raises(Forbidden, match="only https"):
+                await web.json("GET", "http://127.0.0.1:1/")
+    assert [headers["host"] for _, headers, _ in app.asked] == [f"wiki.corp.example:{port}"]
 
 
 async def test_ssrf_by_the_second_request_of_an_auth_is_refused(server, other) -> None:
