@@ -159,6 +159,8 @@ class FakeGoogleDrive:
         item = self._item(request, account)
         if request.query_params.get("alt") != "media":
             return partial(request, file(item, self.corpus, account), FILE, FILE_DEFAULT)
+        if item.id in self.faults.broken:
+            raise ApiError(500, "internalError", "Internal Error")
         if item.mime_type.startswith(GOOGLE):
             message = "Only files with binary content can be downloaded. Use Export with Docs Editors files."
             raise ApiError(403, "fileNotDownloadable", message, location="alt")
@@ -171,6 +173,8 @@ class FakeGoogleDrive:
 
     async def _export(self, request: Request) -> Response:
         item = self._item(request, self._account(request), everywhere=True)
+        if item.id in self.faults.broken:
+            raise ApiError(500, "internalError", "Internal Error")
         wanted = request.query_params.get("mimeType")
         if not wanted:
             raise missing("mimeType")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import Request
@@ -28,6 +28,8 @@ class Faults:
     """Listings end early, as if that were all."""
     incomplete: bool = False
     """incompleteSearch, as when some shared drives could not be searched."""
+    broken: set[str] = field(default_factory=set)
+    """Ids of files that cannot be exported or downloaded: Google answers 500 whenever it is tried."""
     no_markdown: bool = False
     """Documents are exported as HTML and not as Markdown."""
     disabled: bool = False

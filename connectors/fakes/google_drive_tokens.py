@@ -9,6 +9,7 @@ import json
 import secrets
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jwt
@@ -34,10 +35,16 @@ class Token:
     """Unix time."""
 
 
+@cache
+def _key_pair() -> rsa.RSAPrivateKey:
+    """Made once a process: it takes a while."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
 class Tokens:
     def __init__(self, corpus: Corpus) -> None:
         self._corpus = corpus
-        self._private = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self._private = _key_pair()
         self.delegated: dict[str, set[str]] = {}
         """Service account → scopes that it may use on behalf of the domain's users."""
         self.issued: dict[str, Token] = {}

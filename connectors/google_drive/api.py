@@ -14,7 +14,7 @@ from urllib.parse import quote
 from connectors.google_drive.auth import DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE, Bearer, ServiceAccount
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.source import CursorExpired
-from connectors.web import Answered, Denied, Missing, Rejected, Web
+from connectors.web import Answered, Denied, Limits, Missing, Rejected, Web
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 
 Json = dict[str, Any]
@@ -47,17 +47,17 @@ USERS_A_PAGE = 500
 class Api:
     """Raises what Web raises; Deferred also for a spent quota; CursorExpired for a page token that is refused."""
 
-    def __init__(self, options: GoogleDriveOptions, name: str) -> None:
+    def __init__(self, options: GoogleDriveOptions, name: str, limits: Limits) -> None:
         account = ServiceAccount(options.service_account_key.get_secret_value())
         self.email = account.email
-        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject, name)
+        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject, name, limits)
         subject = options.directory_subject or options.subject
         scopes = f"{MEMBER_SCOPE} {USER_SCOPE}" if options.domains else MEMBER_SCOPE
-        self.directory_auth = Bearer(account, scopes, subject, name)
-        self._drive = Web(f"{options.api_url.rstrip('/')}/drive/v3", auth=self.drive_auth, name=name)
-        self._directory = Web(
-            f"{options.directory_url.rstrip('/')}/admin/directory/v1", auth=self.directory_auth, name=name
-        )
+        self.directory_auth = Bearer(account, scopes, subject, name, limits)
+        drive = f"{options.api_url.rstrip('/')}/drive/v3"
+        self._drive = Web(drive, auth=self.drive_auth, name=name, limits=limits)
+        directory = f"{options.directory_url.rstrip('/')}/admin/directory/v1"
+        self._directory = Web(directory, auth=self.directory_auth, name=name, limits=limits)
 
     async def close(self) -> None:
         for one in (self._drive, self._directory, self.drive_auth, self.directory_auth):

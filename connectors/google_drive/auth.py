@@ -15,7 +15,7 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from connectors.web import Answered, Web
+from connectors.web import Answered, Limits, Web
 from pipeline.core.errors import Misconfigured, Retryable
 
 SCOPES = "https://www.googleapis.com/auth/"
@@ -92,16 +92,19 @@ class Bearer(httpx.Auth):
     Raises Misconfigured when Google will give none; the text says what has to be granted where.
     """
 
-    def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str) -> None:
+    def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str, limits: Limits) -> None:
         self._account = account
         self._scope = scope
         self._subject = subject
         where = urlsplit(account.token_uri)
         self._path = where.path
-        self._web = Web(f"{where.scheme}://{where.netloc}", name=name)
+        self._web = Web(f"{where.scheme}://{where.netloc}", name=name, limits=limits)
         self._lock = asyncio.Lock()
         self._token: str | None = None
         self._ends = 0.0
+
+    def __repr__(self) -> str:
+        return f"Bearer({self._account!r}, {self._scope!r}, {self._subject!r})"
 
     async def close(self) -> None:
         await self._web.close()

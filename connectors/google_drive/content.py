@@ -79,6 +79,9 @@ class Contents:
                 code = error.code or "no code"
                 raise NoText("denied", f"Google refuses to hand it out ({code}): may the account read it?") from error
             raise NoText(*_REFUSALS[error.code]) from error
+        except Rejected as error:
+            code = error.code or "no code"
+            raise NoText("refused", f"Google does not hand it out (answer {error.status}, {code})") from error
         except TooLarge as error:
             raise NoText("too_large", f"is larger than {error.limit:,} bytes: split it") from error
         if not text.strip():

@@ -37,7 +37,7 @@ class GoogleDrivePlayground:
         self.files: dict[str, str] = {}
         self.options: Mapping[str, Any] = {
             "drives": [self.drive], "directory_subject": ADMIN, "page_size": 3, "sweep_page_size": 3, "api_url": url,
-            "directory_url": url,
+            "directory_url": url, "service_account_key": {"env": KEY_VARIABLE},
         }  # fmt: skip
         self.environment: Mapping[str, str] = {KEY_VARIABLE: fake.tokens.key(ACCOUNT, url)}
 

@@ -13,11 +13,16 @@ from connectors.google_drive.content import Contents
 from connectors.google_drive.kept import Kept
 from connectors.google_drive.scope import OWN, Corpus, Tree
 from connectors.google_drive.sharing import Readers, Vanished
-from connectors.source import Entry, Gone, Listed
+from connectors.google_drive.together import together
+from connectors.source import Entry, Gone, Listed, Unreadable
 from connectors.web import Missing
+from pipeline.core.errors import Deferred, Retryable
 
 AT_ONCE = 8
 """Files read at the same time."""
+HOPELESS = 3
+"""As often Google may fail at one file before it is taken for the file's fault (each time after the client's own
+patience)."""
 
 
 class Reading:
@@ -32,6 +37,9 @@ class Reading:
         self._now = now
         self._unknown = unknown
         self._places = asyncio.Semaphore(AT_ONCE)
+        self._read = 0
+        self._failing: dict[str, tuple[int, int]] = {}
+        """External id → how often in a row it could not be read, and ``_read`` when that began."""
 
     async def wanted(self, files: Sequence[Json], corpus: Corpus, tree: Tree) -> list[Json]:
         """Those of a corpus's files that are documents of ours."""
@@ -46,11 +54,46 @@ class Reading:
         ]
 
     async def entries(self, files: Sequence[Json]) -> list[Entry]:
+        """One file that fails time and again while others are read is set aside, and harms no other."""
         found = await self._accesses(files)
-        return list(await asyncio.gather(*(self._entry(file, access) for file, access in found)))
+        entries: list[Entry] = []
+        failure: Retryable | None = None
+        for (file, access), entry in zip(found, await together(self._tried(*one) for one in found), strict=True):
+            if not isinstance(entry, Retryable):
+                entries.append(entry)
+            elif access is not None and self._is_hopeless(str(file["id"])):
+                entries.append(
+                    Unreadable(
+                        external_id=str(file["id"]), code="unavailable", acl_tags=access.tags,
+                        message="Google fails whenever it is asked for it: it is tried again with every sweep",
+                    )
+                )  # fmt: skip
+            else:
+                failure = entry
+        if failure is not None:
+            raise failure
+        return entries
+
+    async def _tried(self, file: Json, access: Access | None) -> Entry | Retryable:
+        id_ = str(file["id"])
+        try:
+            entry = await self._entry(file, access)
+        except Deferred:
+            raise  # that says nothing about the file
+        except Retryable as error:
+            times, since = self._failing.get(id_, (0, self._read))
+            self._failing[id_] = times + 1, since
+            return error
+        self._read += 1
+        self._failing.pop(id_, None)
+        return entry
+
+    def _is_hopeless(self, id_: str) -> bool:
+        times, since = self._failing[id_]
+        return times >= HOPELESS and self._read > since
 
     async def fetched(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
-        files = await asyncio.gather(*(self._file(id_) for id_ in ids))
+        files = await together(self._file(id_) for id_ in ids)
         missing = [id_ for id_, file in zip(ids, files, strict=True) if file is None]
         await self._kept.gone(missing)
         found = await self.judged([file for file in files if file is not None], corpora)
@@ -88,9 +131,9 @@ class Reading:
             except Vanished:
                 return file, None
 
-        found = await asyncio.gather(*(access(file) for file in files))
+        found = await together(access(file) for file in files)
         await self._kept.met({str(file["id"]): (one.tags, one.until) for file, one in found if one is not None})
-        return list(found)
+        return found
 
     async def _entry(self, file: Json, access: Access | None) -> Entry:
         if access is None:

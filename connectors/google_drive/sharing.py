@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from connectors.google_drive.access import NOBODY, Access, Sharing, own_access, shared_access
 from connectors.google_drive.api import Api, Json
-from connectors.web import Denied, Missing
+from connectors.web import Denied, Missing, Rejected
 
 Key = tuple[object, ...]
 
@@ -26,7 +27,8 @@ class Readers:
         self._sharing = sharing
         self._now = now
         self._unknown = unknown
-        self._asked: dict[Key, asyncio.Task[list[Json]]] = {}
+        self._read: dict[Key, list[Json]] = {}
+        self._reading: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def of(self, file: Json) -> Access:
         """Raises Vanished."""
@@ -41,7 +43,7 @@ class Readers:
             members = await self._list(str(drive), ("drive", drive))
         except Missing as error:
             raise Vanished from error
-        except Denied:
+        except (Denied, Rejected):
             self._unknown()
             return NOBODY
         return shared_access(file, permissions, members, str(drive), self._sharing, self._now())
@@ -57,7 +59,7 @@ class Readers:
         )  # fmt: skip
 
     async def _list(self, id_: str, key: Key) -> Sequence[Json]:
-        task = self._asked.get(key)
-        if task is None:
-            task = self._asked[key] = asyncio.create_task(self._api.permissions(id_))
-        return await task
+        async with self._reading[key]:
+            if key not in self._read:
+                self._read[key] = await self._api.permissions(id_)
+            return self._read[key]

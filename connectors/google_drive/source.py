@@ -33,7 +33,7 @@ from connectors.source import (
     Reaction,
     Request,
 )  # fmt: skip
-from connectors.web import Missing
+from connectors.web import Limits, Missing
 from pipeline.core.errors import Misconfigured
 
 log = structlog.get_logger()
@@ -41,16 +41,24 @@ log = structlog.get_logger()
 DOCUMENTS = f"trashed = false and mimeType != '{FOLDER}'"
 
 
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
 class GoogleDrive:
     """``connectors.source.Source``. A document is a file; its external id is the file's id."""
 
     Options: ClassVar[type[GoogleDriveOptions]] = GoogleDriveOptions
 
-    def __init__(self, options: GoogleDriveOptions, context: Context) -> None:
-        """Raises Misconfigured."""
+    def __init__(
+        self, options: GoogleDriveOptions, context: Context, *, now: Callable[[], datetime] = utc_now,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+    ) -> None:  # fmt: skip
+        """Raises Misconfigured. now: by which grants and channels end."""
         self._options = options
         self._context = context
-        self._api = Api(options, context.name)
+        self._now = now
+        self._api = Api(options, context.name, limits)
         self._told: dict[str, str] = {}
         self._listener = Listener()
         self._kept = Kept(context.memory, self._listener.groups)
@@ -68,9 +76,6 @@ class GoogleDrive:
 
     async def close(self) -> None:
         await self._api.close()
-
-    def _now(self) -> datetime:
-        return datetime.now(UTC)
 
     def _tell(self, code: str, message: str) -> None:
         """Once, in the log; ``check`` shows it as well."""

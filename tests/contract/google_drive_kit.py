@@ -14,6 +14,7 @@ from connectors.google_drive.auth import MEMBER_SCOPE, USER_SCOPE
 from connectors.google_drive.playground import ACCOUNT, ADMIN
 from connectors.serving import served
 from connectors.source import Context, Cursor, Document, Entry, Group, Listed
+from connectors.web import Limits
 
 EVENTS = "https://penstock.example.com/events/drive"
 
@@ -62,12 +63,13 @@ class Desk:
             self.corpus.share(id_, grant)
         return id_
 
-    def source(self, **options: Any) -> GoogleDrive:
-        """Instances share what is kept, as after a restart."""
+    def source(self, *, patient: bool = True, **options: Any) -> GoogleDrive:
+        """Instances share what is kept, as after a restart. patient: failures are tried again."""
         asked = {"directory_subject": ADMIN, "service_account_key": self.key, "api_url": self.url,
                  "directory_url": self.url, **options}  # fmt: skip
         context = Context(name="drive", tenant="acme", memory=self.memory, folder=self.folder, events_url=EVENTS)
-        source = GoogleDrive(GoogleDriveOptions(**asked), context)
+        limits = Limits() if patient else Limits(patience_seconds=0)
+        source = GoogleDrive(GoogleDriveOptions(**asked), context, now=self.corpus.now, limits=limits)
         self._open.append(source)
         return source
 
