@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -28,6 +28,7 @@ from connectors.source import (
     Group,
     Listed,
     Page,
+    Playground,
     Reaction,
     Request,
 )
@@ -45,6 +46,13 @@ class Confluence:
     """Pages and blog posts with their comments, and attachments, of Cloud or Data Center."""
 
     Options: ClassVar[type[ConfluenceOptions]] = ConfluenceOptions
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        """Cloud; ``connectors.confluence.playground:ConfluenceDataCenter`` plays the other flavour."""
+        from connectors.confluence.playground import cloud  # the fake is loaded for that alone
+
+        return cloud()
 
     def __init__(self, options: ConfluenceOptions, context: Context) -> None:
         self._options = options

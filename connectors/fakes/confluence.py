@@ -69,6 +69,7 @@ class FakeConfluence:
         self.requests: list[str] = []
         """``GET /rest/api/…?…`` of everything that was asked, in order."""
         self.base = ""
+        self.webhook_secret = secrets.token_hex(16)
         self.epoch = secrets.token_hex(4)
         """Of the cursors given: another one, and they are no longer known."""
         routes = [*confluence_v1.routes(self)]

@@ -1,0 +1,106 @@
+"""A pretended Confluence for the contract suite, of either flavour: one space that a group may view, in which each
+document hangs below a place of its own (Cloud: a folder; Data Center, which has none: a page)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from html import escape
+from typing import Any, ClassVar
+
+from connectors.confluence.source import Confluence
+from connectors.fakes.confluence import FakeConfluence, Flavour
+from connectors.fakes.confluence_events import requests
+from connectors.serving import served
+from connectors.source import Playing, Request
+
+TOKEN_VARIABLE, SECRET_VARIABLE = "CONFLUENCE_TOKEN", "CONFLUENCE_WEBHOOK_SECRET"  # names, no secrets
+
+
+class ConfluencePlayground:
+    inside = "ines@example.com"
+    outside = "otto@example.com"
+
+    def __init__(self, fake: FakeConfluence, url: str) -> None:
+        self.fake = fake
+        self.state = fake.state
+        self.bot = self.state.add_user("penstock")
+        self.ines = self.state.add_user("ines")
+        self.state.add_user("otto")
+        self.state.groups["staff"] = {self.bot.account_id, self.ines.account_id}
+        self.state.add_space("ENG", groups={"staff"})
+        self.pages: dict[str, str] = {}
+        """Name → id."""
+        cloud = fake.cloud
+        self.options: Mapping[str, Any] = {
+            "base_url": url + fake.context, "page_size": 3, "token": {"env": TOKEN_VARIABLE},
+            "webhook_secret": {"env": SECRET_VARIABLE},
+            **({"email": self.bot.email} if cloud else {"flavour": "data-center", "email_domain": "example.com"}),
+        }  # fmt: skip
+        self.environment: Mapping[str, str] = {
+            TOKEN_VARIABLE: fake.token_for(self.bot),
+            SECRET_VARIABLE: fake.webhook_secret,
+        }
+
+    def _place(self, title: str) -> str:
+        return self.state.add_page("ENG", title, kind="folder" if self.fake.cloud else "page").id
+
+    async def write(self, name: str, text: str) -> str:
+        body = "".join(f"<p>{escape(part)}</p>" for part in text.split("\n\n"))
+        if name in self.pages:
+            self.state.edit(self.pages[name], body=body)
+        else:
+            self.pages[name] = self.state.add_page("ENG", name, body, parent=self._place(f"Above {name}")).id
+        return self.pages[name]
+
+    async def move(self, name: str) -> None:
+        self.state.move(self.pages[name], self._place(f"Archive of {name}"))
+        self.state.edit(self.pages[name], title=f"{name}, moved")
+
+    async def remove(self, name: str) -> None:
+        self.state.trash(self.pages[name])
+
+    async def restore(self, name: str) -> None:
+        self.state.restore(self.pages[name])
+
+    async def restrict(self, name: str) -> None:
+        """At what stands above it: neither the page nor search tells of that."""
+        above = self.state.items[self.pages[name]].parent
+        self.state.restrict(above or self.pages[name], users={self.bot.account_id})
+
+    async def leave(self) -> None:
+        self.state.groups["staff"].discard(self.ines.account_id)
+
+    def sent(self) -> Sequence[Request]:
+        happened, self.state.happened = self.state.happened, []
+        return requests(happened, self.fake.webhook_secret, cloud=self.fake.cloud)
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        self.fake.faults.throttled = throttled
+        self.fake.faults.failing = failing
+        self.fake.faults.truncated = truncated
+        if expired:
+            self.fake.expire_cursors()
+
+
+@asynccontextmanager
+async def _playing(flavour: Flavour) -> AsyncIterator[ConfluencePlayground]:
+    fake = FakeConfluence(flavour)
+    async with served(fake) as url:
+        yield ConfluencePlayground(fake, url)
+
+
+def cloud() -> AbstractAsyncContextManager[ConfluencePlayground]:
+    return _playing("cloud")
+
+
+def data_center() -> AbstractAsyncContextManager[ConfluencePlayground]:
+    return _playing("data-center")
+
+
+class ConfluenceDataCenter(Confluence):
+    """For ``penstock connector conform connectors.confluence.playground:ConfluenceDataCenter``."""
+
+    playground: ClassVar[Playing] = staticmethod(data_center)
