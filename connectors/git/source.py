@@ -124,20 +124,24 @@ class Git:
             since, to, after = to, None, ""
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        tree = await self._fresh()
-        access = await asyncio.to_thread(self._options.access)
-        for begin in range(0, len(tree.order), LISTED):
-            listed = []
-            for external_id in tree.order[begin : begin + LISTED]:
-                path = tree.taken[external_id]
-                acl_tags, required_tags = access.of(path)
-                listed.append(
-                    Listed(
-                        external_id=external_id, acl_tags=acl_tags, required_tags=required_tags,
-                        revision=revision(path, tree.files[path], self._options, tree.branch),
-                    )
-                )  # fmt: skip
+        after = ""
+        while True:
+            tree = await self._fresh()  # a file may have moved to where others read it
+            access = await asyncio.to_thread(self._options.access)
+            begin = bisect.bisect_right(tree.order, after)
+            listed = [self._listed(tree, one, access) for one in tree.order[begin : begin + LISTED]]
+            if not listed:
+                return
+            after = listed[-1].external_id
             yield listed
+
+    def _listed(self, tree: Snapshot, external_id: str, access: Access) -> Listed:
+        path = tree.taken[external_id]
+        acl_tags, required_tags = access.of(path)
+        return Listed(
+            external_id=external_id, acl_tags=acl_tags, required_tags=required_tags,
+            revision=revision(path, tree.files[path], self._options, tree.branch),
+        )  # fmt: skip
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         tree = await self._fresh()

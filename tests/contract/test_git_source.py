@@ -271,6 +271,47 @@ async def test_a_damaged_or_lost_copy_is_fetched_anew(repository: Repository, tm
     assert texts(found) == {"a.md": "one", "b.md": "two"}
 
 
+async def test_a_file_that_moves_while_it_is_listed_is_listed_under_the_access_of_its_new_place(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("connectors.git.source.LISTED", 2)
+    repository.push({f"{name}.md": f"{LONG} {name}" for name in "abc"})
+    source = repository.source(rules=[{"paths": ["secret/"], "acl_tags": ["few"]}])
+    listing = source.slim()
+    first = await anext(listing)
+    repository.move("c.md", "secret/0.md")
+    repository.push()
+    rest = [one async for batch in listing for one in batch]
+    assert [(one.external_id, one.acl_tags) for one in (*first, *rest)] == [
+        ("a.md", ["team"]), ("b.md", ["team"]), ("c.md", ["few"]),
+    ]  # fmt: skip
+
+
+async def test_over_ssh_no_key_host_or_setting_but_ours_is_used(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no ssh server here: a program of its name writes down what it is told, and runs what it should run."""
+    repository.push({"a.md": "one"})
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    program = programs / "ssh"
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {tmp_path}/told\nfor last; do :; done\nexec sh -c "$last"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
+    source = repository.source(
+        url=f"git@git.example.com:{repository.folder}/remote.git", ssh_key_file="/keys/one key",
+        known_hosts_file="/keys/known hosts",
+    )  # fmt: skip
+    assert texts(await crawled(source)) == {"a.md": "one"}
+    told = (tmp_path / "told").read_text().splitlines()
+    assert told[:4] == ["-F", "none", "-i", "/keys/one key"]
+    assert {"StrictHostKeyChecking=yes", "BatchMode=yes", "IdentitiesOnly=yes"} <= set(told)
+    assert {'UserKnownHostsFile="/keys/known hosts"', "GlobalKnownHostsFile=/dev/null"} <= set(told)
+    assert "git@git.example.com" in told
+    assert await source.check() == []
+
+
 # Who may read
 
 
