@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from connectors.protocol import Problem
 from pipeline.core.errors import PenstockError
+from pipeline.stores.postgres import Pool
 from topics.messages import Metadata
 
 Cursor = Mapping[str, Any]
@@ -165,6 +166,9 @@ class Context:
     """Its own, on disk; it survives restarts but may be lost."""
     events_url: str | None = None
     """Where the source's events reach us, as seen from outside; None: they do not, and polling has to do."""
+    postgres: Pool | None = None
+    """For what is itself a place of documents (uploads) and keeps a table of them. Whoever reads one elsewhere has
+    ``memory`` for what little it must keep."""
 
 
 class Source(Protocol):

@@ -13,7 +13,7 @@ import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
-from connectors.runner.activity import Activity, Paused, Status, explained
+from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled
 from connectors.runner.crawl import Crawl
 from connectors.runner.identities import Identities
 from connectors.runner.lease import Lease, lease
@@ -61,7 +61,7 @@ class Instance:
 
     async def run(self) -> None:
         failures = 0
-        while True:
+        while not is_cancelled():
             wait = TAKEOVER_SECONDS
             try:
                 async with lease(
@@ -83,6 +83,7 @@ class Instance:
                 log.warning("connector_needs_attention", source=self.plan.name, error=explained(error))
                 wait = min(self.plan.poll_seconds, 60.0)
             await asyncio.sleep(wait)
+        raise asyncio.CancelledError
 
     async def _hold(self, held: Lease) -> None:
         """Until the lease is lost. Raises what made it end."""
@@ -118,6 +119,7 @@ class Instance:
             name=self.plan.name, tenant=self.plan.tenant, folder=folder,
             memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
             events_url=f"{url.rstrip('/')}/v1/events/{self.plan.name}" if url else None,
+            postgres=self._services.pool,
         )  # fmt: skip
 
     def _wire(
@@ -209,11 +211,12 @@ class Instance:
     # What people say
 
     async def _beats(self, held: Lease, state: State) -> None:
-        while True:
+        while not is_cancelled():
             await held.check()
             with suppress(Retryable):  # the lease stands: the next beat tells more
                 await self._beat(state)
             await asyncio.sleep(BEAT_SECONDS)
+        raise asyncio.CancelledError
 
     async def _beat(self, state: State) -> None:
         assert self._publisher is not None
