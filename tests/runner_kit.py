@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from pydantic import BaseModel, SecretStr
 
@@ -44,6 +44,7 @@ from topics.admin import ensure_topics
 from topics.codec import decode
 from topics.messages import AnyMessage
 from topics.producer import Producer
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
 
 PAGE = 3
 
@@ -309,14 +310,17 @@ async def _no_topics(bootstrap: str, prefix: str) -> None:
 async def bench_on(ground: Ground, folder: Path) -> AsyncIterator[Bench]:
     postgres = PostgresSettings(dsn=SecretStr(ground.dsn))
     kafka = KafkaSettings(bootstrap=ground.bootstrap, topic_prefix=ground.prefix)
-    topics = [f"{ground.prefix}{name}" for name in ("documents.live.v1", "documents.backfill.v1", "identities.v1")]
-    consumer = AIOKafkaConsumer(
-        *topics, bootstrap_servers=ground.bootstrap, auto_offset_reset="latest", max_partition_fetch_bytes=2**25
-    )
+    partitions = [
+        TopicPartition(f"{ground.prefix}{topic.name}", number)
+        for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES)
+        for number in range(topic.partitions)
+    ]
+    consumer = AIOKafkaConsumer(bootstrap_servers=ground.bootstrap, max_partition_fetch_bytes=2**25)
     await consumer.start()
     try:
-        for partition in consumer.assignment():
-            await consumer.position(partition)
+        consumer.assign(partitions)
+        for partition, end in (await consumer.end_offsets(partitions)).items():
+            consumer.seek(partition, end)
         async with open_pool(postgres) as pool, Producer(ground.bootstrap, ground.prefix) as producer:
             yield Bench(pool, kafka, postgres, producer, folder, consumer)
     finally:

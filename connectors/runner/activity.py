@@ -108,9 +108,10 @@ class Activity:
 
     async def loop(self) -> None:
         """Raises LeaseLost."""
-        while True:
+        while not is_cancelled():
             await self._until_due()
             await self._once()
+        raise asyncio.CancelledError
 
     async def _until_due(self) -> None:
         while not self._wake.is_set():
@@ -118,7 +119,8 @@ class Activity:
             if left <= 0:
                 break
             try:
-                await asyncio.wait_for(self._wake.wait(), None if left == float("inf") else left)
+                async with asyncio.timeout(None if left == float("inf") else left):
+                    await self._wake.wait()
             except TimeoutError:
                 break
         if self._wake.is_set() and not self._asked:
@@ -184,6 +186,13 @@ class Activity:
 
     def shown(self) -> dict[str, Any]:
         return asdict(self.status)
+
+
+def is_cancelled() -> bool:
+    """Whether this task was cancelled: ``asyncio.wait_for`` of Python 3.11, also in our libraries, swallows a
+    cancellation that comes together with the result, so whoever loops has to look."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def explained(error: BaseException) -> str:
