@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from connectors.web import Denied, Missing, Rejected, Web
+from connectors.web import Denied, Missing, Rejected, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 
 Object = dict[str, Any]
@@ -118,6 +118,13 @@ class Api:
         }  # fmt: skip
         try:
             answer = await self._web.json("POST", method, data=form, bucket=method)
+        except TooLarge as error:
+            limit = arguments.get("limit")
+            if isinstance(limit, int) and limit > 1:  # fewer at once
+                return await self.call(method, **{**arguments, "limit": limit // 2})
+            raise Retryable(
+                f"{self.name}: what Slack answers to {method} is larger than {error.limit} bytes"
+            ) from error
         except (Denied, Missing) as error:
             raise Misconfigured(f"{self.name}: {method} is not answered ({error.status}): check base_url") from error
         except Rejected as error:

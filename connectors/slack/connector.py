@@ -122,7 +122,10 @@ class Slack:
         async def on_payload(payload: Mapping[str, Any]) -> None:
             await react(await self._reaction(payload))
 
-        await socket.listen(self._socket, on_payload)
+        async def on_connected() -> None:
+            await react(Reaction(changes=True))
+
+        await socket.listen(self._socket, on_payload, on_connected)
 
 
 def _is_signed(verifier: SignatureVerifier, request: Request) -> bool:

@@ -75,7 +75,7 @@ class Directory:
         return self._channels
 
     async def channel(self, id: str) -> Channel | None:
-        """As it is now; None: there is none that the app may see, or it is a direct message."""
+        """As it is now; None: there is none that the app may see."""
         try:
             answer = await self._api.call("conversations.info", channel=id)
         except Absent:
@@ -95,7 +95,7 @@ class Directory:
         return found.is_member and self.wants(found)
 
     def wants(self, found: Channel) -> bool:
-        if found.is_archived and self._options.archived == "drop":
+        if found.is_direct or (found.is_archived and self._options.archived == "drop"):
             return False
         return self._options.admits(found.id, found.name, is_private=found.is_private)
 

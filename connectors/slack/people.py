@@ -6,7 +6,7 @@ channel is public, by whoever holds ``workspace:T…``: all full members of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -34,6 +34,8 @@ class Channel:
     is_archived: bool
     is_member: bool
     """Whether the app is."""
+    is_direct: bool = False
+    """A message to one person or to a few: never read, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,19 +81,23 @@ def _standing(row: Mapping[str, Any], team: Team) -> Standing:
     if row.get("is_restricted") or row.get("is_ultra_restricted"):
         return "guest"
     # A colleague of another workspace of the organisation sees the channels that they are in.
-    return "full" if row.get("team_id") == team.id else "guest"
+    return "full" if row.get("team_id") == team.id or (colleague and team.id in _teams(enterprise)) else "guest"
+
+
+def _teams(enterprise: object) -> Collection[object]:
+    """Workspaces of the organisation that a person is a member of."""
+    teams = enterprise.get("teams") if isinstance(enterprise, Mapping) else None
+    return teams if isinstance(teams, list) else ()
 
 
 def channel(row: Mapping[str, Any]) -> Channel | None:
-    """None: a direct message, a group of them, or nothing at all. What is not known to be public is private."""
+    """None: no channel at all. What is not known to be public is private."""
     id, name = row.get("id"), row.get("name")
-    if not isinstance(id, str) or not isinstance(name, str) or row.get("is_im") or row.get("is_mpim"):
-        return None
-    if not id.startswith(("C", "G")):
+    if not isinstance(id, str) or not isinstance(name, str) or not id.startswith(("C", "G")):
         return None
     return Channel(
         id, name, is_private=row.get("is_private") is not False, is_archived=bool(row.get("is_archived")),
-        is_member=row.get("is_member") is True,
+        is_member=row.get("is_member") is True, is_direct=bool(row.get("is_im") or row.get("is_mpim")),
     )  # fmt: skip
 
 

@@ -40,9 +40,12 @@ class _Client(SocketModeClient):
         return await self._open_connection()
 
 
-async def listen(api: Api, react: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
-    """Until cancelled. react: given each envelope's payload, once it is acknowledged. Raises Misconfigured when the
-    token is refused, and what ``react`` raises."""
+async def listen(
+    api: Api, react: Callable[[Mapping[str, Any]], Awaitable[None]], connected: Callable[[], Awaitable[None]]
+) -> None:
+    """Until cancelled. react: given each envelope's payload, once it is acknowledged. connected: called when a
+    connection stands; what happened while there was none may be lost. Raises Misconfigured when the token is refused,
+    and what ``react`` and ``connected`` raise."""
     ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open_connection() -> str:
@@ -62,12 +65,20 @@ async def listen(api: Api, react: Callable[[Mapping[str, Any]], Awaitable[None]]
         await client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
         if request.type != "events_api":
             return
+        await guarded(react(request.payload))
+
+    async def on_message(_: AsyncBaseSocketModeClient, message: Mapping[str, Any], __: str | None = None) -> None:
+        if message.get("type") == "hello":
+            await guarded(connected())
+
+    async def guarded(work: Awaitable[None]) -> None:
         try:
-            await react(request.payload)
+            await work
         except Exception as error:  # noqa: BLE001 # raised where listen is awaited; the library would only log it
             _end(ended, error)
 
     client = _Client(open_connection)
+    client.message_listeners.append(on_message)
     client.socket_mode_request_listeners.append(on_request)
     connecting = asyncio.create_task(client.connect())  # type: ignore[no-untyped-call]
     try:

@@ -18,6 +18,8 @@ _ENTITIES = {"lt": "<", "gt": ">", "amp": "&"}
 _SKIN_TONE = re.compile(r"(?<=:):skin-tone-[2-6]:")
 _BROADCASTS = frozenset({"here", "channel", "everyone"})
 _BLANK_LINES = re.compile(r"\n{3,}")
+MAX_NAME = 300
+"""Characters of a person's, bot's or file's name."""
 _DEEPEST = 8
 """Blocks within blocks within attachments."""
 
@@ -71,7 +73,7 @@ def tidy(text: str) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(tidy(text).split())
+    return " ".join(tidy(text[:MAX_NAME]).split())
 
 
 # mrkdwn

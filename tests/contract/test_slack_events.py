@@ -171,9 +171,10 @@ async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> 
     desk.fake.lose()
     slack = desk.slack(app_token=desk.fake.app_token)
     found: list[Reaction] = []
+    connected: list[Reaction] = []
 
     async def react(reaction: Reaction) -> None:
-        found.append(reaction)
+        (connected if reaction == Reaction(changes=True) else found).append(reaction)
 
     listening = asyncio.create_task(slack.listen(react))
     await until(lambda: len(desk.fake.socket.connections) == 1)
@@ -189,6 +190,7 @@ async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> 
     await until(lambda: len(found) == 2)
     assert found[1] == Reaction(ids=(f"{ops}:{again}",))
     await until(lambda: desk.fake.socket.unacknowledged == {})
+    assert len(connected) == 2, "what happened while there was no connection is looked for"
     listening.cancel()
     with pytest.raises(asyncio.CancelledError):
         await listening
@@ -201,9 +203,10 @@ async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: 
     desk.fake.lose()
     slack = desk.slack(app_token=desk.fake.app_token)
     found: list[Reaction] = []
+    connected: list[Reaction] = []
 
     async def react(reaction: Reaction) -> None:
-        found.append(reaction)
+        (connected if reaction == Reaction(changes=True) else found).append(reaction)
 
     listening = asyncio.create_task(slack.listen(react))
     await until(lambda: len(desk.fake.socket.connections) == 1)
@@ -227,7 +230,9 @@ async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_t
     desk.fake.lose()
     slack = desk.slack(app_token=desk.fake.app_token)
 
-    async def react(_: Reaction) -> None:
+    async def react(reaction: Reaction) -> None:
+        if reaction.changes:
+            return
         await until(lambda: len(desk.fake.socket.acknowledged) == 1)
         raise Retryable("Kafka is away")
 

@@ -107,7 +107,8 @@ async def test_direct_messages_are_never_read_and_never_listed(desk: Desk, ann: 
     assert await everything(slack) == {}
     assert await listing(slack) == {}
     assert isinstance(await one(slack, f"{direct}:{ts}"), Gone)
-    assert not isinstance(await one(slack, f"{group}:{hidden}"), Document)
+    assert isinstance(await one(slack, f"{group}:{hidden}"), Gone)
+    assert desk.memory.kept == {}
     groups = [group.tag async for group in slack.groups()]
     assert groups == [f"workspace:{w.team_id}"]
 
@@ -353,6 +354,11 @@ async def test_a_storm_of_429_is_waited_out_and_a_longer_one_deferred(desk: Desk
         await everything(desk.slack())
     assert raised.value.retry_after is not None
     assert raised.value.retry_after >= 800
+
+
+async def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(desk: Desk, ann: str, ops: str) -> None:
+    found = [f"{ops}:{desk.workspace.post(ops, ann, 'x' * 12 * 2**20)}" for _ in range(3)]
+    assert sorted(await everything(desk.slack())) == found
 
 
 async def test_a_server_error_is_tried_again(desk: Desk, ann: str, ops: str) -> None:

@@ -118,6 +118,9 @@ def test_a_colleague_of_another_workspace_of_the_organisation_reads_what_they_ar
     found = user(row("U1", team_id="T2", enterprise_user={"enterprise_id": "E1"}), team)
     assert found is not None
     assert found.standing == "guest"
+    ours = user(row("U2", team_id="T2", enterprise_user={"enterprise_id": "E1", "teams": ["T2", "T1"]}), team)
+    assert ours is not None
+    assert ours.standing == "full"
     assert principal("U1", {"U1": found}, trust_external_emails=False) == "u1@acme.example"
 
 
@@ -139,4 +142,4 @@ def test_a_channel_of_which_it_is_not_said_that_it_is_public_is_private() -> Non
     assert channel({"id": "C1", "name": "ops"}).is_private  # type: ignore[union-attr]
     assert not channel({"id": "C1", "name": "ops", "is_private": False}).is_private  # type: ignore[union-attr]
     assert channel({"id": "D1", "is_im": True}) is None
-    assert channel({"id": "G1", "name": "mpdm-a-b", "is_mpim": True, "is_private": True}) is None
+    assert channel({"id": "G1", "name": "mpdm-a-b", "is_mpim": True}).is_direct  # type: ignore[union-attr]
