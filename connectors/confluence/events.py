@@ -96,7 +96,7 @@ def _subjects(body: Mapping[str, Any], noun: Noun) -> list[Mapping[str, Any]]:
     """The objects that an event is about, wherever its sender puts them."""
     names = [name for name, known in _NOUNS.items() if known == noun]
     found: list[Any] = []
-    for name in [*names, *(f"{name}s" for name in names), "content"]:
+    for name in dict.fromkeys([*names, *(f"{name}s" for name in names), "content"]):
         value = body.get(name)
         found += value if isinstance(value, list) else [value]
     if noun == "group" and isinstance(body.get("groupName"), str):

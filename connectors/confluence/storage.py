@@ -26,6 +26,8 @@ NAMED = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
 BARE = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
 PARAMETER = re.compile(r"<ac:parameter\b.*?</ac:parameter\s*>", re.DOTALL)
 TAG = re.compile(r"<[^<>]*>")
+RAW_TEXT = re.compile(r"</?(?:script|style|textarea|title|xmp|iframe|plaintext|noscript)\b[^<>]*>", re.IGNORECASE)
+"""Within these HTML knows no elements: one that is never closed would swallow the page."""
 SELF_CLOSED = re.compile(r"""<([A-Za-z]+:[\w.-]+)((?:"[^"]*"|'[^']*'|[^'"<>])*?)/>""")
 
 Element: TypeAlias = etree._Element
@@ -42,7 +44,7 @@ def read(storage: str) -> Element:
     except etree.XMLSyntaxError:
         pass
     lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
-    opened = SELF_CLOSED.sub(r"<\1\2></\1>", text)
+    opened = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
     found = html.document_fromstring(f"<html><body><div>{opened}</div></body></html>", parser=lenient)
     if text_of(found).strip():
         return found
