@@ -34,10 +34,12 @@ from connectors.source import (
     Request,
 )  # fmt: skip
 from connectors.web import Limits, Missing
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 
 log = structlog.get_logger()
 
+AGAIN_SECONDS = 1.0
+"""Until a listing that lost its page token begins again."""
 DOCUMENTS = f"trashed = false and mimeType != '{FOLDER}'"
 
 
@@ -128,8 +130,11 @@ class GoogleDrive:
         async with self._kept.listing():
             for corpus in await self._corpora():
                 async with aclosing(self._files(corpus, self._options.sweep_page_size, None)) as pages:
-                    async for page, _ in pages:
-                        yield await self._reading.listed(page)
+                    try:
+                        async for page, _ in pages:
+                            yield await self._reading.listed(page)
+                    except CursorExpired as error:  # a listing has no cursor of ours: it begins again
+                        raise Retryable(f"{error}: the listing begins again", retry_after=AGAIN_SECONDS) from error
 
     async def _files(
         self, corpus: Corpus, size: int, token: str | None

@@ -292,6 +292,20 @@ async def test_an_expired_page_token_starts_the_crawl_over(desk: Desk) -> None:
         await whole(source, cursor)
 
 
+async def test_a_listing_whose_page_token_is_refused_begins_again(desk: Desk) -> None:
+    """It has no cursor of ours that could have expired."""
+    drive = desk.drive()
+    for n in range(4):
+        desk.doc(f"Document {n}", drive)
+    source = desk.source(drives=[drive], sweep_page_size=2)
+    pages = source.slim()
+    await anext(pages)
+    desk.fake.pages.epoch += 1
+    with pytest.raises(Retryable):
+        await anext(pages)
+    assert len(await listing(source)) == 4
+
+
 async def test_a_listing_that_google_calls_incomplete_is_no_listing(desk: Desk) -> None:
     drive = desk.drive()
     desk.doc("Document", drive)
