@@ -32,9 +32,12 @@ class Directory:
         self._users: dict[str, User] = {}
         self._users_until = 0.0
         self._strangers: dict[str, User | None] = {}
+        """People that the workspace does not list; None: nobody knows them."""
         self._groups: dict[str, str] = {}
+        self._groups_until = 0.0
         self._channels: dict[str, Channel] = {}
         self._channels_until = 0.0
+        self._names = Names()
 
     async def team(self) -> Team:
         if self._team is None:
@@ -54,6 +57,7 @@ class Directory:
         self._users = {found.id: found for row in rows if isinstance(row, dict) and (found := user(row, team))}
         self._users_until = time.monotonic() + NAMES_SECONDS
         self._strangers = {id: found for id, found in self._strangers.items() if found}
+        self._rename()
         return self._users
 
     def is_as_known(self, row: Object) -> bool:
@@ -61,7 +65,8 @@ class Directory:
         if self._team is None or (found := user(row, self._team)) is None:
             return False
         before = self._users.get(found.id)
-        self._users = {**self._users, found.id: found}
+        self._users[found.id] = found
+        self._rename()
         return before is not None and (before.email, before.standing) == (found.email, found.standing)
 
     # Channels
@@ -72,6 +77,7 @@ class Directory:
         rows = await self._api.everything("conversations.list", "channels", types=kinds, exclude_archived=False)
         self._channels = {found.id: found for row in rows if isinstance(row, dict) and (found := channel(row))}
         self._channels_until = time.monotonic() + NAMES_SECONDS
+        self._rename()
         return self._channels
 
     async def channel(self, id: str) -> Channel | None:
@@ -83,7 +89,10 @@ class Directory:
         row = answer.get("channel")
         found = channel(row) if isinstance(row, dict) else None
         if found is not None:
-            self._channels = {**self._channels, id: found}
+            before = self._channels.get(id)
+            self._channels[id] = found
+            if found != before:
+                self._rename()
         return found
 
     def known(self) -> Mapping[str, Channel]:
@@ -105,18 +114,25 @@ class Directory:
     # Names
 
     def forget_names(self) -> None:
-        self._users_until = self._channels_until = 0.0
+        self._users_until = self._channels_until = self._groups_until = 0.0
 
     async def names(self) -> Names:
         async with self._lock:
             now = time.monotonic()
             if now >= self._users_until:
                 await self.users()
+            if now >= self._groups_until:
                 self._groups = await self._usergroups()
+                self._groups_until = time.monotonic() + NAMES_SECONDS
+                self._rename()
             if now >= self._channels_until:
                 await self.channels()
+        return Names(self._names.users, self._names.channels, self._names.groups)
+
+    def _rename(self) -> None:
+        """Once a change, not once a document: a workspace may have ten thousands of people."""
         strangers = {id: found.name for id, found in self._strangers.items() if found}
-        return Names(
+        self._names = Names(
             users={**strangers, **{id: found.name for id, found in self._users.items()}},
             channels={id: found.name for id, found in self._channels.items() if not found.is_private},
             groups=self._groups,
@@ -132,6 +148,7 @@ class Directory:
             except Absent:
                 row = None
             self._strangers[id] = user(row, team) if isinstance(row, dict) else None
+        self._rename()
         return any(self._strangers[id] for id in unknown)
 
     async def introduce_from(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -139,6 +156,7 @@ class Directory:
         team = await self.team()
         found = (user(row, team) for row in rows)
         self._strangers |= {one.id: one for one in found if one}
+        self._rename()
 
     async def _usergroups(self) -> dict[str, str]:
         """Handles; without the scope the text keeps what Slack put beside the mention."""

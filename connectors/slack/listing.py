@@ -43,7 +43,9 @@ class Lister:
             await self._losses.listed(channel.id, rows)
             await self._losses.found(channel.id)
         for id, lost in (await self._lost(done)).items():
-            yield await self._losses.listing(id, lost)
+            rows_of_it = await self._losses.listing(id, lost)
+            for start in range(0, len(rows_of_it), self._options.rows_per_request):
+                yield rows_of_it[start : start + self._options.rows_per_request]
 
     async def _history(self, channel: Channel) -> AsyncIterator[Sequence[Listed]]:
         place = await self._directory.place(channel)

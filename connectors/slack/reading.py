@@ -95,7 +95,8 @@ class Reader:
             after = str(cursor.get("after", ""))
             seen: Mapping[str, Sequence[str]] = cursor.get("seen", {})
             now_seen: dict[str, list[str]] = dict(cursor.get("now_seen", {}))
-        except (KeyError, TypeError, ValueError) as error:
+            seen = {id: [str(ts) for ts in stamps] for id, stamps in seen.items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CursorExpired("this cursor of changes was written by another version of the connector") from error
         since = at - self._options.overlap_seconds
         for channel in await self.channels():

@@ -259,6 +259,8 @@ async def test_the_cursor_of_another_version_is_expired(desk: Desk) -> None:
         await everything(slack, {"page": 3})
     with pytest.raises(CursorExpired):
         await changed(slack, {"token": "x"})
+    with pytest.raises(CursorExpired):
+        await changed(slack, {"at": 1.0, "seen": [1]})
 
 
 async def test_a_channel_that_the_app_is_put_out_of_is_closed_at_once_and_forgotten_later(desk: Desk, ann: str) -> None:
@@ -343,6 +345,16 @@ async def test_people_of_other_workspaces_have_names_too(desk: Desk, ann: str, o
     guest = w.user("Eve Stranger", is_stranger=True, team_id="T9OTHER")
     ts = w.post(ops, guest, f"hello <@{ann}>, I am <@{guest}>, not <@U9NOBODY>")
     assert await text(desk.slack(), f"{ops}:{ts}") == "Eve Stranger: hello @Ann Lee, I am @Eve Stranger, not @U9NOBODY"
+
+
+async def test_user_groups_have_names_whatever_was_asked_first(desk: Desk, ann: str, ops: str) -> None:
+    group = desk.workspace.usergroup("oncall")
+    ts = desk.workspace.post(ops, ann, f"ask <!subteam^{group}>")
+    slack = desk.slack()
+    [_ async for _ in slack.groups()]
+    assert await text(slack, f"{ops}:{ts}") == "Ann Lee: ask @oncall"
+    desk.fake.desk.scopes.discard("usergroups:read")
+    assert await text(desk.slack(), f"{ops}:{ts}") == f"Ann Lee: ask @{group}"
 
 
 async def test_a_storm_of_429_is_waited_out_and_a_longer_one_deferred(desk: Desk, ann: str, ops: str) -> None:
