@@ -68,9 +68,14 @@ def _announcement(row: tuple[Any, ...]) -> Announcement:
 
 async def announced(connection: Connection, done: Sequence[Announcement]) -> None:
     """They were delivered. A document that moved meanwhile stays to be announced again."""
-    ordered = sorted(done, key=lambda a: a.identity.id)
+    ids = [a.identity.id for a in done]
     await connection.execute(
-        "UPDATE documents d SET announced_seq = greatest(d.announced_seq, w.seq)"
-        " FROM (SELECT * FROM unnest(%s::uuid[], %s::bigint[]) AS w (id, seq) ORDER BY id) w WHERE d.id = w.id",
-        [[a.identity.id for a in ordered], [a.seq for a in ordered]],
+        """
+        WITH locked AS (  -- in detect's order: an UPDATE takes its rows in whatever order its join brings them
+            SELECT id FROM documents WHERE id = ANY(%s) ORDER BY id FOR NO KEY UPDATE
+        )
+        UPDATE documents d SET announced_seq = greatest(d.announced_seq, w.seq)
+        FROM locked JOIN unnest(%s::uuid[], %s::bigint[]) AS w (id, seq) USING (id) WHERE d.id = locked.id
+        """,
+        [ids, ids, [a.seq for a in done]],
     )

@@ -72,7 +72,7 @@ class KeywordSink:
     ) -> None:
         self._pool = pool
         self._keywords = keywords
-        self._generations = Generations(generations)
+        self._generations = Generations("keywords", pool, generations, metrics)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
@@ -83,8 +83,7 @@ class KeywordSink:
         outcome may land after somebody newer has settled, so they are reopened before anything else."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        for generation, ids in await self._generations.sort(batch):
-            await self.converge(generation, ids)
+        await self._generations.serve(batch, self.converge)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         try:
@@ -115,7 +114,7 @@ class KeywordSink:
                     [(i, seq, touched) for i, (seq, touched) in late.items() if wants.get(i) != seq],
                 )
         for i in late:
-            del self._unfinished[generation.name, i]
+            self._unfinished.pop((generation.name, i), None)
 
     async def _plan(
         self, generation: Generation, ids: Sequence[UUID], lost_before: Mapping[UUID, int] | None = None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from traceback import extract_tb
 from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable, Service
 from pipeline.core.model import Generation, Store
 from pipeline.core.retry import backoff
 from pipeline.ledger import work
 from pipeline.stages.hints import read_hint
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import USED, Incoming
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 
@@ -24,12 +26,60 @@ SET_ASIDE_BASE_SECONDS, SET_ASIDE_CAP_SECONDS = 30.0, 3600.0
 FRAMES_SHOWN = 5
 
 
-class Generations:
-    """The generations that a sink serves, read again when a hint names another one."""
+RESTS_AFTER, WITHIN_SECONDS = 3, 60.0
+"""So many failures of one generation in so long, each at a service that the active one had just got through …"""
+REST_SECONDS = 30.0
+"""… and its hints are passed over for so long: it is asked for one batch each time, and holds up no other."""
 
-    def __init__(self, load: Callable[[], Awaitable[Mapping[str, Generation]]]) -> None:
+
+class Generations:
+    """The generations that a sink serves, read again when a hint names another one.
+
+    Law: a generation beside the active one (being built, or kept for a rollback) whose table or index is gone, full or
+    blocked does not hold up the active one. What it misses stays pending in the ledger; the sweeper brings it back.
+    """
+
+    def __init__(
+        self, store: Store, pool: Pool, load: Callable[[], Awaitable[Mapping[str, Generation]]], metrics: Metrics
+    ) -> None:
+        self._store: Store = store
+        self._pool = pool
         self._load = load
+        self._metrics = metrics
         self._known: Mapping[str, Generation] = {}
+        self._failed: dict[str, deque[float]] = {}
+        self._rests_until: dict[str, float] = {}
+
+    async def serve(
+        self, batch: Sequence[Incoming], converge: Callable[[Generation, Sequence[UUID]], Awaitable[None]]
+    ) -> None:
+        """Converge what a batch of hints names, of the active generation first. Raises what ``converge`` raises."""
+        proved: set[Service] = set()
+        for generation, ids in sorted(await self.sort(batch), key=lambda work: work[0].state != "active"):
+            if monotonic() < self._rests_until.get(generation.name, 0.0):
+                continue
+            try:
+                await converge(generation, ids)
+            except (Retryable, Misconfigured) as error:
+                if error.service not in proved or not await self._rests(generation.name, error):
+                    raise
+                for id_ in ids if not isinstance(error, Deferred) else ():
+                    await set_aside(self._pool, self._store, id_, generation.name, error, self._metrics)
+            else:
+                proved |= USED.get(set()) if generation.state == "active" else set()
+
+    async def _rests(self, name: str, error: Retryable | Misconfigured) -> bool:
+        """Whether this generation alone keeps failing: it failed where the active one has just got through."""
+        self._known = await self._load()  # it may have become the active one since
+        if name not in self._known or self._known[name].state == "active":
+            return False
+        failed, now = self._failed.setdefault(name, deque(maxlen=RESTS_AFTER)), monotonic()
+        failed.append(now)
+        if len(failed) < RESTS_AFTER or now - failed[0] > WITHIN_SECONDS:
+            return False
+        self._rests_until[name] = now + REST_SECONDS
+        log.error("generation_rests", store=self._store, generation=name, seconds=REST_SECONDS, reason=str(error)[:200])
+        return True
 
     async def sort(self, batch: Sequence[Incoming]) -> list[tuple[Generation, list[UUID]]]:
         """A batch of hints as documents by generation, one hint each being enough. A generation that is retired, or

@@ -69,7 +69,7 @@ class VectorSink:
     ) -> None:
         self._pool = pool
         self._embedder = embedder
-        self._generations = Generations(generations)
+        self._generations = Generations("vectors", pool, generations, metrics)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
@@ -78,8 +78,7 @@ class VectorSink:
         self._kept: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        for generation, ids in await self._generations.sort(batch):
-            await self.converge(generation, ids)
+        await self._generations.serve(batch, self.converge)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         try:

@@ -6,7 +6,9 @@ import asyncio
 import random
 import traceback
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -19,9 +21,13 @@ from pipeline.core.errors import Retryable
 from pipeline.core.fingerprint import content_hash
 from pipeline.core.identity import document_id
 from pipeline.ledger import builds, generations
+from pipeline.ledger.announce import Announcement, announced
+from pipeline.ledger.documents import Identity
 from pipeline.rebuild import connect
 from pipeline.settings import AuditSettings
+from pipeline.stages import sink
 from pipeline.stages.stage import Incoming
+from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Connection
 from pipeline.stream import attempts
@@ -386,3 +392,59 @@ async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Sit
     shown = f"{aside} {''.join(traceback.format_exception(error)) if error else ''}"
     assert "CheckViolation (23514)" in shown
     assert "hush" not in shown
+
+
+async def test_a_building_index_that_takes_no_writes_does_not_hold_up_the_active_one(
+    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches hold hints of both generations: each one failed, was waited for, and halved, for every document."""
+    async with site.pool.connection() as connection:
+        g1 = await generations.active(connection)
+        g2 = replace(g1, name="g2", state="building", keyword_index=g1.keyword_index.replace("g1", "g2"))
+        await create_index(site.es, g2.keyword_index)
+        await builds.begin(connection, g2, g1)
+    await site.es.indices.put_settings(index=g2.keyword_index, settings={"index.blocks.write": True})
+    names = [f"{n}.md" for n in range(60)]
+    await site.accept(*(document(name, sections(name)) for name in names))
+    async with Working(site.keywords) as working:
+        for name in names:
+            await working.lanes.put(hint(name, "g2"), name)
+            await working.lanes.put(hint(name, "g1"), name)
+        await working.until(lambda: len(working.done) == 2 * len(names), within_seconds=60)
+        assert working.tries < 200, "more than a few batches were waited for"
+
+    async def pending() -> dict[str, int]:
+        return dict(
+            await site.space.query(
+                "SELECT generation, count(*) FILTER (WHERE seq < want_seq) FROM index_state WHERE store = 'keywords'"
+                " GROUP BY generation"
+            )
+        )
+
+    assert await pending() == {"g1": 0, "g2": len(names)}
+    await site.es.indices.put_settings(index=g2.keyword_index, settings={"index.blocks.write": False})
+    monkeypatch.setattr("pipeline.stages.sink.monotonic", lambda: monotonic() + sink.REST_SECONDS)
+    await site.keywords.handle([hint(name, "g2") for name in names])  # as the sweeper brings them back
+    assert await pending() == {"g1": 0, "g2": 0}
+
+
+async def test_announcing_locks_documents_in_the_order_of_their_ids_like_everybody(site: Site) -> None:
+    """In any other it and detect, or two that announce, can wait for each other."""
+    await site.accept(*(document(f"{n}.md", "text") for n in range(40)))
+    done = [
+        Announcement(Identity(id_, "acme", "wiki", name), seq, 1, "searchable", "g1", 1, "live", None, now())
+        for id_, name, seq in await site.space.query("SELECT id, external_id, seq FROM documents")
+    ]
+    lowest = min(a.identity.id for a in done)
+    async with site.pool.connection() as holding, site.pool.connection() as announcing:
+        await holding.execute("SELECT FROM documents WHERE id = %s FOR UPDATE", [lowest])
+        task = asyncio.create_task(announced(announcing, done))
+        waits, pid = "SELECT count(*) FROM pg_locks WHERE pid = %s AND NOT granted", announcing.info.backend_pid
+        async with asyncio.timeout(20):
+            while await site.space.query(waits, pid) == [(0,)]:
+                await asyncio.sleep(0.01)
+        free = await site.space.query("SELECT id FROM documents FOR UPDATE SKIP LOCKED")
+        await holding.rollback()
+        await task
+    assert len(free) == len(done) - 1
+    assert await site.space.query("SELECT count(*) FROM documents WHERE announced_seq < seq") == [(0,)]
