@@ -1,0 +1,208 @@
+"""The Slack source under the runner, on real Kafka and Postgres: what is published when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.slack import FakeSlack
+from connectors.runner.instance import Instance
+from connectors.runner.plan import Plan, Services
+from connectors.serving import served
+from connectors.slack import Slack, SlackOptions
+from deploy.local.stack import Stack
+from pipeline.telemetry import Metrics
+from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
+from topics.messages import DocumentUpserted
+
+pytestmark = pytest.mark.stack
+
+PAGE = 3
+
+
+@pytest.fixture(scope="module")
+def ground(stack: Stack) -> Iterator[Ground]:
+    with ground_on(stack) as ground:
+        yield ground
+
+
+@dataclass
+class Office:
+    """One channel and its threads, and a runner that does nothing by itself after the first load."""
+
+    bench: Bench
+    fake: FakeSlack
+    url: str
+    channel: str = ""
+    ann: str = ""
+
+    def fill(self, count: int) -> list[str]:
+        w = self.fake.workspace
+        stamps = [w.post(self.channel, self.ann, f"question {n}") for n in range(count)]
+        for ts in stamps:
+            w.post(self.channel, self.ann, "answer", thread=ts)
+        return [f"{self.channel}:{ts}" for ts in stamps]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Instance]:
+        options = SlackOptions(
+            token=self.fake.token, signing_secret=self.fake.signing_secret, base_url=f"{self.url}/api",  # type: ignore[arg-type]
+            page_size=PAGE, rows_per_request=PAGE,
+        )  # fmt: skip
+        bench = self.bench
+        plan = Plan(
+            name=bench.name,
+            tenant=bench.tenant,
+            kind="slack",
+            make=lambda context: Slack(options, context),
+            **bench.times,
+        )
+        services = Services(
+            postgres=bench.postgres, pool=bench.pool, producer=bench.producer, metrics=Metrics(), folder=bench.folder
+        )
+        instance = Instance(plan, services)
+        task = asyncio.create_task(instance.run())
+        try:
+            yield instance
+        finally:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+    async def loaded(self, instance: Instance) -> list[str]:
+        """After the first load and the sweep behind it: ids of the upserts, in order."""
+        await self.bench.until(lambda: self.bench.done(instance, "full", "changes", "groups", "sweep"))
+        return await self.upserted()
+
+    async def upserted(self) -> list[str]:
+        return [m.external_id for m in await self.bench.take() if isinstance(m, DocumentUpserted)]
+
+
+@pytest.fixture
+async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
+    fake = FakeSlack()
+    async with bench_on(ground, tmp_path) as bench, served(fake.app) as url:
+        office = Office(bench, fake, url)
+        office.ann = fake.workspace.user("Ann Lee")
+        office.channel = fake.workspace.channel("ops", office.ann)
+        yield office
+
+
+async def test_a_first_crawl_publishes_each_thread_once_and_a_quiet_poll_and_sweep_nothing(office: Office) -> None:
+    ids = office.fill(10)
+    async with office.running() as instance:
+        assert sorted(await office.loaded(instance)) == sorted(ids)
+        for action in ("changes", "sweep", "groups"):
+            await office.bench.ask(action)
+        assert await office.bench.take() == []
+
+
+async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Office) -> None:
+    first, second, third = office.fill(3)
+    w = office.fake.workspace
+    async with office.running() as instance:
+        await office.loaded(instance)
+        office.fake.lose()
+        w.edit(office.channel, first.partition(":")[2], "one")
+        w.edit(office.channel, first.partition(":")[2], "two")
+        for message in w.channels[office.channel].replies(second.partition(":")[2]):
+            w.delete(office.channel, message["ts"])
+        w.delete(office.channel, second.partition(":")[2])
+        w.post(office.channel, office.ann, "more", thread=third.partition(":")[2])
+        for request in office.fake.double_and_shuffle(seed=3):
+            await instance.on_event(request)
+        await office.bench.until(lambda: instance.activities["events"].waiting == 0)
+        await office.bench.ask("changes")
+        newest = {m.external_id: m for m in await office.bench.take()}
+        assert kinds(list(newest.values())) == sorted(
+            [("document.upserted", first), ("document.deleted", second), ("document.upserted", third)]
+        )
+        assert newest[first].content.startswith("Ann Lee: two")
+        assert newest[third].content.endswith("Ann Lee: more")
+
+
+async def test_cursors_that_expire_mid_crawl_lose_nothing(office: Office) -> None:
+    ids = office.fill(10)
+    w = office.fake.workspace
+    for n in range(5):
+        w.channel(f"c{n}", w.user(f"P{n} X"))
+    office.fake.faults.expiring = 2
+    async with office.running() as instance:
+        assert sorted(await office.loaded(instance)) == sorted(ids)
+
+
+async def test_a_429_storm_delays_and_loses_nothing(office: Office) -> None:
+    ids = office.fill(7)
+    office.fake.faults.throttled, office.fake.faults.failing = 12, 2
+    async with office.running() as instance:
+        assert sorted(await office.loaded(instance)) == sorted(ids)
+    assert office.fake.faults.throttled == 0
+
+
+async def test_a_crawl_that_dies_goes_on_and_publishes_at_most_one_page_again(office: Office) -> None:
+    ids = office.fill(12)
+    office.fake.faults.limits["conversations.replies"] = 7  # the crawl stands still in its third page
+    async with office.running():
+        await office.bench.until(lambda: office.fake.requests["conversations.replies"] == 7)
+        async with asyncio.timeout(30):
+            while (await office.bench.mine("count(*)", "connector_items"))[0][0] < 2 * PAGE:
+                await asyncio.sleep(0.05)
+    before = await office.upserted()
+    assert before
+    office.fake.faults.limits.clear()
+    async with office.running() as instance:
+        after = await office.loaded(instance)
+    assert set(before) | set(after) == set(ids)
+    assert len(before) + len(after) <= len(ids) + PAGE
+
+
+async def test_a_truncated_listing_deletes_nothing_and_raises_the_guard_until_it_is_confirmed(office: Office) -> None:
+    ids = office.fill(30)
+    w = office.fake.workspace
+    async with office.running() as instance:
+        await office.loaded(instance)
+        office.fake.faults.truncated.add("conversations.history")
+        await office.bench.ask("sweep")
+        assert [problem.code for problem in instance.problems()] == ["mass_delete"]
+        assert await office.bench.take() == []
+        office.fake.faults.truncated.clear()
+        await office.bench.ask("sweep")
+        assert instance.problems() == []
+
+        gone = sorted(ids)[:25]
+        for id in gone:
+            for message in [*w.channels[office.channel].replies(id.partition(":")[2])]:
+                w.delete(office.channel, message["ts"])
+            w.delete(office.channel, id.partition(":")[2])
+        office.fake.lose()
+        await office.bench.ask("sweep")
+        assert [problem.code for problem in instance.problems()] == ["mass_delete"]
+        assert await office.bench.take() == []
+        await office.bench.ask("allow_mass_delete")
+        assert kinds(await office.bench.take()) == [("document.deleted", id) for id in gone]
+        assert instance.problems() == []
+
+
+async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(office: Office) -> None:
+    w = office.fake.workspace
+    secret = w.channel("secret", office.ann, is_private=True)
+    w.post(secret, office.ann, "the plan")
+    async with office.running() as instance:
+        await office.loaded(instance)
+        office.fake.lose()
+        w.leave(secret, office.ann)
+        for request in office.fake.sent():
+            await instance.on_event(request)
+        found = []
+        async with asyncio.timeout(30):
+            while not found:
+                found = await office.bench.take()
+        [message] = found
+        assert (message.kind, message.principal) == ("identity.changed.v1", "ann@acme.example")
+        assert message.groups == [f"channel:{office.channel}", f"workspace:{w.team_id}"]
