@@ -21,7 +21,8 @@ SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
 Noun = Literal["page", "comment", "attachment", "space", "group", "user", "other"]
 
 _NOUNS: Mapping[str, Noun] = {
-    "page": "page", "blog": "page", "blogpost": "page", "content": "page", "comment": "comment",
+    "page": "page", "blog": "page", "blogpost": "page", "content": "page", "folder": "page",
+    "whiteboard": "page", "database": "page", "embed": "page", "comment": "comment",
     "attachment": "attachment", "space": "space", "group": "group", "user": "user",
 }  # fmt: skip
 _ID = re.compile(r"(?:att)?[0-9]{1,20}")
