@@ -98,7 +98,9 @@ class BackgroundAudit:
                 run = await runs.start(connection, name, "background")
         if run is None or due:
             return None, due
-        generation = {g.name: g for g in await generations.writable(connection)}[run.generation]
+        generation = {g.name: g for g in await generations.writable(connection)}.get(run.generation)
+        if generation is None:  # retired since the run was looked up
+            return None, IDLE_SECONDS
         examiner = Examiner(self._pool, self._es, generation, self._limits)
         later, found = await self._look(examiner, run, generation)
         await runs.save(connection, later, found, finished=later.position == run.position)

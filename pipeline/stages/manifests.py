@@ -58,10 +58,10 @@ class Chunker:
             async with connection.transaction():
                 # Under the document's lock: detect may have written a newer manifest meanwhile, which stands.
                 cursor = await connection.execute(
-                    "SELECT content_hash FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
+                    "SELECT content_hash, media_type FROM documents WHERE id = %s FOR UPDATE", [w.identity.id]
                 )
                 row = await cursor.fetchone()
-                if row is not None and row[0] == w.content_hash:
+                if row is not None and (row[0], row[1] or w.media_type) == (w.content_hash, w.media_type):
                     await connection.execute(UPSERT_MANIFEST, manifest_row(w.identity.id, generation.name, manifest))
         reread = await work.load(connection, generation.name, store, [w.identity.id for w in found])
         return [w for w in reread if not w.needs_chunking]

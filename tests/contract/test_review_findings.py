@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from pipeline.audit import runs
 from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.examine import Examiner
 from pipeline.audit.mend import Mender
 from pipeline.core.errors import Retryable
 from pipeline.core.fingerprint import content_hash
 from pipeline.core.identity import document_id
-from pipeline.ledger import builds, generations
+from pipeline.ledger import builds, generations, work
 from pipeline.ledger.announce import Announcement, announced
 from pipeline.ledger.documents import Identity
+from pipeline.ledger.work import Work
 from pipeline.rebuild import connect
 from pipeline.settings import AuditSettings
 from pipeline.stages import sink
@@ -448,3 +450,48 @@ async def test_announcing_locks_documents_in_the_order_of_their_ids_like_everybo
         await task
     assert len(free) == len(done) - 1
     assert await site.space.query("SELECT count(*) FROM documents WHERE announced_seq < seq") == [(0,)]
+
+
+async def test_a_sink_that_cuts_a_text_does_not_undo_how_detect_has_just_cut_it(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text stayed; what kind of text it is did not."""
+    text, bodies = sections("one", "two", "three"), work.bodies
+    await site.accept(document("a", text, media_type="text/plain"))
+    plain = await site.space.query("SELECT chunk_ids FROM manifests")
+    await site.accept(document("a", text, media_type="text/markdown"))
+    assert await site.space.query("SELECT chunk_ids FROM manifests") != plain
+    await site.space.execute("DELETE FROM manifests")
+
+    async def overtaken(connection: Connection, works: Collection[Work]) -> Any:
+        found = await bodies(connection, works)
+        monkeypatch.setattr(work, "bodies", bodies)
+        await site.accept(document("a", text, media_type="text/plain"))
+        return found
+
+    monkeypatch.setattr(work, "bodies", overtaken)
+    await site.vectors.handle([hint("a", "g1")])
+    assert await site.space.query("SELECT chunk_ids FROM manifests") == plain
+    assert {i for (i,) in await site.space.query("SELECT id FROM chunks_g1")} == set(plain[0][0])
+
+
+async def test_a_generation_that_retires_while_the_background_audit_looks_up_its_run_ends_no_worker(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await site.put(document("a", sections("one")))
+    producer: Any = site.hints
+    audit = BackgroundAudit(site.pool, site.es, producer, Metrics(), AuditSettings(), second_look_seconds=0.0)
+    looked = runs.background
+
+    async def overtaken(connection: Connection) -> Any:
+        monkeypatch.setattr(runs, "background", looked)
+        found = await looked(connection)
+        await site.run("keywords")
+        return found
+
+    async with site.pool.connection() as connection:
+        await runs.start(connection, "g1", "background")
+    monkeypatch.setattr(runs, "background", overtaken)
+    assert await audit.turn() > 0
+    await audit.turn()
+    assert await site.space.query("SELECT generation, documents FROM audit_runs ORDER BY id") == [("g1", 0), ("g2", 1)]
