@@ -14,7 +14,7 @@ from urllib.parse import quote
 from connectors.google_drive.auth import DRIVE_SCOPE, MEMBER_SCOPE, USER_SCOPE, Bearer, ServiceAccount
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.source import CursorExpired
-from connectors.web import Answered, Denied, Limits, Missing, Rejected, Web
+from connectors.web import Answered, Denied, Limits, Missing, Rejected, TooLarge, Web
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 
 Json = dict[str, Any]
@@ -74,10 +74,10 @@ class Api:
             else {"corpora": "user", "includeItemsFromAllDrives": "false", **ALL_DRIVES}
         )
         params = {
-            **where, "q": q, "pageSize": size, "pageToken": token, "spaces": "drive",
+            **where, "q": q, "pageToken": token, "spaces": "drive",
             "fields": f"nextPageToken,incompleteSearch,files({fields})",
         }  # fmt: skip
-        page: Json = await self._paged("files", params)
+        page = await self._smaller("files", params, size)
         if page.get("incompleteSearch"):
             raise Retryable("Google Drive could not search everything (incompleteSearch): the listing is not complete")
         return page
@@ -145,11 +145,11 @@ class Api:
     async def changes(self, drive: str | None, token: str, size: int) -> Json:
         """One page of a shared drive's log, or of the account's own."""
         params = {
-            "driveId": drive, "pageToken": token, "pageSize": size, "includeRemoved": "true", "spaces": "drive",
+            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
             "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
             "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE}))",
         }  # fmt: skip
-        return await self._paged("changes", params)
+        return await self._smaller("changes", params, size)
 
     async def watch(self, drive: str | None, token: str, channel: Mapping[str, Any]) -> Json:
         params = {
@@ -190,6 +190,16 @@ class Api:
     async def _get(self, path: str, params: Mapping[str, Any]) -> Json:
         found: Json = await self._asked(self._drive.json("GET", path, params=params))
         return found
+
+    async def _smaller(self, path: str, params: Mapping[str, Any], size: int) -> Json:
+        """Files that are shared with very many make large pages: then fewer of them at a time."""
+        while True:
+            try:
+                return await self._paged(path, {**params, "pageSize": size})
+            except TooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
 
     async def _paged(self, path: str, params: Mapping[str, Any]) -> Json:
         try:

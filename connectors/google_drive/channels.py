@@ -18,7 +18,7 @@ from typing import Any
 from connectors.google_drive.api import Api
 from connectors.google_drive.scope import Corpus
 from connectors.source import Memory, Reaction, Refused, Request
-from connectors.web import Missing
+from connectors.web import Answered, Missing
 
 CHANNELS = "channels"
 LIFE = timedelta(days=7)
@@ -72,20 +72,28 @@ class Channels:
         await self._memory.put(CHANNELS, [asdict(one) for one in channels] or None)
 
     async def renew(self, corpora: Collection[Corpus], address: str) -> datetime | None:
-        """Opens what is missing or about to end, then stops what is no longer needed; returns when to come again."""
+        """Opens what is missing or about to end, then stops what is no longer needed; returns when to come again.
+        Raises the first refusal, when all the others are open."""
         kept, now = await self._kept(), self._now()
         keys = {corpus.key for corpus in corpora}
         good = [one for one in kept if one.address == address and one.corpus in keys and one.renewal > now]
+        refused: dict[str, Answered] = {}
         for corpus in corpora:
             if all(one.corpus != corpus.key for one in good):
-                opened = await self._open(corpus, address)
+                try:
+                    opened = await self._open(corpus, address)
+                except Answered as error:
+                    refused[corpus.key] = error
+                    continue
                 good.append(opened)
                 kept.append(opened)
                 await self._keep(kept)  # before anything else can fail: it has to be stopped one day
-        for old in [one for one in kept if one not in good]:
+        for old in [one for one in kept if one not in good and one.corpus not in refused]:
             await self._stop(old)
             kept.remove(old)
             await self._keep(kept)
+        if refused:
+            raise next(iter(refused.values()))
         return min((one.renewal for one in good), default=None)
 
     async def _open(self, corpus: Corpus, address: str) -> Channel:

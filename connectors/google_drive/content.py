@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import time
+from contextlib import suppress
 from pathlib import Path
 
 from connectors.extraction import extract_file
@@ -17,6 +19,9 @@ from topics.messages import MAX_CONTENT_BYTES
 
 EXPORT_BYTES = 10 * 1024 * 1024
 """Google exports no more (reference/rest/v3/files/export)."""
+
+LEFT_SECONDS = 24 * 3600.0
+"""A download of yesterday belongs to nobody: reading takes minutes."""
 
 _REFUSALS = {
     "exportSizeLimitExceeded": ("too_large", "Google exports at most 10 MB: split it"),
@@ -58,6 +63,14 @@ class Contents:
             source_url=file.get("webViewLink"), author=kinds.author(file), source_modified_at=kinds.modified(file),
             metadata=kinds.metadata(file),
         )  # fmt: skip
+
+    def _tidy(self) -> None:
+        """Removes what a process that was killed has left."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for left in self._folder.iterdir():
+            with suppress(FileNotFoundError):
+                if left.stat().st_mtime < time.time() - LEFT_SECONDS:
+                    left.unlink()
 
     async def _text(self, file: Json) -> tuple[str, str]:
         way = kinds.how(file)
@@ -103,7 +116,7 @@ class Contents:
         raise NoText("unsupported", "Google exports it in none of the formats that are read")
 
     async def _extracted(self, file: Json, way: Extracted) -> tuple[str, str]:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._tidy()
         to = self._folder / f"{secrets.token_hex(8)}{way.ending}"
         try:
             if way.export:

@@ -8,10 +8,13 @@ from datetime import datetime
 from connectors.google_drive.access import Sharing, tag_of
 from connectors.google_drive.api import Api, Json
 from connectors.google_drive.options import GoogleDriveOptions
+from connectors.google_drive.together import together
 from connectors.source import Group
 from connectors.web import Denied, Missing
 from pipeline.core.errors import Misconfigured
 
+AT_ONCE = 8
+"""Groups asked for at the same time."""
 _INACTIVE = frozenset({"SUSPENDED", "ARCHIVED"})
 
 
@@ -32,14 +35,15 @@ class Holders:
         """inner: also the groups that these are made of."""
         waiting, met = sorted(tags, reverse=True), set(tags)
         while waiting:
-            group = await self._group(waiting.pop())
-            if group is None:
-                continue
-            yield group
-            if inner:
-                more = {tag for tag in group.of if not tag.startswith("user:")} - met
-                met |= more
-                waiting += sorted(more, reverse=True)
+            some, waiting = waiting[-AT_ONCE:], waiting[:-AT_ONCE]
+            for group in await together(self._group(tag) for tag in reversed(some)):
+                if group is None:
+                    continue
+                yield group
+                if inner:
+                    more = {tag for tag in group.of if not tag.startswith("user:")} - met
+                    met |= more
+                    waiting += sorted(more, reverse=True)
 
     async def _group(self, tag: str) -> Group | None:
         kind, _, name = tag.partition(":")

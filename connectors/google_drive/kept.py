@@ -16,8 +16,9 @@ MOST_ENDING = 5_000
 
 
 class Kept:
-    """Groups cannot be listed from Drive, only met on files. So the tags met are kept: after a whole listing exactly
-    those that it showed, and what else is met later."""
+    """Groups cannot be listed from Drive, only met on files. So the tags met are kept: those that the last two whole
+    listings showed (a tag too many harms nobody; one too few, after a listing that was cut, would), and what else is
+    met later."""
 
     def __init__(self, memory: Memory, on_new_tags: Callable[[Collection[str]], None]) -> None:
         """on_new_tags: somebody should ask who holds them."""
@@ -25,14 +26,16 @@ class Kept:
         self._on_new_tags = on_new_tags
         self._lock = asyncio.Lock()
         self._tags: set[str] | None = None
-        self._complete = False
+        self._shown: set[str] | None = None
+        """By the last whole listing; None: there was none yet."""
         self._listings: list[set[str]] = []
         self._ending: dict[str, str] | None = None
 
     async def _load(self) -> tuple[set[str], dict[str, str]]:
         if self._tags is None or self._ending is None:
             kept = await self._memory.get(TAGS) or {}
-            self._tags, self._complete = set(kept.get("tags", ())), bool(kept.get("complete"))
+            self._tags = set(kept.get("tags", ()))
+            self._shown = None if kept.get("shown") is None else set(kept["shown"])
             self._ending = dict(await self._memory.get(ENDING) or {})
         return self._tags, self._ending
 
@@ -40,7 +43,7 @@ class Kept:
         """And whether they are all there are."""
         async with self._lock:
             tags, _ = await self._load()
-            return frozenset(tags), self._complete
+            return frozenset(tags), self._shown is not None
 
     async def met(self, found: Mapping[str, tuple[Collection[str], datetime | None]]) -> None:
         """What was just read: external id → its tags, and when the first of its grants ends."""
@@ -67,21 +70,24 @@ class Kept:
 
     @asynccontextmanager
     async def listing(self) -> AsyncIterator[None]:
-        """Around a whole listing. Once it has come to its end, tags that were not met meanwhile exist no more."""
+        """Around a whole listing. Once it has come to its end, tags that neither it nor the one before it met exist no
+        more."""
         shown: set[str] = set()
         self._listings.append(shown)
         try:
             yield
             async with self._lock:
                 tags, _ = await self._load()
-                if tags != shown or not self._complete:
-                    self._tags, self._complete = set(shown), True
+                wanted = shown | (self._shown or set())
+                if tags != wanted or self._shown != shown:
+                    self._tags, self._shown = wanted, set(shown)
                     await self._save_tags()
         finally:
             self._listings = [one for one in self._listings if one is not shown]
 
     async def _save_tags(self) -> None:
-        await self._memory.put(TAGS, {"tags": sorted(self._tags or ()), "complete": self._complete})
+        shown = None if self._shown is None else sorted(self._shown)
+        await self._memory.put(TAGS, {"tags": sorted(self._tags or ()), "shown": shown})
 
     async def due(self, now: datetime) -> list[str]:
         """Documents of which a grant has ended, and which were not read since."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
@@ -58,6 +59,14 @@ class GoogleDriveOptions(BaseModel):
         if tag is not None and (not tag.startswith(("domain:", "group:")) or tag != tag.lower()):
             raise ValueError("is neither domain:… nor group:…, in lower case")
         return tag
+
+    @field_validator("api_url", "directory_url")
+    @classmethod
+    def _encrypted(cls, url: str) -> str:
+        where = urlsplit(url)
+        if where.scheme != "https" and where.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError("is no https address: access tokens would go there in the clear")
+        return url
 
     @model_validator(mode="after")
     def _something(self) -> GoogleDriveOptions:

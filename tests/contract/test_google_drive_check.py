@@ -104,6 +104,7 @@ async def test_a_token_without_the_scope_is_said_to_lack_it(desk: Desk) -> None:
         {"my_drive": True, "anyone_tag": "everyone"},
         {"my_drive": True, "subject": "not an address"},
         {"my_drive": True, "colour": "red"},
+        {"my_drive": True, "api_url": "http://www.googleapis.com"},
     ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:

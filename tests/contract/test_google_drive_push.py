@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from connectors.fakes.google_drive_channels import Notification
+from connectors.fakes.google_drive_errors import ApiError
 from connectors.google_drive import GoogleDrive
 from connectors.source import Reaction, Refused, Request
 from tests.contract.google_drive_kit import EVENTS, Desk, desk_in, since
@@ -169,12 +171,33 @@ async def test_a_drive_that_is_no_longer_read_has_its_channel_stopped(desk: Desk
         assert [channel.drive for channel in desk.fake.channels.open.values()] == [first]
 
 
+async def test_a_channel_that_cannot_be_replaced_yet_stays_and_the_others_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted([desk.drive(), desk.drive()])
+    source = desk.source(drives=[first, second])
+    async with listening(desk, source, channels=2):
+        old = {channel.drive: channel.id for channel in desk.fake.channels.open.values()}
+    desk.corpus.ahead = timedelta(days=6, hours=13)
+    watch = desk.fake.channels.watch
+
+    def refuses(body: Any, *, drive: str | None, uri: str) -> dict[str, Any]:
+        if drive == first:
+            raise ApiError(403, "rateLimitExceededForWatch", "Not now.")
+        return watch(body, drive=drive, uri=uri)
+
+    monkeypatch.setattr(desk.fake.channels, "watch", refuses)
+    async with token_clock(desk), listening(desk, desk.source(drives=[first, second]), channels=2):
+        async with asyncio.timeout(30):
+            while old[second] in desk.fake.channels.open:
+                await asyncio.sleep(0.01)
+    assert old[first] in desk.fake.channels.open
+
+
 async def test_a_google_that_takes_no_channel_does_not_end_listening(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drive = desk.drive()
-    desk.memory.kept.clear()
-    source = desk.source(drives=[drive])
     monkeypatch.setattr("tests.contract.google_drive_kit.EVENTS", "http://plain.example.com/events")
     plain = desk.source(drives=[drive])
     reactions: asyncio.Queue[Reaction] = asyncio.Queue()
@@ -188,4 +211,3 @@ async def test_a_google_that_takes_no_channel_does_not_end_listening(
         assert not task.done()
     finally:
         task.cancel()
-    await source.close()

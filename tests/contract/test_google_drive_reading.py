@@ -384,3 +384,15 @@ async def test_a_google_that_fails_at_everything_sets_nothing_aside(desk: Desk) 
     for _ in range(5):
         with pytest.raises(Retryable):
             await whole(source)
+
+
+async def test_pages_that_are_too_large_are_asked_for_in_parts(desk: Desk) -> None:
+    ids = {
+        desk.mine(f"Document {n}", *(Grant(type="user", who=f"u{m}@example.com") for m in range(20))) for n in range(9)
+    }
+    source = desk.source(my_drive=True, answer_bytes=30_000)
+    cursor = await source.start()
+    assert set(await listing(source)) == set(await whole(source)) == ids
+    for id_ in ids:
+        desk.corpus.rename(id_, "Renamed")
+    assert set((await since(source, cursor))[0]) == ids
