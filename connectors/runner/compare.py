@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
-from topics.messages import INT64_MAX, MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
+from topics.messages import MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
 
 Event = DocumentUpserted | AccessChanged | DocumentDeleted
 Outcome = Literal["upserted", "access", "deleted", "unchanged", "late", "unreadable", "invalid"]
@@ -122,6 +122,10 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
 
 def _document(row: Row, entry: Document, seen: Seen) -> Decision:
     acl, required = access_of(entry.acl_tags, entry.required_tags)
+    if entry.version is not None and row.is_published and entry.version < (row.version or 0):
+        # By the source's own word this is older than what was published; the ledger would ignore it.
+        row, access = _access(row, acl, required, seen)
+        return Decision("access" if access else "late", row, access)
     late_access = row.access_at is not None and seen.at < row.access_at
     if late_access:
         acl, required = row.acl_tags, row.required_tags
@@ -144,11 +148,8 @@ def _document(row: Row, entry: Document, seen: Seen) -> Decision:
 
 
 def _version(row: Row, entry: Document, seen: Seen) -> int:
-    """Never less than what was published: what is newly read is newer, whatever number the source gives it. At an
-    equal version the later observation wins."""
-    if entry.version is None:
-        return max(seen.next_version, (row.version or 0) + 1)
-    return max(entry.version, row.version or 0) if 0 <= entry.version <= INT64_MAX else entry.version
+    """The source's own; else one that is greater than the last."""
+    return max(seen.next_version, (row.version or 0) + 1) if entry.version is None else entry.version
 
 
 def _access(row: Row, acl_tags: Collection[str], required_tags: Collection[str], seen: Seen) -> tuple[Row, list[Event]]:

@@ -53,6 +53,8 @@ class Instance:
         self._publisher: Publisher | None = None
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
+        self.held_elsewhere = False
+        """Another process runs it."""
         self._answered: set[int] = set()
         self._beats_done = 0
         self.unpublishable: dict[str, int] = {}
@@ -68,6 +70,7 @@ class Instance:
                     self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind,
                     address=self._services.address,
                 ) as held:  # fmt: skip
+                    self.held_elsewhere = held is None
                     if held is None:
                         self.start.become("waiting", "another process runs it")
                     else:
@@ -109,6 +112,10 @@ class Instance:
             raise _first(failed) from failed
         finally:
             self.source = None
+            with suppress(Retryable, LeaseLost):
+                if self.activities:
+                    await self._beat(state)  # what was published since the last one counts
+                await state.leave()
             await source.close()
 
     def _context(self) -> Context:

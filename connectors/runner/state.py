@@ -108,6 +108,16 @@ class State:
                 )
                 return bool(row[0]), [Ask(*ask) for ask in await cursor.fetchall()]
 
+    async def leave(self) -> None:
+        """The instance is left in good order: nobody has to wait to see that it is silent."""
+        with translated("connectors"):
+            async with self._pool.connection() as connection:
+                await connection.execute(
+                    "UPDATE connectors SET seen_at = NULL, worker = NULL, address = NULL"
+                    " WHERE tenant = %s AND source = %s AND epoch = %s",
+                    [*self._me, self.holder.epoch],
+                )
+
     async def answer(self, ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
         with translated("connectors"):
             async with self._pool.connection() as connection:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline.cli.audit import audit
+from pipeline.cli.connector import connector
 from pipeline.cli.dead import dead
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.rebuild import rebuild
@@ -42,22 +43,30 @@ def migrate() -> None:
 
 
 @app.command()
-def worker(name: Annotated[str, typer.Argument(help="detect, vectors or keywords")]) -> None:
+def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords or connectors")]) -> None:
     """Run one worker until it is told to stop (SIGTERM drains it). Scale by starting more of them.
 
     Example: penstock worker detect
     """
     from pipeline.settings import load
-    from pipeline.stream.worker import run
     from pipeline.telemetry import configure_logging
 
     configure_logging()
+    if name == "connectors":
+        from connectors import worker as connectors
+        from connectors.declared import load as declared
+
+        asyncio.run(connectors.run(load(), declared()))
+        return
+    from pipeline.stream.worker import run
+
     asyncio.run(run(name, load()))
 
 
 for command in (up, down, status, ingest, watch, search, why, rebuild, recover, audit):
     app.command()(command)
 app.add_typer(dead)
+app.add_typer(connector)
 
 
 def main() -> None:

@@ -1,0 +1,70 @@
+"""What a small source need not say itself. Inherit from it or not: the contract is ``connectors.source.Source``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+
+from connectors.protocol import Problem
+from connectors.source import Context, Cursor, Document, Entry, Gone, Group, Reaction, Refused, Request
+from connectors.web import Denied, Missing, Web
+from pipeline.core.errors import Misconfigured
+
+
+class StrictOptions(BaseModel):
+    """Settings of a source: a key that it does not know is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SmallSource:
+    """A source that reads documents one by one (``read``), knows no groups, no events and no socket, until a subclass
+    says otherwise."""
+
+    Options: ClassVar[type[BaseModel]] = StrictOptions
+    web: Web | None = None
+    """Closed with the source."""
+
+    def __init__(self, options: Any, context: Context) -> None:
+        self.options, self.context = options, context
+
+    async def close(self) -> None:
+        if self.web is not None:
+            await self.web.close()
+
+    async def check(self) -> Sequence[Problem]:
+        """Whether the source lets us begin."""
+        try:
+            await self.start()
+        except (Denied, Missing, Misconfigured) as error:
+            return [Problem(self.context.name, "denied" if isinstance(error, Denied) else "refused", str(error))]
+        return []
+
+    async def start(self) -> Cursor:
+        raise NotImplementedError
+
+    async def read(self, external_id: str) -> Document:
+        """One document as it is now. Raises Missing when the source says that there is none."""
+        raise NotImplementedError
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        return [await self._one(external_id) for external_id in external_ids]
+
+    async def _one(self, external_id: str) -> Entry:
+        try:
+            return await self.read(external_id)
+        except Missing:
+            return Gone(external_id)
+
+    async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        nothing: tuple[Group, ...] = ()
+        for group in nothing:
+            yield group
+
+    async def on_event(self, request: Request) -> Reaction:
+        raise Refused("this connector knows no events")
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        return None

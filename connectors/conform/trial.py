@@ -1,0 +1,282 @@
+"""One law's surroundings: a playground, a runner of its own tenant, and what the ledger says of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from connectors.clock import Clock
+from connectors.conform.watched import Record, Watched, Witness
+from connectors.declared import options
+from connectors.operate import Action, ask, outcome
+from connectors.runner.instance import Instance
+from connectors.runner.plan import Plan, Services
+from connectors.source import Context, Playground, Source
+from pipeline.core.errors import PenstockError
+from pipeline.core.identity import document_id
+from pipeline.kafka import deliver
+from pipeline.ledger.arrivals import arrivals
+from pipeline.settings import PostgresSettings
+from pipeline.stores.postgres import Pool, translated
+from pipeline.telemetry import Metrics
+from topics.messages import (
+    AccessChanged,
+    AnyMessage,
+    DocumentDeleted,
+    DocumentMessage,
+    DocumentUpserted,
+    IdentityChanged,
+)
+from topics.registry import DOCUMENTS_LIVE, IDENTITIES
+
+NAME = "conform"
+NEVER = 86_400.0
+"""Seconds between polls: a law asks for what it wants."""
+PATIENCE_SECONDS = 90.0
+EVENTS_URL = "https://events.example"
+
+
+class Broken(Exception):
+    """A law does not hold; the text says why, in one line."""
+
+
+@dataclass
+class Trial:
+    """``kind``'s playground and a runner of it, which ``start`` and ``stop`` (a kill) bring to life and end."""
+
+    kind: type[Source]
+    play: Playground
+    postgres: PostgresSettings
+    pool: Pool
+    witness: Witness
+    folder: Path
+    with_stores: bool
+    """Whether the sinks run too: then everything is waited for until both stores hold it."""
+    tenant: str = field(default_factory=lambda: f"conform-{uuid.uuid4().hex[:12]}")
+    record: Record = field(default_factory=Record)
+    instance: Instance | None = None
+    _running: asyncio.Task[None] | None = None
+    _taken: int = 0
+
+    @property
+    def plan(self) -> Plan:
+        return Plan(
+            name=NAME, tenant=self.tenant, kind=self.kind.__name__, make=self._make, poll_seconds=NEVER,
+            sweep_seconds=NEVER, groups_seconds=NEVER,
+        )  # fmt: skip
+
+    def _make(self, context: Context) -> Source:
+        given = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
+        return Watched(self.kind(given, context), self.record)  # type: ignore[return-value]  # Options of an instance
+
+    # The runner
+
+    def start(self) -> Instance:
+        services = Services(
+            postgres=self.postgres, pool=self.pool, producer=self.witness, metrics=Metrics(), folder=self.folder,
+            events_url=EVENTS_URL,
+        )  # fmt: skip
+        self.instance = Instance(self.plan, services)
+        self._running = asyncio.create_task(self.instance.run())
+        return self.instance
+
+    async def stop(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._running = self.instance = None
+
+    async def loaded(self) -> None:
+        """Running, everything read once, and the ledger knows it."""
+        instance = self.start()
+        await self.until(lambda: self.succeeded(instance, "full", "changes", "groups", "sweep"), "the first load")
+        await self.folded()
+
+    @staticmethod
+    def succeeded(instance: Instance, *names: str) -> bool:
+        found = instance.activities
+        return all(name in found and found[name].status.succeeded_at is not None for name in names)
+
+    async def asked(self, *actions: Action) -> dict[str, Mapping[str, Any]]:
+        """Have the runner do these, one after the other, and the ledger take it in. Raises Broken when one fails."""
+        outcomes: dict[str, Mapping[str, Any]] = {}
+        for action in actions:
+            outcomes[action] = await self.attempt(action)
+            if "error" in outcomes[action]:
+                raise Broken(f"{action} failed: {outcomes[action]['error']}")
+        await self.folded()
+        return outcomes
+
+    async def attempt(self, action: Action, *, within_seconds: float = PATIENCE_SECONDS) -> Mapping[str, Any]:
+        """The outcome, which may be {"error"}; that of an activity which waits for its source is {"waiting"}."""
+        number = await ask(self.pool, self.plan, action)
+        deadline = time.monotonic() + within_seconds
+        while (found := await outcome(self.pool, number)) is None:
+            if time.monotonic() > deadline:
+                waits = {n: a.status.reason for n, a in (self.instance.activities if self.instance else {}).items()
+                         if a.status.state == "waiting"}  # fmt: skip
+                return {"waiting": waits}
+            await asyncio.sleep(0.02)
+        return found
+
+    # What was published
+
+    def take(self) -> list[AnyMessage]:
+        """Since the last call."""
+        taken, self._taken = self.witness.messages[self._taken :], len(self.witness.messages)
+        return taken
+
+    def take_all(self) -> Sequence[AnyMessage]:
+        """Ever."""
+        return self.witness.messages
+
+    async def folded(self) -> None:
+        """Until the ledger (and with_stores, both stores) has all that was published."""
+        newest: dict[str, DocumentMessage] = {}
+        people: dict[str, IdentityChanged] = {}
+        for message in self.witness.messages:
+            if isinstance(message, DocumentMessage):
+                newest[message.external_id] = message
+            elif isinstance(message, IdentityChanged):
+                people[message.principal] = message
+        await self.until(lambda: self._has(newest, people), "the ledger to take in what was published")
+
+    async def _has(self, newest: Mapping[str, DocumentMessage], people: Mapping[str, IdentityChanged]) -> bool:
+        ids = {document_id(self.tenant, NAME, one): message for one, message in newest.items()}
+        with translated("the ledger"):
+            async with self.pool.connection() as connection:
+                known = await arrivals(connection, list(ids))
+                rows = await (
+                    await connection.execute(
+                        "SELECT principal, observed_at FROM memberships WHERE tenant = %s AND source = %s",
+                        [self.tenant, NAME],
+                    )
+                ).fetchall()
+        stamps: dict[str, datetime] = dict(rows)
+        for id_, message in ids.items():
+            arrival = known.get(id_)
+            if arrival is None or (self.with_stores and not arrival.settled):
+                return False
+            match message:
+                case DocumentUpserted():
+                    came = arrival.version is not None and arrival.version >= message.version
+                case DocumentDeleted():
+                    came = arrival.deleted_floor is not None and arrival.deleted_floor >= message.observed_at
+                case AccessChanged():
+                    came = arrival.access_observed_at is not None and arrival.access_observed_at >= message.observed_at
+                case _:
+                    came = True
+            if not came:
+                return False
+        return all(name in stamps and stamps[name] >= one.observed_at for name, one in people.items())
+
+    async def alive(self) -> set[str]:
+        """Documents that the ledger holds as there."""
+        return {row[0] for row in await self._documents("true", [])}
+
+    async def readable(self, principal: str) -> set[str]:
+        """Those that it lets a principal read now."""
+        return {
+            row[0]
+            for row in await self._documents(
+                "a.acl_tags && held.tags AND a.required_tags <@ held.tags", [self.tenant, principal, NAME, principal]
+            )
+        }
+
+    async def _documents(self, where: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+        held = (
+            "(SELECT ARRAY(SELECT m.source || '/' || g FROM memberships m, unnest(m.groups) g WHERE m.tenant = %s"
+            " AND m.principal = %s) || (%s || '/user:' || %s) AS tags) held"
+            if parameters
+            else "(SELECT 1) held"
+        )
+        with translated("the ledger"):
+            async with self.pool.connection() as connection:
+                cursor = await connection.execute(
+                    f"SELECT d.external_id FROM documents d JOIN access_sets a ON a.id = d.access_id, {held}"
+                    f" WHERE d.tenant = %s AND d.deleted_at IS NULL AND d.version IS NOT NULL AND {where}".encode(),
+                    [*parameters, self.tenant],
+                )
+                return await cursor.fetchall()
+
+    async def until(
+        self, condition: Callable[[], bool | Awaitable[bool]], what: str, within_seconds: float = PATIENCE_SECONDS
+    ) -> None:
+        """Raises Broken."""
+        deadline = time.monotonic() + within_seconds
+        while True:
+            found = condition()
+            if found if isinstance(found, bool) else await found:
+                return
+            if time.monotonic() > deadline:
+                raise Broken(f"waited {within_seconds:.0f} s for {what}{self._said()}")
+            await asyncio.sleep(0.02)
+
+    def _said(self) -> str:
+        """What the runner complains of."""
+        if self.instance is None:
+            return ""
+        said = [f"{name}: {one.status.reason}" for name, one in self.instance.activities.items() if one.status.reason]
+        if self.instance.start.reason:
+            said.insert(0, self.instance.start.reason)
+        return f" ({'; '.join(said)})" if said else ""
+
+
+def environment(kind: type[Source], given: Mapping[str, str]) -> dict[str, str]:
+    """A playground's secrets under the names that the instance ``conform`` looks for: its own variables stay, and one
+    that ends with a field's name fills that field."""
+    found = dict(given)
+    for field_name in kind.Options.model_fields:
+        for variable, value in given.items():
+            if variable == field_name.upper() or variable.endswith(f"_{field_name.upper()}"):
+                found.setdefault(f"PENSTOCK_{NAME.upper()}_{field_name.upper()}", value)
+    return found
+
+
+@asynccontextmanager
+async def trial(
+    kind: type[Source], postgres: PostgresSettings, pool: Pool, witness: Witness, folder: Path, *, with_stores: bool
+) -> AsyncIterator[Trial]:
+    """Leaving it takes everything out of the indexes again; what the ledger remembers of a throwaway tenant is that it
+    is gone."""
+    playing = getattr(kind, "playground", None)
+    if playing is None:
+        raise PenstockError(
+            f"{kind.__name__} has no playground: without one no law can be tried (connectors/source.py)"
+        )
+    async with playing() as play:
+        made = Trial(kind, play, postgres, pool, witness, folder, with_stores)
+        try:
+            yield made
+        finally:
+            await made.stop()
+            await _swept_up(made)
+
+
+async def _swept_up(made: Trial) -> None:
+    at = Clock(None).stamp()
+    deletes = [
+        DocumentDeleted(tenant=made.tenant, source=NAME, external_id=one, observed_at=at) for one in await made.alive()
+    ]
+    people = {message.principal for message in made.witness.messages if isinstance(message, IdentityChanged)}
+    leavers = [
+        IdentityChanged(tenant=made.tenant, source=NAME, principal=one, groups=[], observed_at=at) for one in people
+    ]
+    made.witness.silent_after = None
+    await deliver(made.witness.send(DOCUMENTS_LIVE, message) for message in deletes)
+    await deliver(made.witness.send(IDENTITIES, message) for message in leavers)
+    if made.with_stores:
+        await made.folded()
+    tables = ("connector_items", "connector_sources", "connector_groups", "connector_principals", "connector_memory",
+              "connectors")  # fmt: skip
+    with translated("connectors"):
+        async with made.pool.connection() as connection:
+            for table in tables:
+                await connection.execute(f"DELETE FROM {table} WHERE tenant = %s".encode(), [made.tenant])

@@ -1,0 +1,72 @@
+import hmac
+import json
+
+from pydantic import SecretStr
+
+from connectors.base import SmallSource, StrictOptions
+from connectors.fakes.notes import playing
+from connectors.source import CursorExpired, Document, Group, Listed, Page, Reaction, Refused
+from connectors.web import Missing, Web
+
+
+class Options(StrictOptions):
+    url: str
+    token: SecretStr
+    secret: SecretStr
+
+
+class Notes(SmallSource):
+    Options = Options
+    playground = staticmethod(playing)
+
+    def __init__(self, options, context):
+        super().__init__(options, context)
+        bearer = f"Bearer {options.token.get_secret_value()}"
+        self.web = Web(options.url, headers={"Authorization": bearer}, name=context.name)
+
+    async def start(self):
+        return {"since": (await self.web.json("GET", "/changes"))["next"]}
+
+    async def full(self, cursor):
+        async for notes, after in self.pages(cursor["after"] if cursor else ""):
+            yield Page([document(note) for note in notes], {"after": after})
+
+    async def slim(self):
+        async for notes, _ in self.pages(""):
+            yield [Listed(external_id=n["id"], revision=str(n["revision"]), **access(n)) for n in notes]
+
+    async def pages(self, after):
+        while after is not None:
+            page = await self.web.json("GET", "/notes", params={"after": after})
+            after = page["next"]
+            yield page["notes"], after
+
+    async def changes(self, cursor):
+        try:
+            while (found := await self.web.json("GET", "/changes", params=cursor))["ids"]:
+                cursor = {"since": found["next"]}
+                yield Page(await self.fetch(list(set(found["ids"]))), cursor)
+        except Missing as error:
+            raise CursorExpired("the service has forgotten that far back") from error
+
+    async def read(self, external_id):
+        return document(await self.web.json("GET", f"/notes/{external_id}"))
+
+    async def groups(self, tags=None):
+        for group in (await self.web.json("GET", "/groups"))["groups"]:
+            yield Group(group["name"], group["members"])
+
+    async def on_event(self, request):
+        ours = hmac.new(self.options.secret.get_secret_value().encode(), request.body, "sha256").hexdigest()
+        if not hmac.compare_digest(ours, request.headers.get("x-notes-signature", "")):
+            raise Refused("the signature is not ours")
+        return Reaction(ids=[json.loads(request.body)["id"]])
+
+
+def access(note):
+    return {"acl_tags": ["staff"], "required_tags": ["board"] if note["restricted"] else []}
+
+
+def document(note):
+    seen = {"title": note["title"], "content": note["text"], "revision": str(note["revision"])}
+    return Document(external_id=note["id"], **seen, **access(note))

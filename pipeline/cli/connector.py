@@ -1,0 +1,248 @@
+"""``penstock connector``: what is connected, how it is, and what is to be done about it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline.cli.output import Json, print_json, stderr, stdout
+
+if TYPE_CHECKING:
+    from connectors.declared import Declared
+    from connectors.operate import Condensed
+    from connectors.protocol import Problem
+
+connector = typer.Typer(
+    name="connector",
+    help="Connectors: the sources declared in connectors.toml. Their worker is `penstock worker connectors`.",
+    no_args_is_help=True,
+)
+
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="The TOML file. Default: PENSTOCK_CONNECTORS_FILE, else connectors.toml here."),
+]
+Name = Annotated[str, typer.Argument(help="The NAME of [connector.NAME].", show_default=False)]
+MaybeName = Annotated[str | None, typer.Argument(help="One of them. Default: all.", show_default=False)]
+
+
+def declarations(file: Path | None) -> Declared:
+    from connectors.declared import load
+
+    return load(file)
+
+
+@connector.command("list")
+def list_connectors(file: File = None, json_output: Json = False) -> None:
+    """What is declared, and how it is.
+
+    Example: penstock connector list --json
+    """
+    found = asyncio.run(_look(declarations(file), None, closely=False))
+    if json_output:
+        print_json([one.json() for one in found])
+        return
+    from pipeline.cli.connector_show import show_list
+
+    show_list(found)
+
+
+@connector.command()
+def status(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
+    """What each does, when it last succeeded, and what is wrong. Exit code 0 when all is well, else 1.
+
+    Example: penstock connector status wiki
+    """
+    found = asyncio.run(_look(declarations(file), name, closely=True))
+    if json_output:
+        print_json([one.json() for one in found])
+    else:
+        from pipeline.cli.connector_show import show_status
+
+        for one in found:
+            show_status(one)
+    if not all(one.is_well for one in found):
+        raise typer.Exit(1)
+
+
+@connector.command()
+def check(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
+    """What exactly is missing (a scope, a token, an address), before anything runs. Changes nothing. Exit code 1 if
+    anything is.
+
+    Example: penstock connector check wiki
+    """
+    from connectors.check import check_all
+
+    declared = declarations(file)
+    plans = [declared.plan(name)] if name else list(declared.plans.values())
+    found: dict[str, list[Problem]] = asyncio.run(check_all(plans))
+    if json_output:
+        print_json(
+            [
+                {"name": one, "ok": not problems, "problems": [{"code": p.code, "path": p.path, "message": p.message}
+                                                                for p in problems]}
+                for one, problems in found.items()
+            ]
+        )  # fmt: skip
+    for one, problems in found.items() if not json_output else ():
+        if not problems:
+            stdout.print(f"[green]✓[/] {one}")
+        for problem in problems:
+            stdout.print("[red]✗[/]", end=" ")
+            stdout.print(f"{one}: {problem}", soft_wrap=True, markup=False)
+    if any(found.values()):
+        raise typer.Exit(1)
+
+
+@connector.command()
+def run(
+    name: Name,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read everything again; what is unchanged costs nothing.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Compare with everything that the source lists.")] = False,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="ID", help="Read one document again, by its external id.")
+    ] = None,
+    allow_mass_delete: Annotated[
+        bool, typer.Option("--allow-mass-delete", help="Sweep, and delete however much is confirmed to be gone.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, and tell what is published.")] = False,
+    file: File = None,
+    json_output: Json = False,
+) -> None:
+    """Bring one up to date now. A running worker is asked to do it; where there is none, it is done here.
+
+    Without options: the first load if it is not complete, then changes, groups and a sweep. Exit code 1: something
+    could not be done, or a mass deletion waits for your word.
+
+    Examples:
+
+      penstock connector run wiki
+
+      penstock connector run wiki --document 98311
+
+      penstock connector run wiki --allow-mass-delete
+    """
+    from pipeline.cli.connector_run import run_once
+    from pipeline.settings import load as load_settings
+
+    actions: list[tuple[str, str | None]] = []
+    if document is not None:
+        actions.append(("document", document))
+    if full:
+        actions.append(("full", None))
+    if allow_mass_delete:
+        actions.append(("allow_mass_delete", None))
+    elif sweep:
+        actions.append(("sweep", None))
+    plan = declarations(file).plan(name)
+    result = asyncio.run(run_once(load_settings(), plan, actions, follow=follow, quiet=json_output))
+    if json_output:
+        print_json(result)
+    else:
+        from pipeline.cli.connector_show import show_outcome
+
+        show_outcome(result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+@connector.command()
+def pause(name: Name, file: File = None, json_output: Json = False) -> None:
+    """Have it stop at the next page. What is indexed stays searchable; changes of access are not followed either!
+
+    Example: penstock connector pause wiki
+    """
+    _set_paused(name, file, json_output, paused=True)
+
+
+@connector.command()
+def resume(name: Name, file: File = None, json_output: Json = False) -> None:
+    """Have it go on where it was.
+
+    Example: penstock connector resume wiki
+    """
+    _set_paused(name, file, json_output, paused=False)
+
+
+@connector.command()
+def conform(
+    name: Annotated[str, typer.Argument(metavar="NAME|MODULE:CLASS", help="A declared connector, a built-in kind, or a"
+                                        " class of your own.", show_default=False)],
+    law: Annotated[list[str] | None, typer.Option("--law", help="Only these laws, repeatable.")] = None,
+    file: File = None,
+    json_output: Json = False,
+) -> None:  # fmt: skip
+    """Prove the laws of a connector on its own playground, through the running stack, in a tenant thrown away
+    afterwards. Exit code 0 only if every law holds.
+
+    Examples:
+
+      penstock connector conform confluence
+
+      penstock connector conform mycompany.tickets:Tickets --law edit --law delete
+    """
+    from connectors.conform.run import conform_on
+    from pipeline.settings import load as load_settings
+
+    kind = _kind(name, file)
+    verdicts = asyncio.run(
+        conform_on(
+            load_settings(), kind, law, tell=None if json_output else lambda v: stdout.print(v.line(), markup=False)
+        )
+    )
+    if json_output:
+        print_json({"kind": kind, "conforms": all(v.holds for v in verdicts), "laws": [v.json() for v in verdicts]})
+    if not all(v.holds for v in verdicts):
+        raise typer.Exit(1)
+
+
+def _kind(name: str, file: Path | None) -> str:
+    """A declared connector's kind; else the name is a kind itself."""
+    from connectors.declared import file_of
+    from connectors.kinds import BUILT_IN
+
+    if ":" in name or (name in BUILT_IN and not file_of(file).exists()):
+        return name
+    if file_of(file).exists():
+        declared = declarations(file)
+        if name in declared.plans:
+            return declared.plans[name].kind
+        if name in BUILT_IN:
+            return name
+    return declarations(file).plan(name).kind
+
+
+def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool) -> None:
+    declared = declarations(file)
+    plan = declared.plan(name)
+
+    async def change() -> list[Condensed]:
+        from connectors.operate import pause as set_paused
+        from pipeline.settings import load as load_settings
+        from pipeline.stores.postgres import open_pool
+
+        async with open_pool(load_settings().postgres) as pool:
+            await set_paused(pool, plan, paused=paused)
+        return await _look(declared, name, closely=False)
+
+    [found] = asyncio.run(change())
+    if json_output:
+        print_json({"name": name, "paused": paused, "state": found.state})
+    else:
+        stderr.print(f"{name}: {'paused' if paused else 'goes on'}", markup=False)
+
+
+async def _look(declared: Declared, name: str | None, *, closely: bool) -> list[Condensed]:
+    from connectors.operate import look
+    from pipeline.settings import load as load_settings
+    from pipeline.stores.postgres import open_pool
+
+    plans = [declared.plan(name)] if name else list(declared.plans.values())
+    async with open_pool(load_settings().postgres) as pool:
+        return [await look(pool, plan, closely=closely) for plan in plans]

@@ -1,0 +1,96 @@
+"""How connectors are shown to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from connectors.operate import Condensed
+from pipeline.cli.output import printable, stderr, stdout
+
+COLOURS = {
+    "following": "green", "first load": "cyan", "paused": "yellow", "waiting": "yellow", "needs attention": "red",
+    "not running": "red",
+}  # fmt: skip
+
+
+def _console() -> Console:
+    return stdout if stdout.is_terminal else Console(highlight=False, width=200)
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def show_list(found: Sequence[Condensed]) -> None:
+    table = _table("name", "kind", "tenant", "state", "")
+    for one in found:
+        table.add_row(one.name, one.kind, one.tenant, f"[{COLOURS[one.state]}]{one.state}[/]", _safe(one.reason))
+    _console().print(table)
+
+
+def show_status(one: Condensed) -> None:
+    console = _console()
+    console.print(f"[bold]{_safe(one.name)}[/]  {one.kind}  [{COLOURS[one.state]}]{one.state}[/]  {_safe(one.reason)}")
+    row = one.row
+    if row is None:
+        return
+    published = ", ".join(f"{kind} {n}" for kind, n in sorted(row.counts.items())) or "nothing yet"
+    console.print(f"  {one.documents} documents; since ever: {published}", markup=False)
+    if row.address and one.state != "not running":
+        console.print(f"  events: {row.address}/v1/events/{one.name}", markup=False)
+    if row.guard:
+        console.print(
+            f"  [red]a sweep lacks {row.guard['missing']} of {row.guard['published']} documents: nothing is deleted[/]"
+            f" until penstock connector run {_safe(one.name)} --allow-mass-delete"
+        )
+    table = _table("  activity", "state", "last success", "")
+    for name, activity in row.activities.items():
+        table.add_row(
+            f"  {name}", activity.get("state", ""), _ago(activity.get("succeeded_at")), _safe(activity.get("reason"))
+        )
+    console.print(table)
+    for problem in row.problems:
+        console.print(f"  {problem['code']}: {problem['message']}", markup=False, soft_wrap=True)
+    if one.unpublishable_by_code:
+        total = sum(one.unpublishable_by_code.values())
+        console.print(f"  {total} documents cannot be read as they are:", markup=False)
+        for external_id, code, message in one.unpublishable:
+            console.print(f"    {printable(external_id)}: {code}: {printable(message)}", markup=False, soft_wrap=True)
+        if total > len(one.unpublishable):
+            console.print(f"    … and {total - len(one.unpublishable)} more")
+
+
+def show_outcome(result: Mapping[str, Any]) -> None:
+    for action, outcome in result["outcomes"].items():
+        if "error" in outcome:
+            stderr.print(f"[red]{action}[/]", end=": ")
+            stderr.print(outcome["error"], markup=False, soft_wrap=True)
+            continue
+        told = ", ".join(f"{kind} {n}" for kind, n in outcome.items() if isinstance(n, int) and n) or "nothing new"
+        stdout.print(f"{action}: {told}", markup=False)
+    for message in result["problems"]:
+        stderr.print("[red]problem[/]", end=": ")
+        stderr.print(message, markup=False, soft_wrap=True)
+
+
+def _ago(moment: str | None) -> str:
+    if moment is None:
+        return "never"
+    seconds = max(0, int((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()))
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _safe(text: str | None) -> str:
+    """In a cell, where markup would count."""
+    return printable(text or "").replace("[", "\\[")

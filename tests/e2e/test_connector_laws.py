@@ -1,0 +1,63 @@
+"""Every law × every kind of connector, with real workers, through Kafka into the ledger and both stores.
+
+A connector joins by a line in KINDS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from connectors.conform.run import EVERY, tried
+from connectors.conform.trial import Trial
+from connectors.kinds import source_class
+from deploy.local.stack import Stack
+from pipeline.kafka import producer
+from pipeline.stores.postgres import open_pool
+from tests.oracle import assert_equal
+from tests.space import Space
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+pytestmark = pytest.mark.stack
+
+KINDS = ("examples.notes:Notes",)
+
+
+@pytest.fixture(scope="module")
+def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Space]:
+    """One for all laws: each has a tenant of its own."""
+    opened = Space.create(stack, tmp_path_factory.mktemp("laws"))
+    with asyncio.Runner() as runner:
+        space = runner.run(opened.__aenter__())
+        try:
+            space.start("detect", "vectors", "keywords")
+            yield space
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+def final(trial: Trial) -> list[DocumentUpserted]:
+    """What the runner has published, folded: each document's last text under its last access."""
+    documents: dict[str, DocumentUpserted] = {}
+    for message in sorted(trial.take_all(), key=lambda m: m.observed_at):
+        if isinstance(message, DocumentUpserted):
+            documents[message.external_id] = message
+        elif isinstance(message, DocumentDeleted):
+            documents.pop(message.external_id, None)
+        elif isinstance(message, AccessChanged):
+            access = {"acl_tags": message.acl_tags, "required_tags": message.required_tags}
+            documents[message.external_id] = documents[message.external_id].model_copy(update=access)
+    return [document for document in documents.values() if document.acl_tags]
+
+
+@pytest.mark.parametrize("law", EVERY)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_law(space: Space, kind: str, law: str) -> None:
+    async def stores(trial: Trial) -> None:
+        await assert_equal(space, final(trial))
+
+    async with open_pool(space.settings.postgres) as pool, producer(space.settings.kafka) as kafka:
+        verdict = await tried(law, source_class(kind), space.settings, pool, kafka, in_stores=stores)
+    assert verdict.holds, f"{kind} breaks the law {law}: {verdict.why}"
