@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +40,25 @@ def pair(n: int, topic: str = "leave") -> dict[str, Any]:
     }  # fmt: skip
 
 
+@asynccontextmanager
+async def real_door(space: Space) -> AsyncIterator[httpx.AsyncClient]:
+    """`penstock worker connectors`, and a client with the key that its file declares."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    file = space.home / "connectors.toml"
+    digest = hashlib.sha256(b"the-secret").hexdigest()
+    file.write_text(f'[key.assistant]\nsha256 = "{digest}"\ntenant = "acme"\nmay = ["conversations"]\n')
+    space.start("connectors", env={"PENSTOCK_CONNECTORS_FILE": str(file), "PENSTOCK_CONNECTORS_HTTP_PORT": str(port)})
+    headers = {"authorization": "Bearer the-secret"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+        yield client
+    assert space.stop("connectors") == 0
+    log = space.log("connectors")
+    assert "the-secret" not in log
+    assert "parking" not in log
+
+
 async def say(client: httpx.AsyncClient, *pairs: dict[str, Any], member: str = "ada", conversation: str = "c") -> None:
     answer = await client.post(
         "/v1/conversations", json={"member": member, "conversation": conversation, "pairs": list(pairs)}
@@ -64,7 +87,7 @@ async def active(pool: Pool) -> Generation:
 async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(space: Space) -> None:
     model = embedder(space.settings.embedding, dist() / "models")
     space.start("detect", "vectors", env=SMALL_GATE)
-    async with door(space) as client, open_pool(space.settings.postgres) as pool:
+    async with real_door(space) as client, open_pool(space.settings.postgres) as pool:
 
         async def asked(question: str, member: str = "ada") -> History:
             vector = (await active(pool), await model.embed_query(question))
@@ -96,6 +119,7 @@ async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(s
         await until(space, PAIRS, 0)
         for table in ("members", "mentions", "chunks"):
             assert await space.query(f"SELECT count(*) FROM conversation_{table}") == [(0,)]
+        assert not any("parking" in space.log(name) for name in ("detect", "vectors"))
     await model.aclose()
 
 
