@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from elasticsearch import (
@@ -17,6 +18,7 @@ from elasticsearch import (
 from elasticsearch import ConnectionError as UnreachableError
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.retry import retry_after_seconds
 from pipeline.settings import ElasticsearchSettings
 
 METADATA_IGNORE_ABOVE = 8_000
@@ -118,11 +120,10 @@ def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
     """What an answer other than 2xx to a whole request means."""
     status, kind = error.status_code, error_type(error.body)
     if status == 429 or status == 408 or status >= 500:
-        after = error.meta.headers.get("retry-after") or ""
         kind_of_error = Deferred if status == 429 else Retryable
         return kind_of_error(
             f"{doing}: Elasticsearch is overloaded or restarting ({status} {kind})",
-            retry_after=float(after) if after.isdecimal() else None,
+            retry_after=retry_after_seconds(error.meta.headers, now=datetime.now(UTC)),
             service="elasticsearch",
         )
     if status in (401, 403):

@@ -58,6 +58,9 @@ def test_backoff_is_never_shorter_than_asked_nor_longer_than_agreed(
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
         ({"retry-after": "tomorrow"}, None),
+        ({"retry-after": "31536000"}, 3600.0),
+        ({"retry-after-ms": "1e15"}, 3600.0),
+        ({"retry-after": "Tue, 01 Jan 2036 12:00:00 GMT"}, 3600.0),
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
