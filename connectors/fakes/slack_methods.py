@@ -147,12 +147,14 @@ def conversations_history(desk: Desk, arguments: Arguments) -> Object:
     """Newest first; answers only where they were also sent to the channel."""
     channel = desk.channel(arguments, _HISTORY, inside=True)
     rows = [
-        channel.as_read(message)
+        message
         for ts, message in sorted(channel.messages.items(), reverse=True)
         if message.get("thread_ts", ts) == ts or message.get("subtype") == "thread_broadcast"
     ]
     page, cursor = desk.page("conversations.history", list(_between(rows, arguments)), arguments, most=999)
-    answer: Object = {"messages": page, "has_more": bool(cursor), "pin_count": 0}
+    threads = channel.threads()
+    shown = [channel.as_read(message, threads) for message in page]
+    answer: Object = {"messages": shown, "has_more": bool(cursor), "pin_count": 0}
     return answer | ({"response_metadata": {"next_cursor": cursor}} if cursor else {})
 
 
@@ -163,9 +165,11 @@ def conversations_replies(desk: Desk, arguments: Arguments) -> Object:
     if message is None:
         raise Failed("thread_not_found")
     parent = channel.messages[str(message.get("thread_ts", message["ts"]))]
-    rows = [channel.as_read(reply) for reply in channel.replies(parent["ts"])]
-    page, cursor = desk.page("conversations.replies", list(_between(rows, arguments)), arguments, most=1000)
-    answer: Object = {"messages": [channel.as_read(parent), *page], "has_more": bool(cursor)}
+    threads = channel.threads()
+    rows = list(_between(threads.get(parent["ts"], []), arguments))
+    page, cursor = desk.page("conversations.replies", rows, arguments, most=1000)
+    shown = [channel.as_read(message, threads) for message in (parent, *page)]
+    answer: Object = {"messages": shown, "has_more": bool(cursor)}
     return answer | ({"response_metadata": {"next_cursor": cursor}} if cursor else {})
 
 

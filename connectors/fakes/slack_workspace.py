@@ -8,7 +8,8 @@ from __future__ import annotations
 import copy
 import itertools
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,10 +61,19 @@ class Channel:
     def replies(self, thread_ts: str) -> list[Object]:
         return [m for ts, m in sorted(self.messages.items()) if m.get("thread_ts") == thread_ts and ts != thread_ts]
 
-    def as_read(self, message: Object) -> Object:
-        """A message with the fields of its thread, as ``conversations.history`` and ``.replies`` return it."""
+    def threads(self) -> dict[str, list[Object]]:
+        """Answers by the ts of their parent, oldest first."""
+        found: dict[str, list[Object]] = defaultdict(list)
+        for ts, message in sorted(self.messages.items()):
+            if message.get("thread_ts", ts) != ts:
+                found[message["thread_ts"]].append(message)
+        return found
+
+    def as_read(self, message: Object, threads: Mapping[str, list[Object]] | None = None) -> Object:
+        """A message with the fields of its thread, as ``conversations.history`` and ``.replies`` return it. threads:
+        as ``threads()`` says, when it was asked already."""
         shown = copy.deepcopy(message)
-        replies = self.replies(message["ts"])
+        replies = self.replies(message["ts"]) if threads is None else threads.get(message["ts"], [])
         if replies:
             users = list(dict.fromkeys(reply.get("user", reply.get("bot_id")) for reply in replies))
             shown |= {

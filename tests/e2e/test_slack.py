@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from connectors.fakes.slack import FakeSlack
+from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.serving import served
@@ -38,6 +40,7 @@ class Company:
     fake: FakeSlack
     instance: Instance
     search: Search
+    http: httpx.AsyncClient
     ann: str
     ben: str
     ops: str
@@ -62,9 +65,10 @@ class Company:
                 await asyncio.sleep(0.1)
 
     async def deliver(self) -> None:
-        """The events that Slack has for us, over HTTP."""
+        """The events that Slack has for us, over HTTP, as it sends them."""
         for request in self.fake.sent():
-            await self.instance.on_event(request)
+            answer = await self.http.post("/v1/events/chat", content=request.body, headers=dict(request.headers))
+            assert answer.status_code == 200, answer.text
 
     async def ask(self, action: str) -> dict[str, Any]:
         [(number,)] = await self.space.query(
@@ -108,7 +112,9 @@ async def company_in(space: Space, folder: Path) -> AsyncIterator[Company]:
         fake.lose()
         task = asyncio.create_task(instance.run())
         try:
-            yield Company(space, fake, instance, search, ann, ben, ops)
+            ours = await stack.enter_async_context(served(app(Parts({"chat": instance}, {}, kafka, services.metrics))))
+            http = await stack.enter_async_context(httpx.AsyncClient(base_url=ours))
+            yield Company(space, fake, instance, search, http, ann, ben, ops)
         finally:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -135,6 +141,11 @@ async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_the
         await c.until(reader, "harbour", everything)
     assert await c.found("slack:U9", "harbour") == set()
 
+    challenge = c.fake.challenge()
+    answer = await c.http.post("/v1/events/chat", content=challenge.body, headers=dict(challenge.headers))
+    assert (answer.status_code, answer.text) == (200, "3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd")
+    forged = await c.http.post("/v1/events/chat", content=challenge.body + b" ", headers=dict(challenge.headers))
+    assert forged.status_code == 401
     for action in ("changes", "sweep"):
         outcome = await c.ask(action)
         assert {key for key in ("upserted", "access", "deleted") if outcome.get(key)} == set(), outcome
