@@ -216,9 +216,10 @@ class V2:
     def comment(self, item: Item, body: bool) -> Json:
         container = self.state.items[item.container or ""]
         shown = self._common(item, body) | {"_links": {"webui": f"/spaces/{item.space}/pages/{container.id}"}}
-        shown["pageId" if container.kind == "page" else "blogPostId"] = container.id
         if item.parent:
             shown["parentCommentId"] = item.parent
+        else:
+            shown["pageId" if container.kind == "page" else "blogPostId"] = container.id
         if item.selection is not None:
             shown["resolutionStatus"] = "open"
             shown["properties"] = {
