@@ -229,7 +229,9 @@ class Source(Protocol):
 
 class Playground(Protocol):
     """A source for the contract suite (``penstock connector conform``) to play with: a fake of the service, or a real
-    one in a corner of its own. ``name`` is the suite's name of a document; texts are a few paragraphs."""
+    one in a corner of its own. ``name`` is the suite's name of a document; texts are a few paragraphs.
+
+    One whose documents live in our own Postgres has ``placed(tenant, source, postgres)`` besides, called first."""
 
     options: Mapping[str, Any]
     """The instance's settings, as in the file. One page holds three documents at most, where that can be set."""

@@ -253,6 +253,8 @@ async def trial(
         )
     async with playing() as play:
         made = Trial(kind, play, postgres, pool, witness, folder, with_stores)
+        if (placed := getattr(play, "placed", None)) is not None:
+            placed(made.tenant, NAME, pool)
         try:
             yield made
         finally:
