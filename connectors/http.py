@@ -47,7 +47,14 @@ def _conversations(parts: Parts) -> APIRouter:
     return router(parts.producer, parts.tenant_for("conversations"))
 
 
-WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations}
+def _uploads(parts: Parts) -> APIRouter:
+    from connectors.uploads.http import router
+    from connectors.uploads.source import desks
+
+    return router(lambda tenant: desks(parts.instances, tenant), parts.tenant_for("uploads"))
+
+
+WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations, "uploads": _uploads}
 """Ways in, mounted where a key may use them. Whoever adds one adds a line."""
 
 

@@ -1,0 +1,80 @@
+"""Where files are handed in: what is said of them goes into the table, they themselves into the store, and word of it
+to whoever runs the instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from uuid import UUID, uuid4
+
+from connectors.uploads.status import Status, status_of
+from connectors.uploads.store import Incoming, Store
+from connectors.uploads.table import Table, Uploaded, Words
+
+
+class Desk:
+    """Of one instance. Methods raise Retryable while Postgres is away."""
+
+    def __init__(self, table: Table, store: Store, *, max_bytes: int) -> None:
+        self.table, self.store, self.max_bytes = table, store, max_bytes
+        self.arrived: asyncio.Queue[str] = asyncio.Queue()
+        """External ids of what has changed, for the runner; lost ones are found by ``changes``."""
+        self._originals = asyncio.Lock()
+        """Between "nobody needs it" and its removal nobody may come to need it."""
+
+    async def prepare(self) -> None:
+        """Raises OSError."""
+        await asyncio.to_thread(self.store.prepare)
+        async with self._originals:
+            await self.table.forget()
+            needed = await self.table.hashes()
+            for name in await asyncio.to_thread(self.store.names) - needed:
+                self.store.remove(name)
+
+    def writing(self) -> Incoming:
+        return self.store.writing(self.max_bytes)
+
+    async def hand_in(self, file: Incoming, words: Words, *, external_id: str | None = None) -> Uploaded:
+        """A new upload; with an external id that is known, a new version of it."""
+        id_ = uuid4()
+        external_id = external_id or str(id_)
+        async with self._originals:
+            before = await self.table.named([external_id])
+            original = await asyncio.to_thread(file.keep)
+            found = await self.table.put(id_, external_id, original, words)
+            if before and before[0].sha256 != original.sha256:
+                await self._discard(before[0].sha256)
+        if not before or before[0].version != found.version:
+            self.arrived.put_nowait(external_id)
+        return found
+
+    async def delete(self, id_: UUID) -> Uploaded | None:
+        """Its original goes too. None: there is none (any more)."""
+        async with self._originals:
+            found = await self.table.delete(id_)
+            if found is not None:
+                await self._discard(found.sha256)
+        if found is not None:
+            self.arrived.put_nowait(found.external_id)
+        return found
+
+    async def change(self, one: Uploaded, words: Words) -> Uploaded:
+        """Other words of the same file. Raises FileNotFoundError when its original is lost."""
+        path = self.store.path(one.sha256)
+        with self.writing() as file:
+            await asyncio.to_thread(_copied, path, file)
+            return await self.hand_in(file, words, external_id=one.external_id)
+
+    async def status(self, uploads: Sequence[Uploaded]) -> list[Status]:
+        return await status_of(self.table, uploads)
+
+    async def _discard(self, sha256: str) -> None:
+        if not await self.table.uses(sha256):
+            await asyncio.to_thread(self.store.remove, sha256)
+
+
+def _copied(path: Path, file: Incoming) -> None:
+    with path.open("rb") as source:
+        while part := source.read(1024 * 1024):
+            file.write(part)

@@ -1,0 +1,103 @@
+"""Uploads for the contract suite to play with: a client of the real HTTP API, served beside the instance."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from connectors.serving import served
+from connectors.source import Request
+from connectors.uploads.desk import Desk
+from connectors.uploads.http import PATH, router
+from connectors.uploads.store import Store
+from connectors.uploads.table import Table
+from pipeline.core.errors import PenstockError
+from pipeline.stores.postgres import Pool
+
+MAX_BYTES = 1_000_000
+
+
+class UploadsPlayground:
+    inside = "ines@example.com"
+    outside = "otto@example.com"
+    environment: Mapping[str, str] = {}
+
+    def __init__(self, folder: Path) -> None:
+        self._store, self._members = folder / "originals", folder / "members.toml"
+        self._members.write_text(f'[members]\nstaff = ["{self.inside}"]\n')
+        self.options: Mapping[str, Any] = {
+            "store": str(self._store), "members_file": str(self._members), "page_size": 3
+        }  # fmt: skip
+        self._ids: dict[str, str] = {}
+        """Name → id of the upload."""
+        self._texts: dict[str, str] = {}
+        self._desk: Desk | None = None
+        self.http = FastAPI()
+        self.http.include_router(router(lambda _tenant: {"uploads": self._desk}, lambda: "of the playground"))
+        self.client = httpx.AsyncClient()
+
+    def placed(self, tenant: str, source: str, postgres: Pool) -> None:
+        """Which instance is played with."""
+        store = Store(self._store)
+        store.prepare()
+        self._desk = Desk(Table(postgres, tenant, source), store, max_bytes=MAX_BYTES)
+
+    async def write(self, name: str, text: str) -> str:
+        self._texts[name] = text
+        file = {"file": (f"{name}.txt", text.encode())}
+        answer = await self._asked("POST", PATH, files=file, data={"external_id": f"pile/{name}", "acl_tags": "staff"})
+        self._ids[name] = answer["id"]
+        return str(answer["external_id"])
+
+    async def move(self, name: str) -> None:
+        await self._asked("PUT", f"{PATH}/{self._ids[name]}", data={"file_name": f"{name}, renamed.txt"})
+
+    async def remove(self, name: str) -> None:
+        await self._asked("DELETE", f"{PATH}/{self._ids[name]}")
+
+    async def restore(self, name: str) -> None:
+        await self.write(name, self._texts[name])
+
+    async def restrict(self, name: str) -> None:
+        await self._asked("PUT", f"{PATH}/{self._ids[name]}", data={"acl_tags": "board"})
+
+    async def leave(self) -> None:
+        self._members.write_text("[members]\nstaff = []\n")
+
+    def sent(self) -> Sequence[Request]:
+        """The API tells the instance in its own process; here it is another one, and polling has to do."""
+        return ()
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """None of it can be: there is no service behind it that could throttle, cut short or forget."""
+
+    async def forgotten(self) -> None:
+        if self._desk is not None:
+            async with self._desk.table.pool.connection() as connection:
+                await connection.execute("DELETE FROM uploads WHERE tenant = %s AND source = %s", self._desk.table.me)
+
+    async def _asked(self, method: str, path: str, **body: Any) -> dict[str, Any]:
+        answer = await self.client.request(method, path, **body)
+        if answer.status_code != httpx.codes.ACCEPTED:
+            raise PenstockError(f"{method} {path} answers {answer.status_code}: {answer.json().get('detail')}")
+        return dict(answer.json())
+
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[UploadsPlayground]:
+    with tempfile.TemporaryDirectory(prefix="penstock-uploads-") as folder:
+        made = UploadsPlayground(Path(folder))
+        async with served(made.http) as url, made.client:
+            made.client.base_url = httpx.URL(url)
+            try:
+                yield made
+            finally:
+                await made.forgotten()

@@ -1,0 +1,198 @@
+"""The table ``uploads``, of one instance."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg.rows import class_row
+from psycopg.types.json import Jsonb
+
+from connectors.uploads.store import Original
+from pipeline.stores.postgres import Pool, translated
+
+FORGOTTEN_AFTER = "30 days"
+"""A deleted upload's status can be asked for so long."""
+
+_COLUMNS: LiteralString = (
+    "id, external_id, version, file_name, media_type, title, sha256, size, acl_tags, required_tags, metadata,"
+    " received_at, modified_at, changed, extracting_at, extracted_at, problem_code, problem, deleted_at"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    id: UUID
+    external_id: str
+    version: int
+    file_name: str
+    media_type: str | None
+    title: str | None
+    sha256: str
+    size: int
+    acl_tags: list[str]
+    required_tags: list[str]
+    metadata: dict[str, Any]
+    received_at: datetime
+    modified_at: datetime
+    changed: int
+    extracting_at: datetime | None
+    extracted_at: datetime | None
+    problem_code: str | None
+    problem: str | None
+    deleted_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """What its owner says of a file."""
+
+    file_name: str
+    media_type: str | None
+    title: str | None
+    acl_tags: Sequence[str]
+    required_tags: Sequence[str]
+    metadata: Mapping[str, Any]
+
+
+class Table:
+    """Law: ``changed`` grows in the order in which changes can be seen: a reader misses none. Every method raises
+    Retryable while Postgres is away."""
+
+    def __init__(self, pool: Pool, tenant: str, source: str) -> None:
+        self.pool = pool
+        self.me = (tenant, source)
+
+    async def put(self, id_: UUID, external_id: str, original: Original, words: Words) -> Uploaded:
+        """A new upload, or a new version of the one with this external id (which keeps its own id). What is said again
+        word for word, of the same content, changes nothing."""
+        found = await self._changing(
+            f"""
+            INSERT INTO uploads AS mine (id, tenant, source, external_id, version, file_name, media_type, title, sha256,
+                size, acl_tags, required_tags, metadata, changed)
+            VALUES (%s, %s, %s, %s, (extract(epoch FROM clock_timestamp()) * 1e6)::bigint, %s, %s, %s, %s, %s, %s, %s,
+                %s, nextval('uploads_changed'))
+            ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                version = greatest(mine.version + 1, EXCLUDED.version), file_name = EXCLUDED.file_name,
+                media_type = EXCLUDED.media_type, title = EXCLUDED.title, sha256 = EXCLUDED.sha256,
+                size = EXCLUDED.size, acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
+                metadata = EXCLUDED.metadata, changed = EXCLUDED.changed, received_at = now(),
+                modified_at = CASE WHEN mine.sha256 = EXCLUDED.sha256 THEN mine.modified_at ELSE now() END,
+                extracting_at = NULL, extracted_at = NULL, problem_code = NULL, problem = NULL, deleted_at = NULL
+            WHERE mine.deleted_at IS NOT NULL OR (mine.file_name, mine.media_type, mine.title, mine.sha256,
+                mine.acl_tags, mine.required_tags, mine.metadata) IS DISTINCT FROM (EXCLUDED.file_name,
+                EXCLUDED.media_type, EXCLUDED.title, EXCLUDED.sha256, EXCLUDED.acl_tags, EXCLUDED.required_tags,
+                EXCLUDED.metadata)
+            RETURNING {_COLUMNS}
+            """,
+            id_, *self.me, external_id, words.file_name, words.media_type, words.title, original.sha256, original.size,
+            sorted(set(words.acl_tags)), sorted(set(words.required_tags)), Jsonb(dict(words.metadata)),
+        )  # fmt: skip
+        return found or (await self.named([external_id]))[0]
+
+    async def delete(self, id_: UUID) -> Uploaded | None:
+        """None: there is no such upload of ours, or it is deleted already."""
+        return await self._changing(
+            "UPDATE uploads SET deleted_at = now(), changed = nextval('uploads_changed')"
+            f" WHERE id = %s AND tenant = %s AND source = %s AND deleted_at IS NULL RETURNING {_COLUMNS}",
+            id_, *self.me,
+        )  # fmt: skip
+
+    async def get(self, id_: UUID) -> Uploaded | None:
+        found = await self._all("id = %s", id_)
+        return found[0] if found else None
+
+    async def named(self, external_ids: Collection[str]) -> list[Uploaded]:
+        return await self._all("external_id = ANY(%s)", list(external_ids))
+
+    async def page(self, after: str, size: int) -> list[Uploaded]:
+        """By external id; deleted ones are not there."""
+        return await self._all("deleted_at IS NULL AND external_id > %s ORDER BY external_id LIMIT %s", after, size)
+
+    async def newest(self, before: int | None, size: int) -> list[Uploaded]:
+        """What changed last first; before: ``changed`` of the last one seen."""
+        return await self._all(
+            "deleted_at IS NULL AND changed < %s ORDER BY changed DESC LIMIT %s", before or 2**63 - 1, size
+        )
+
+    async def since(self, changed: int, size: int) -> list[Uploaded]:
+        """What changed after, deletes among it, in that order."""
+        return await self._all("changed > %s ORDER BY changed LIMIT %s", changed, size)
+
+    async def last_change(self) -> int:
+        with translated("uploads"):
+            async with self.pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT coalesce(max(changed), 0) FROM uploads WHERE tenant = %s AND source = %s", self.me
+                )
+                row = await cursor.fetchone()
+                return int(row[0]) if row else 0
+
+    async def begun(self, external_ids: Collection[str]) -> None:
+        await self._do(
+            "UPDATE uploads SET extracting_at = now() WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
+            " AND extracted_at IS NULL",
+            *self.me, list(external_ids),
+        )  # fmt: skip
+
+    async def ended(self, one: Uploaded, code: str | None, problem: str | None) -> None:
+        """That version was read; what came meanwhile is not touched."""
+        await self._do(
+            "UPDATE uploads SET extracted_at = now(), problem_code = %s, problem = %s WHERE id = %s AND version = %s",
+            code, problem, one.id, one.version,
+        )  # fmt: skip
+
+    async def uses(self, sha256: str) -> bool:
+        """Whether an upload that is not deleted has this content."""
+        return bool(await self._all("sha256 = %s AND deleted_at IS NULL LIMIT 1", sha256))
+
+    async def hashes(self) -> set[str]:
+        """Of all originals that are needed."""
+        with translated("uploads"):
+            async with self.pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT DISTINCT sha256 FROM uploads WHERE tenant = %s AND source = %s AND deleted_at IS NULL",
+                    self.me,
+                )
+                return {sha256 for (sha256,) in await cursor.fetchall()}
+
+    async def forget(self) -> None:
+        """What was deleted long ago."""
+        await self._do(
+            "DELETE FROM uploads WHERE tenant = %s AND source = %s"
+            f" AND deleted_at < now() - interval '{FORGOTTEN_AFTER}'",
+            *self.me,
+        )
+
+    async def _all(self, where: LiteralString, *parameters: object) -> list[Uploaded]:
+        with translated("uploads"):
+            async with (
+                self.pool.connection() as connection,
+                connection.cursor(row_factory=class_row(Uploaded)) as cursor,
+            ):
+                await cursor.execute(
+                    f"SELECT {_COLUMNS} FROM uploads WHERE tenant = %s AND source = %s AND {where}",
+                    [*self.me, *parameters],
+                )
+                return await cursor.fetchall()
+
+    async def _changing(self, statement: LiteralString, *parameters: object) -> Uploaded | None:
+        """One at a time for an instance: who draws a number later commits later."""
+        with translated("uploads"):
+            async with (
+                self.pool.connection() as connection,
+                connection.cursor(row_factory=class_row(Uploaded)) as cursor,
+            ):
+                await cursor.execute(
+                    "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))", self.me
+                )
+                await cursor.execute(statement, parameters)
+                return await cursor.fetchone()
+
+    async def _do(self, statement: LiteralString, *parameters: object) -> None:
+        with translated("uploads"):
+            async with self.pool.connection() as connection:
+                await connection.execute(statement, parameters)
