@@ -45,8 +45,8 @@ class GoogleDriveOptions(BaseModel):
     """The tag that what is open to anyone gets, with or without a link: ``domain:example.com`` or
     ``group:all@example.com``. None: being open to anyone lets nobody find it."""
 
-    page_size: int = Field(default=100, ge=1, le=1000)
-    """Files, or changes, read at a time."""
+    page_size: int = Field(default=50, ge=1, le=1000)
+    """Files, or changes, read at a time; their texts (at most 4 MiB each) are in memory together."""
     sweep_page_size: int = Field(default=1000, ge=1, le=1000)
     max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
     """Largest file that is downloaded."""

@@ -18,8 +18,9 @@ from connectors.source import Entry, Gone, Listed, Unreadable
 from connectors.web import Missing
 from pipeline.core.errors import Deferred, Retryable
 
-AT_ONCE = 8
-"""Files read at the same time."""
+AT_ONCE = 4
+"""Files read at the same time by the full read, and by everything else: half each of what the client lets through, so
+that an edit does not wait behind a crawl."""
 HOPELESS = 3
 """As often Google may fail at one file before it is taken for the file's fault (each time after the client's own
 patience)."""
@@ -36,7 +37,7 @@ class Reading:
         self._sharing = sharing
         self._now = now
         self._unknown = unknown
-        self._places = asyncio.Semaphore(AT_ONCE)
+        self._places = {bulk: asyncio.Semaphore(AT_ONCE) for bulk in (True, False)}
         self._read = 0
         self._failing: dict[str, tuple[int, int]] = {}
         """External id → how often in a row it could not be read, and ``_read`` when that began."""
@@ -53,12 +54,14 @@ class Reading:
             if access is not None
         ]
 
-    async def entries(self, files: Sequence[Json]) -> list[Entry]:
-        """One file that fails time and again while others are read is set aside, and harms no other."""
+    async def entries(self, files: Sequence[Json], *, bulk: bool = False) -> list[Entry]:
+        """bulk: nobody waits for these. One file that fails time and again while others are read is set aside, and
+        harms no other."""
         found = await self._accesses(files)
         entries: list[Entry] = []
         failure: Retryable | None = None
-        for (file, access), entry in zip(found, await together(self._tried(*one) for one in found), strict=True):
+        tried = await together(self._tried(*one, bulk) for one in found)
+        for (file, access), entry in zip(found, tried, strict=True):
             if not isinstance(entry, Retryable):
                 entries.append(entry)
             elif access is not None and self._is_hopeless(str(file["id"])):
@@ -74,10 +77,10 @@ class Reading:
             raise failure
         return entries
 
-    async def _tried(self, file: Json, access: Access | None) -> Entry | Retryable:
+    async def _tried(self, file: Json, access: Access | None, bulk: bool) -> Entry | Retryable:
         id_ = str(file["id"])
         try:
-            entry = await self._entry(file, access)
+            entry = await self._entry(file, access, bulk)
         except Deferred:
             raise  # that says nothing about the file
         except Retryable as error:
@@ -115,7 +118,7 @@ class Reading:
 
     async def _file(self, id_: str) -> Json | None:
         """None: there is none, or not for us; Google does not tell the one from the other."""
-        async with self._places:
+        async with self._places[False]:
             try:
                 return await self._api.file(id_)
             except Missing:
@@ -135,10 +138,10 @@ class Reading:
         await self._kept.met({str(file["id"]): (one.tags, one.until) for file, one in found if one is not None})
         return found
 
-    async def _entry(self, file: Json, access: Access | None) -> Entry:
+    async def _entry(self, file: Json, access: Access | None, bulk: bool) -> Entry:
         if access is None:
             return Gone(str(file["id"]))
-        async with self._places:
+        async with self._places[bulk]:
             try:
                 return await self._contents.read(file, access)
             except Missing:

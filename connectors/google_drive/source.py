@@ -123,7 +123,7 @@ class GoogleDrive:
             async with aclosing(self._files(corpus, self._options.page_size, token)) as pages:
                 async for page, after in pages:
                     place = corpus.key if after else following
-                    yield Page(await self._reading.entries(page), {"corpus": place, "page": after})
+                    yield Page(await self._reading.entries(page, bulk=True), {"corpus": place, "page": after})
             token = None
 
     async def slim(self) -> AsyncGenerator[Sequence[Listed], None]:
