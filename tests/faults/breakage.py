@@ -16,21 +16,21 @@ Fault = Callable[[World, Random], Awaitable[None]]
 
 
 async def kill(world: World, rng: Random) -> None:
-    name = rng.choice(WORKERS)
-    if name in world.space.processes and name not in world.stopped:
-        await world.end(name, signal.SIGKILL)
-        tally.FAULTS[f"kill of {name}"] += 1
-        await asyncio.sleep(rng.random() / 2)
-        await world.start(name)
+    with world.taking(rng.choice(WORKERS)) as names:
+        for name in names:
+            await world.end(name, signal.SIGKILL)
+            tally.FAULTS[f"kill of {name}"] += 1
+            await asyncio.sleep(rng.random() / 2)
+            await world.start(name)
 
 
 async def kill_all(world: World, rng: Random) -> None:
     """As when the machine loses power."""
-    names = [name for name in WORKERS if name in world.space.processes and name not in world.stopped]
-    for name in names:
-        tally.FAULTS[f"kill of {name}"] += 1
-    await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
-    await asyncio.gather(*(world.start(name) for name in names))
+    with world.taking(*WORKERS) as names:
+        for name in names:
+            tally.FAULTS[f"kill of {name}"] += 1
+        await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
+        await asyncio.gather(*(world.start(name) for name in names))
 
 
 async def kill_at_an_await(world: World, rng: Random) -> None:
@@ -52,27 +52,22 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
 
 async def stop_and_continue(world: World, rng: Random) -> None:
     """SIGSTOP for longer than the session: its partitions go to another one, and then it comes back."""
-    name = rng.choice(WORKERS)
-    process = world.space.processes.get(name)
-    if process is None or name in world.stopped:
-        return
-    if rng.random() < 0.5 and f"{name}#2" not in world.space.processes:
-        await world.start(f"{name}#2")
-    world.stopped.add(name)
-    process.send_signal(signal.SIGSTOP)
-    await asyncio.sleep(SESSION_SECONDS + 1.5)
-    if name in world.stopped:
-        process.send_signal(signal.SIGCONT)
-        world.stopped.discard(name)
-    tally.FAULTS["stop for longer than the session"] += 1
+    with world.taking(rng.choice(WORKERS)) as names:
+        for name in names:
+            if rng.random() < 0.5 and f"{name}#2" not in world.space.processes:
+                await world.start(f"{name}#2")
+            world.space.processes[name].send_signal(signal.SIGSTOP)
+            await asyncio.sleep(SESSION_SECONDS + 1.5)
+            world.space.processes[name].send_signal(signal.SIGCONT)
+            tally.FAULTS["stop for longer than the session"] += 1
 
 
 async def drain(world: World, rng: Random) -> None:
-    name = rng.choice(WORKERS)
-    if name in world.space.processes and name not in world.stopped:
-        await world.end(name, signal.SIGTERM)
-        tally.FAULTS["stop by SIGTERM in mid-work"] += 1
-        await world.start(name)
+    with world.taking(rng.choice(WORKERS)) as names:
+        for name in names:
+            await world.end(name, signal.SIGTERM)
+            tally.FAULTS["stop by SIGTERM in mid-work"] += 1
+            await world.start(name)
 
 
 async def join_and_leave(world: World, rng: Random) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import json
 import signal
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -57,8 +57,8 @@ class World:
     kafka: Producer
     environment: dict[str, str]
     restarting: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    stopped: set[str] = field(default_factory=set)
-    """Workers under SIGSTOP."""
+    taken: set[str] = field(default_factory=set)
+    """Workers that a fault is at."""
 
     @classmethod
     @asynccontextmanager
@@ -101,6 +101,16 @@ class World:
 
     # Workers
 
+    @contextmanager
+    def taking(self, *names: str) -> Iterator[list[str]]:
+        """Those of these workers that run and that no other fault is at; until the end they are the caller's."""
+        mine = [name for name in names if name in self.space.processes and name not in self.taken]
+        self.taken.update(mine)
+        try:
+            yield mine
+        finally:
+            self.taken.difference_update(mine)
+
     async def start(self, name: str, *, dies_at_await: int | None = None) -> None:
         """Start a worker, again and again while the world is too broken for it to come up."""
         for _ in range(8):
@@ -126,17 +136,11 @@ class World:
         process = self.space.processes.pop(name, None)
         if process is not None:
             process.send_signal(number)
-            if name in self.stopped:
-                process.send_signal(signal.SIGCONT)
-                self.stopped.discard(name)
             await asyncio.to_thread(process.wait, 45)
 
     async def revive(self) -> None:
         """Every worker runs again, once; helpers are told to go."""
         for name, process in tuple(self.space.processes.items()):
-            if name in self.stopped:
-                process.send_signal(signal.SIGCONT)
-                self.stopped.discard(name)
             if process.poll() is not None:
                 del self.space.processes[name]
                 tally.DONE["workers that gave up and were started anew"] += 1
@@ -217,12 +221,16 @@ class World:
         deadline = asyncio.get_running_loop().time() + within_seconds
         left = ["nothing could be asked"]
         while left:
-            assert asyncio.get_running_loop().time() < deadline, f"did not settle: {left[:5]}"
+            assert asyncio.get_running_loop().time() < deadline, f"did not settle: {left[:5]}\n{self.signs()}"
             await asyncio.sleep(0.3)
             try:
                 left = await self.pending() or await self.committed()
             except (KafkaError, OSError) as error:
                 left = [type(error).__name__]
+
+    def signs(self) -> str:
+        """What the workers say of themselves, for a failed test."""
+        return "\n".join(f"{name}: {self.space.log(name)[-1500:]}" for name in self.space.processes)
 
     def rescued(self) -> int:
         """Hints that the sweeper has sent again, ever."""
