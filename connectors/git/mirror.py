@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +15,12 @@ from pathlib import Path
 from connectors.git.options import GitOptions, basic, environment
 from connectors.git.process import ANSWER_BYTES, Command, GitFailed
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.retry import backoff
 
 REF = "refs/penstock/head"
 ASK_SECONDS = 60.0
+PATIENCE_SECONDS = 20.0
+"""Of one request to the remote, failed attempts and waits together; the runner waits on."""
 _WATCH_SECONDS = 0.5
 _DAMAGED = re.compile(
     r"not a git repository|corrupt|bad object|missing blob|unable to read (?:tree|sha1|[0-9a-f]{40})|inflate:|is empty",
@@ -160,6 +165,23 @@ class Mirror:
         return Retryable(str(error))
 
     async def _remote(self, *arguments: str, seconds: float) -> bytes:
+        """Tried again for up to PATIENCE_SECONDS while the remote cannot answer; git does not tell how long it asks to
+        wait."""
+        attempt, spent = 0, 0.0
+        while True:
+            began = time.monotonic()
+            try:
+                return await self._once(*arguments, seconds=seconds)
+            except Retryable as error:
+                wait = backoff(attempt, base=0.5, cap=10.0, random=random.random())  # noqa: S311 — jitter, no secret
+                spent += time.monotonic() - began + wait
+                if spent > PATIENCE_SECONDS:
+                    error.retry_after = wait
+                    raise
+            await asyncio.sleep(wait)
+            attempt += 1
+
+    async def _once(self, *arguments: str, seconds: float) -> bytes:
         try:
             return await self.git.run(*arguments, seconds=seconds)
         except GitFailed as error:

@@ -67,14 +67,15 @@ class GitPlayground:
 
     def __init__(self, folder: Path, backend: Backend, url: str) -> None:
         self._work = Work(folder / "work", backend.root / "wiki.git")
-        self._backend = backend
+        self.backend = backend
         self._access_file = folder / "access.toml"
         self._secret: list[str] = []
         self._members = [self.inside]
         self._paths: dict[str, str] = {}
         self._removed: dict[str, str] = {}
-        self._ids: dict[str, str] = {}
+        self.ids: dict[str, str] = {}
         self._sent: list[Request] = []
+        self._rewritten = 0
         self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": HOOK}
         self.options: Mapping[str, Any] = {
             "url": f"{url}/wiki.git", "ca_file": str(folder / "certificate.pem"), "page_documents": 3,
@@ -83,11 +84,11 @@ class GitPlayground:
         self._write_access()
 
     async def write(self, name: str, text: str) -> str:
-        path = self._paths.setdefault(name, f"docs/{name}.md")
+        path = self._paths.setdefault(name, f"docs/{name}/page.md")
         self._removed.pop(name, None)
         self._work.write(path, text)
         await self._push()
-        return self._ids.setdefault(name, path)
+        return self.ids.setdefault(name, path)
 
     async def move(self, name: str) -> None:
         old = self._paths[name]
@@ -107,8 +108,8 @@ class GitPlayground:
         await self.write(name, self._removed[name])
 
     async def restrict(self, name: str) -> None:
-        """By a rule in the access file: git knows no readers."""
-        self._secret.append(self._paths[name])
+        """By a rule for its folder in the access file: git knows no readers."""
+        self._secret.append(f"{self._paths[name].rpartition('/')[0]}/")
         self._write_access()
 
     async def leave(self) -> None:
@@ -123,8 +124,8 @@ class GitPlayground:
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
         """truncated: the repository is emptied of its branch, the one way in which git lists less than there is.
-        expired: history is rewritten, so that no commit so far is part of it."""
-        self._backend.throttled, self._backend.failing = throttled, failing
+        expired: history is rewritten, every commit of it, with its files and times as they were."""
+        self.backend.throttled, self.backend.failing = throttled, failing
         hidden = self._work.remote / "hidden-main"
         branch = self._work.remote / "refs" / "heads" / "main"
         if truncated and branch.exists():
@@ -132,8 +133,12 @@ class GitPlayground:
         elif hidden.exists() and not truncated:
             hidden.rename(branch)
         if expired:
-            tree = self._work.git("write-tree")
-            self._work.git("reset", "--quiet", "--soft", self._work.git("commit-tree", "-m", "Rewritten", tree))
+            self._rewritten += 1
+            message = f"sed '1s/^/Rewritten {self._rewritten}: /'"
+            await asyncio.to_thread(
+                self._work.git, "filter-branch", "--force", "--msg-filter", message, "HEAD",
+                FILTER_BRANCH_SQUELCH_WARNING="1",
+            )  # fmt: skip
             await self._push()
 
     async def _push(self) -> None:

@@ -506,7 +506,7 @@ async def remote(repository: Repository, tmp_path: Path) -> AsyncIterator[tuple[
         yield backend, repository
 
 
-async def test_https_with_a_token(remote: tuple[Backend, Repository]) -> None:
+async def test_https_with_a_token(remote: tuple[Backend, Repository], monkeypatch: pytest.MonkeyPatch) -> None:
     backend, repository = remote
     repository.push({"a.md": "one"})
     source = repository.source()
@@ -514,6 +514,7 @@ async def test_https_with_a_token(remote: tuple[Backend, Repository]) -> None:
     repository.push({"b.md": "two"})
     assert texts((await changed(source, cursor))[0]) == {"b.md": "two"}
     assert all("authorization" in headers for _, headers in backend.asked)
+    monkeypatch.setattr("connectors.git.mirror.PATIENCE_SECONDS", 0)
     backend.throttled = 1
     with pytest.raises(Deferred, match="429"):
         await source.start()
