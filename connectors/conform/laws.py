@@ -164,9 +164,9 @@ async def slim_is_full(t: Trial) -> str:
     """A sweep lists exactly what a full read reads, under the same access and revision."""
     await written(t)
     await t.play.restrict("zeta")
-    instance = t.start()
-    await t.until(lambda: instance.source is not None, "the source to start")
-    source = instance.source
+    await t.loaded()  # what the runner does by itself is over
+    assert t.instance is not None
+    source = t.instance.source
     assert source is not None
     read: dict[str, Document | Unreadable] = {}
     async for page in source.full(None):
