@@ -35,45 +35,45 @@ async def check(
     """socket: with the app-level token, where there is one. Raises Deferred and Retryable."""
     problems: list[Problem] = []
     try:
-        await api.call("auth.test")
+        app = f"@{(await api.call('auth.test')).get('user') or 'app'}"
     except Misconfigured as error:
-        return [Problem(name, "token", str(error))]
+        return [Problem("token", "token", _said(error, name))]
     lacking = [scope for scope in needed(options) if api.scopes is not None and scope not in api.scopes]
     problems += [
         Problem(
-            name, "missing_scope",
+            "token", "missing_scope",
             f"the bot token lacks the scope {scope}, {needed(options)[scope]}: add it under OAuth & Permissions and"
             " install the app again",
         ) for scope in lacking
     ]  # fmt: skip
     if not {"channels:read", "groups:read"} & set(lacking):
         try:
-            problems += _channels(list((await directory.channels()).values()), options, name)
+            problems += _channels(list((await directory.channels()).values()), options, app)
         except Misconfigured as error:
-            problems.append(Problem(name, "channels", str(error)))
+            problems.append(Problem("channels", "channels", _said(error, name)))
     if socket is not None:
         try:
             await socket.call("apps.connections.open")
         except Misconfigured as error:
-            message = f"{error}; Socket Mode needs an app-level token (xapp-…) with the scope connections:write"
-            problems.append(Problem(name, "app_token", message))
+            message = "Socket Mode needs an app-level token (xapp-…) with the scope connections:write"
+            problems.append(Problem("app_token", "app_token", f"{_said(error, name)}; {message}"))
     elif has_events_url and options.signing_secret is None:
         problems.append(
             Problem(
-                name, "signing_secret",
-                "no signing_secret: every event is refused. Take it from Basic Information of the app, or set app_token"
+                "signing_secret", "signing_secret",
+                "there is none, so every event is refused: take it from Basic Information of the app, or set app_token"
                 " for Socket Mode",
             )
         )  # fmt: skip
     if options.archive is not None and not options.archive.is_file():
         problems.append(
-            Problem(name, "archive", "the export archive is not there: correct the path, or remove the setting")
+            Problem("archive", "archive", "the export is not there: correct the path, or remove the setting")
         )
     return problems
 
 
-def _channels(visible: Sequence[Channel], options: SlackOptions, name: str) -> list[Problem]:
-    """Channels that the settings name and the app is not in. Without such names: whether it is in any."""
+def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
+    """app: its name, as people mention it. Channels that the settings name and the app is not in. Without such names: whether it is in any."""
     wanted = [one for one in visible if options.admits(one.id, one.name, is_private=one.is_private)]
     problems = []
     for pattern in options.channels:
@@ -82,18 +82,25 @@ def _channels(visible: Sequence[Channel], options: SlackOptions, name: str) -> l
         if not matching:
             problems.append(
                 Problem(
-                    name, "not_invited",
-                    f"no channel {pattern} is visible: if it is private, invite the app there (/invite @app); else"
-                    " correct the name",
+                    "channels", "not_invited",
+                    f"no channel {pattern} is visible: if it is private, write /invite {app} there; else correct the"
+                    " name",
                 )
             )  # fmt: skip
-        problems += [_invite(name, one) for one in matching if not one.is_member and not one.is_archived]
+        problems += [_invite(app, one) for one in matching if not one.is_member and not one.is_archived]
     if not options.channels and not any(one.is_member for one in wanted):
         problems.append(
-            Problem(name, "not_invited", "the app is in no channel yet: write /invite @app in those that shall be read")
+            Problem(
+                "channels", "not_invited", f"the app is in none yet: write /invite {app} in those that shall be read"
+            )
         )
     return problems
 
 
-def _invite(name: str, channel: Channel) -> Problem:
-    return Problem(name, "not_invited", f"the app is not in #{channel.name}: write /invite @app there")
+def _invite(app: str, channel: Channel) -> Problem:
+    return Problem(f"#{channel.name}", "not_invited", f"the app is not in this channel: write /invite {app} there")
+
+
+def _said(error: Misconfigured, name: str) -> str:
+    """Without the connector's name, which whoever shows a problem says."""
+    return str(error).removeprefix(f"{name}: ")

@@ -138,7 +138,7 @@ async def test_check_says_where_the_app_has_to_be_invited(desk: Desk) -> None:
     w.channel("secret", bot=False, is_private=True)
     problems = await desk.slack(channels=("ops", "alerts", "secret")).check()
     assert [problem.code for problem in problems] == ["not_invited", "not_invited"]
-    assert "#alerts" in problems[0].message
+    assert str(problems[0]) == "#alerts: the app is not in this channel: write /invite @penstock there"
     assert "no channel secret is visible" in problems[1].message
 
 
