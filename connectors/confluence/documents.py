@@ -58,9 +58,9 @@ def document(
 
 
 def hidden(content: Content) -> Unreadable:
-    """Who may read it cannot be told: nobody does. No revision, so that every sweep tries again."""
+    """Who may read it cannot be told: nobody does."""
     return Unreadable(
-        external_id=content.id, code="access_unknown", acl_tags=(), revision=None,
+        external_id=content.id, code="access_unknown", acl_tags=(), revision=content.revision,
         message="its restrictions, or those of a page or folder above it, cannot be read: let the connector's account"
         " view them; until then nobody finds it",
     )  # fmt: skip

@@ -89,7 +89,9 @@ class Content:
 
     @property
     def revision(self) -> str:
-        return f"{self.space}:{self.number}@{instant(self.when).timestamp():.3f}{digest(self.remarks)}"
+        """Another one while access is unknown: it is read when that heals, and not with every sweep before."""
+        known = "" if self.required is not None else "?"
+        return f"{known}{self.space}:{self.number}@{instant(self.when).timestamp():.3f}{digest(self.remarks)}"
 
 
 @dataclass(frozen=True, slots=True)

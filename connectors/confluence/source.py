@@ -81,7 +81,7 @@ class Confluence:
     # Reading
 
     async def start(self) -> Cursor:
-        with self._told():
+        with self._told(), self._whole():
             await self._site.spaces()
             now = datetime.now(UTC)
             return Progress(now, {}, frozenset(await self._site.trashed())).cursor
@@ -101,7 +101,7 @@ class Confluence:
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         progress, began = Progress.of(cursor), datetime.now(UTC)
         minutes = progress.minutes(began, self._options.overlap_minutes)
-        with self._told():
+        with self._told(), self._whole():
             found = await self._site.changed(minutes)
             while new := progress.new(found):
                 for ids, changes in by_document(new, min(self._options.page_size, FETCH)):
@@ -119,7 +119,7 @@ class Confluence:
             yield Page(entries, progress.thrown_away(trash).done(began, found).cursor)
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        with self._told():
+        with self._told(), self._whole():
             for space, kind in _units(await self._site.spaces(), self._site.kinds()):
                 position = None
                 while True:
@@ -129,7 +129,7 @@ class Confluence:
                         break
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        with self._told():
+        with self._told(), self._whole():
             return await self._fetched(external_ids)
 
     async def _fetched(self, ids: Sequence[str]) -> list[Entry]:
@@ -158,7 +158,7 @@ class Confluence:
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        with self._told():
+        with self._told(), self._whole():
             async for group in memberships.groups(self._site, self._options, tags, self._context.name):
                 yield group
 
@@ -216,6 +216,14 @@ class Confluence:
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         """Confluence calls us; there is nothing to follow."""
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What has no cursor to start again from is asked again as a whole."""
+        try:
+            yield
+        except CursorExpired as error:
+            raise Retryable(str(error)) from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:

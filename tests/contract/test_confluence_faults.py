@@ -61,6 +61,18 @@ async def test_expired_cursors_start_the_read_again(tmp_path: Path) -> None:
         assert set(await one.full()) == ids
 
 
+async def test_a_sweep_whose_cursor_expires_is_tried_again(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        for n in range(8):
+            one.page(f"Page {n}")
+        listing = one.source.slim()
+        await anext(listing)
+        one.fake.expire_cursors()
+        with pytest.raises(Retryable):
+            await anext(listing)
+        assert len(await one.slim()) == 8
+
+
 async def test_a_listing_that_fails_midway_does_not_end(one: Wiki) -> None:
     for n in range(8):
         one.page(f"Page {n}")
