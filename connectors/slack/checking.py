@@ -73,7 +73,8 @@ async def check(
 
 
 def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
-    """app: its name, as people mention it. Channels that the settings name and the app is not in. Without such names: whether it is in any."""
+    """Channels that the settings name and the app is not in. Without such names: whether it is in any. app: its name,
+    as people mention it."""
     wanted = [one for one in visible if options.admits(one.id, one.name, is_private=one.is_private)]
     problems = []
     for pattern in options.channels:

@@ -105,13 +105,16 @@ class Slack:
         if effect == "names":
             self._directory.forget_names()
         elif effect == "people" and not self._directory.is_as_known(envelope["event"].get("user")):
-            found = Reaction(groups=await self._all_tags())
+            found = Reaction(groups=await self._tags(envelope["event"].get("type")))
         self._seen.add(id)
         return found
 
-    async def _all_tags(self) -> Collection[str]:
-        """A person's standing or address changed: it counts wherever they are a member."""
+    async def _tags(self, event: str) -> Collection[str]:
+        """A person's standing or address changed: it counts wherever they are a member. Who is new is in no channel
+        yet: of those that they join, events tell."""
         team = await self._directory.team()
+        if event == "team_join":
+            return [workspace_tag(team)]
         channels = self._directory.known() or await self._directory.channels()
         return [workspace_tag(team), *(tag(one.id) for one in channels.values() if self._directory.admits(one))]
 
