@@ -173,13 +173,15 @@ def _filled(
             )
         elif secret and variable in environ:
             given[name] = environ[variable]
-        elif (
-            isinstance(value, Mapping)
-            and isinstance(field.annotation, type)
-            and issubclass(field.annotation, BaseModel)
-        ):
-            given[name] = _filled(field.annotation, value, f"{variable}_", environ, f"{where} {name}.")
+        elif isinstance(value, Mapping) and (inner := _table_of(field.annotation)) is not None:
+            given[name] = _filled(inner, value, f"{variable}_", environ, f"{where} {name}:")
     return given
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    """The model of a field that is a table of its own."""
+    candidates = [annotation, *typing.get_args(annotation)]
+    return next((one for one in candidates if isinstance(one, type) and issubclass(one, BaseModel)), None)
 
 
 def _is_secret(annotation: Any) -> bool:

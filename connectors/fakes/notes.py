@@ -1,6 +1,6 @@
 """A small notes service, for the example connector: notebooks that hold notes, groups that may read notebooks.
 
-    GET /notes?after=     {"notes": [...], "next": id | null}, three a page, by id
+    GET /notes?after=     {"notes": [...], "next": id | null}, a page, by id
     GET /notes/{id}       a note, or 404
     GET /changes?since=   {"ids": [...], "next": n}; without since: from now; 410: forgotten
     GET /groups           {"groups": [{"name", "members"}]}
@@ -28,7 +28,6 @@ from connectors.source import Request
 
 TOKEN = "token-of-the-notes"  # noqa: S105 # opens nothing else
 SECRET = "secret-of-the-notes"  # noqa: S105
-PAGE = 3
 
 
 @dataclass
@@ -63,6 +62,7 @@ class NotesService:
     truncated: bool = False
     outbox: list[Request] = field(default_factory=list)
     writes: int = 0
+    page_size: int = 3
 
     def happened(self, id_: str) -> None:
         self.history.append(id_)
@@ -72,9 +72,9 @@ class NotesService:
 
     def page(self, after: str) -> dict[str, Any]:
         ids = sorted(id_ for id_ in self.notes if id_ > after)
-        found = [self.notes[id_].shown(self.restricted) for id_ in ids[:PAGE]]
-        more = len(ids) > PAGE and not self.truncated
-        return {"notes": found, "next": ids[PAGE - 1] if more else None}
+        found = [self.notes[id_].shown(self.restricted) for id_ in ids[: self.page_size]]
+        more = len(ids) > self.page_size and not self.truncated
+        return {"notes": found, "next": ids[self.page_size - 1] if more else None}
 
 
 def app(service: NotesService) -> FastAPI:
@@ -108,7 +108,7 @@ def app(service: NotesService) -> FastAPI:
         if since is not None and since < service.forgotten:
             raise HTTPException(410)
         at = len(service.history) if since is None else since
-        ids = service.history[at : at + PAGE]
+        ids = service.history[at : at + service.page_size]
         return {"ids": ids, "next": at + len(ids)}
 
     @api.get("/groups")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ def up(
     """Start the local stack and its workers; what runs already is left alone."""
     stack = Stack(settings.home())
     with _errors(), _progress() as progress:
-        started = _up(stack, progress, () if no_workers else WORKERS)
+        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors()))
     if json_output:
         _print_json(_status(stack))
         return
@@ -100,6 +101,17 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
             stack.stop(name)
         raise
     return started
+
+
+def _connectors() -> tuple[str, ...]:
+    """The worker of the connectors, where any are declared. It looks for the file where we found it."""
+    from connectors.declared import VARIABLE, file_of, load
+
+    if not file_of().is_file():
+        return ()
+    load()  # what is wrong with it is said before anything is started
+    os.environ[VARIABLE] = str(file_of().absolute())  # the workers get our environment
+    return ("connectors",)
 
 
 def _status(stack: Stack) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 pytestmark = pytest.mark.stack
 
-KINDS = ("examples.notes:Notes",)
+KINDS = ("examples.notes:Notes", "confluence", "git", "google-drive", "slack", "uploads")
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,240 @@
+"""The worker of the connectors as operators have it: declared in a file, asked by commands, told by events, killed."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
+from connectors.serving import served
+from deploy.local.stack import Stack
+from tests.space import PROJECT, Space
+
+pytestmark = pytest.mark.stack
+
+PAGE = 100
+
+
+@dataclass
+class Desk:
+    """A space, its file of connectors, and a notes service for each of them."""
+
+    space: Space
+    file: Path
+    plays: dict[str, NotesPlayground]
+
+    def start(self, *names: str) -> None:
+        self.space.start(*names)
+
+    async def penstock(self, *arguments: str, within_seconds: float = 180) -> tuple[int, Any]:
+        return await self.space.penstock("connector", *arguments, "--json", within_seconds=within_seconds)
+
+    async def documents(self, name: str) -> int:
+        [(n,)] = await self.space.query(
+            "SELECT count(*) FROM documents WHERE source = %s AND deleted_at IS NULL AND version IS NOT NULL", name
+        )
+        return int(n)
+
+    async def until(self, condition: Callable[[], Any], within_seconds: float = 120) -> None:
+        async with asyncio.timeout(within_seconds):
+            while not await condition():
+                await asyncio.sleep(0.05)
+
+    async def searchable(self, words: str, principal: str = NotesPlayground.inside) -> list[str]:
+        _, found = await self.space.penstock("search", words, "--as", principal, "--json")
+        return [one["external_id"] for one in found["results"] if words.split()[-1] in one["text"]]
+
+    async def address(self, name: str) -> str:
+        [(address,)] = await self.space.query("SELECT address FROM connectors WHERE source = %s", name)
+        return str(address)
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> int:
+        request = urllib.request.Request(f"{await self.address('small')}{path}", body, dict(headers))
+
+        def send() -> int:
+            try:
+                with urllib.request.urlopen(request, timeout=10) as answer:
+                    return int(answer.status)
+            except urllib.error.HTTPError as error:
+                return error.code
+
+        return await asyncio.to_thread(send)
+
+
+@pytest.fixture
+async def desk(stack: Stack, tmp_path: Path) -> AsyncIterator[Desk]:
+    """Two connectors, ``small`` and ``large``; their polls and sweeps are hours apart: what happens was asked for."""
+    async with AsyncExitStack() as opened:
+        space = await opened.enter_async_context(Space.create(stack, tmp_path))
+        plays, text = {}, ""
+        for name in ("small", "large"):
+            service = NotesService(page_size=PAGE if name == "large" else 3)
+            url = await opened.enter_async_context(served(app(service)))
+            plays[name] = NotesPlayground(service, url)
+            text += f'[connector.{name}]\nkind = "examples.notes:Notes"\nurl = "{url}"\npoll_seconds = 9000\n'
+            text += "sweep_seconds = 9000\ngroups_seconds = 9000\n"
+            space.environment |= {f"PENSTOCK_{name.upper()}_TOKEN": TOKEN, f"PENSTOCK_{name.upper()}_SECRET": SECRET}
+        digest = hashlib.sha256(b"key of the intranet").hexdigest()
+        text += f'[key.intranet]\nsha256 = "{digest}"\ntenant = "default"\nmay = ["conversations"]\n'
+        file = tmp_path / "connectors.toml"
+        file.write_text(text)
+        space.environment["PENSTOCK_CONNECTORS_FILE"] = str(file)
+        yield Desk(space, file, plays)
+
+
+def fill(play: NotesPlayground, count: int) -> None:
+    for n in range(count):
+        id_ = f"note-{n:05}"
+        play.service.notes[id_] = Note(id_, "book", f"Note {n}", f"Some words of note number {n}, and no more.", 1)
+
+
+async def test_while_10_000_documents_are_crawled_an_edit_elsewhere_is_searchable(desk: Desk) -> None:
+    for name in ("alpha", "beta"):
+        await desk.plays["small"].write(name, f"All about {name}.")
+    fill(desk.plays["large"], 10_000)
+    desk.start("detect", "vectors", "keywords", "connectors")
+
+    async def under_way() -> bool:
+        return await desk.documents("small") == 2 and await desk.documents("large") > 300
+
+    await desk.until(under_way)
+    desk.plays["small"].sent()
+    await desk.plays["small"].write("alpha", "Now it is about a numbat.")
+    [event] = desk.plays["small"].sent()
+    assert await desk.post("/v1/events/small", event.body, event.headers) == 200
+
+    async def found() -> bool:
+        return await desk.searchable("numbat") == ["alpha"]
+
+    await desk.until(found)
+    assert await desk.documents("large") < 10_000, "the crawl was over before the edit was searchable: nothing is shown"
+
+
+async def test_events_are_taken_from_who_proves_himself_and_keys_open_what_they_may(desk: Desk) -> None:
+    desk.start("connectors")
+    await desk.until(lambda: has_address(desk))
+    await desk.plays["small"].write("alpha", "All about alpha.")
+    [event] = desk.plays["small"].sent()
+    assert await desk.post("/v1/events/small", event.body, event.headers) == 200
+    assert await desk.post("/v1/events/small", event.body, {}) == 401
+    assert await desk.post("/v1/events/small", b"{}", event.headers) == 401
+    assert await desk.post("/v1/events/nobody", event.body, event.headers) == 404
+    assert await desk.post("/v1/events/small", b" " * (1024 * 1024 + 1), event.headers) == 413
+    assert await desk.post("/v1/conversations", b"{}", {"authorization": "Bearer wrong"}) == 401
+    assert await desk.post("/v1/conversations", b"{}", {"authorization": "Bearer key of the intranet"}) == 422
+    assert await desk.post("/v1/uploads", b"{}", {"authorization": "Bearer key of the intranet"}) == 404
+    scraped = await asyncio.to_thread(get, f"http://127.0.0.1:{desk.space.ports['connectors']}/metrics")
+    assert 'penstock_connector_events_total{outcome="refused",source="small"} 2.0' in scraped
+    assert SECRET not in (log := desk.space.log("connectors"))
+    assert TOKEN not in log
+
+
+async def has_address(desk: Desk) -> bool:
+    found = await desk.space.query("SELECT 1 FROM connectors WHERE source = 'small' AND address <> ''")
+    return bool(found)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+async def test_a_killed_worker_resumes_and_publishes_at_most_one_page_again(desk: Desk) -> None:
+    fill(desk.plays["large"], 3_000)
+    for _ in range(2):
+        before = await cursor(desk)
+        desk.start("connectors")
+        await desk.until(lambda before=before: moved(desk, before))
+        desk.space.kill("connectors")
+    desk.start("detect", "connectors")
+    await desk.until(lambda: complete(desk, 3_000))
+    published = await count(desk.space, "documents.backfill.v1")
+    assert 3_000 <= published <= 3_000 + 2 * PAGE
+
+
+async def cursor(desk: Desk) -> object:
+    found = await desk.space.query("SELECT full_cursor FROM connectors WHERE source = 'large'")
+    return found[0][0] if found else None
+
+
+async def moved(desk: Desk, before: object) -> bool:
+    return await cursor(desk) not in (None, before)
+
+
+async def complete(desk: Desk, wanted: int) -> bool:
+    return await desk.documents("large") == wanted
+
+
+async def count(space: Space, topic: str) -> int:
+    kafka = space.settings.kafka
+    consumer = AIOKafkaConsumer(f"{kafka.topic_prefix}{topic}", bootstrap_servers=kafka.bootstrap)
+    await consumer.start()
+    try:
+        return sum((await consumer.end_offsets(consumer.assignment())).values())
+    finally:
+        await consumer.stop()
+
+
+async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
+    play = desk.plays["small"]
+    for n in range(40):
+        await play.write(f"n{n:02}", f"All about number {n}.")
+    assert (await desk.penstock("check", "small"))[0] == 0
+    code, result = await desk.penstock("run", "small")
+    assert (code, result["where"], result["ok"]) == (0, "here", True)
+    assert (await desk.penstock("list"))[1][0]["state"] == "not running"
+    code, [status] = await desk.penstock("status", "small")
+    assert (code, status["documents"], status["published"]["upserted"]) == (1, 40, 40)
+
+    desk.start("detect", "connectors")
+    play.service.notes["n00"].text = "Edited, and nothing tells of it."
+    code, result = await desk.penstock("run", "small", "--document", "n00")
+    assert (code, result["outcomes"]["document"]["upserted"]) == (0, 1)
+    assert result["where"] not in (None, "here")
+    code, [status] = await desk.penstock("status", "small")
+    assert (code, status["state"], status["address"].startswith("http://127.0.0.1:")) == (0, "following", True)
+
+    for n in range(5, 40):
+        await play.remove(f"n{n:02}")
+    play.service.forgotten = len(play.service.history)
+    code, result = await desk.penstock("run", "small", "--sweep")
+    assert code == 1
+    assert "35 of 40" in result["problems"][0]
+    assert (await desk.penstock("status", "small"))[0] == 1, "a guard waits for a word"
+    code, result = await desk.penstock("run", "small", "--allow-mass-delete")
+    assert (code, result["outcomes"]["allow_mass_delete"]["deleted"]) == (0, 35)
+
+    assert (await desk.penstock("pause", "small"))[0] == 0
+    code, out, errors = await spoken(desk.space, "connector", "run", "small")
+    assert (code, out) == (1, "")
+    assert "small is paused: penstock connector resume small" in errors
+    assert (await desk.penstock("resume", "small"))[0] == 0
+    code, result = await desk.penstock("run", "small", "--full")
+    assert (code, result["outcomes"]["full"]["unchanged"]) == (0, 5)
+
+    desk.space.environment["PENSTOCK_SMALL_TOKEN"] = "wrong"
+    code, [checked] = await desk.penstock("check", "small")
+    assert (code, checked["ok"], checked["problems"][0]["code"]) == (1, False, "denied")
+    code, out, errors = await spoken(desk.space, "connector", "status", "nobody")
+    assert (code, "declares no connector 'nobody' (known: small, large)" in errors) == (1, True)
+
+
+async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pipeline.cli.main", *arguments, env=space.environment, cwd=PROJECT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await asyncio.wait_for(process.communicate(), 120)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), errors.decode()
