@@ -123,15 +123,11 @@ class _Renderer:
         return f"<pre>{escape(text_of(element))}</pre>"
 
     def task(self, element: Element, depth: int) -> str:
-        done = text_of(child(element, "ac:task-status")).strip() == "complete"
         body = child(element, "ac:task-body")
-        return f"<li>[{'x' if done else ' '}] {'' if body is None else self.children(body, depth)}</li>"
+        return f"<li>[{_mark(element)}] {'' if body is None else self.children(body, depth)}</li>"
 
     def extension(self, element: Element, depth: int) -> str:
-        """What the new editor knows and storage does not: its content, or what stands in for it, never both."""
-        content = [one for one in element.iter() if name(one) == "ac:adf-content"]
-        fallback = [one for one in element.iter() if name(one) == "ac:adf-fallback"]
-        return "".join(f"<div>{self.children(one, depth)}</div>" for one in content[:1] or fallback[:1])
+        return "".join(f"<div>{self.children(one, depth)}</div>" for one in _adf(element))
 
     def cell(self, element: Element, depth: int) -> str:
         """Inline, for a Markdown table has one line a row: blocks are parted by spaces, items by bullets."""
@@ -156,18 +152,21 @@ class _Renderer:
         if tag == "table":
             rows = tables.grid(element, lambda cell: self.cell(cell, depth + 1))
             return " " + "; ".join(", ".join(cell.html.strip() for cell in row) for row in rows) + " "
+        if tag == "ac:adf-extension":
+            return " ".join(self.cell(one, depth) for one in _adf(element))
+        if tag == "pre":
+            return f" <code>{_piped(' '.join(text_of(element).split()))}</code> "
         if tag == "ac:task":
-            return f" {_unlisted(self.task(element, depth))} "
-        if special := SPECIAL.get(tag):
-            return f" {special(self, element, depth)} " if tag == "pre" else special(self, element, depth)
+            body = child(element, "ac:task-body")
+            return f" [{_mark(element)}] {'' if body is None else self.cell(body, depth)} "
+        if tag != "ac:task-list" and (special := SPECIAL.get(tag)):
+            return special(self, element, depth).replace("|", "\\|")
         inside = self.cell(element, depth)
         if tag == "li":
             return f" • {inside.strip()} "
         if tag == "a":
             href = attribute(element, "href")
             return f'<a href="{escape(href)}">{inside}</a>' if href.lower().startswith(LINKS) else inside
-        if tag == "br":
-            return " "
         return f"<{tag}>{inside}</{tag}>" if tag in INLINE else f" {inside} " if ":" not in tag else inside
 
 
@@ -190,8 +189,18 @@ def _piped(text: str) -> str:
     return escape(text, quote=False).replace("|", "\\|")
 
 
-def _unlisted(item: str) -> str:
-    return re.sub(r"</?(?:li|p|div)>", " ", item)
+def _mark(task: Element) -> str:
+    return "x" if text_of(child(task, "ac:task-status")).strip() == "complete" else " "
+
+
+def _adf(extension: Element) -> list[Element]:
+    """What the new editor knows and storage does not: its contents, or what stands in for them, never both."""
+    found: list[Element] = []
+    for wanted in ("ac:adf-content", "ac:adf-fallback"):
+        some = [one for one in extension.iter() if name(one) == wanted]
+        inner = {below for one in some for below in one.iterdescendants()}
+        found = found or [one for one in some if one not in inner]
+    return found
 
 
 def _flat(element: Element) -> str:

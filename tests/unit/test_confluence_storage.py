@@ -150,6 +150,7 @@ def test_the_new_editor_shows_its_content_or_its_fallback_once() -> None:
     node = f'<ac:adf-node type="panel">{attribute}{content}</ac:adf-node>'
     assert markdown(f"<ac:adf-extension>{node}{fallback}</ac:adf-extension>") == "new"
     assert markdown(f"<ac:adf-extension>{fallback}</ac:adf-extension>") == "old"
+    assert markdown(f"<ac:adf-extension>{node}{node}{fallback}</ac:adf-extension>") == "new\n\nnew"
 
 
 # Tables
@@ -187,6 +188,15 @@ def test_what_is_in_a_cell_stays_in_its_line() -> None:
     )
     found = markdown(table("<th>H</th>", cell))
     assert found.splitlines()[2:] == ["| • a • b `x\\|y z` OK in, ner p q Info note |"]
+
+
+def test_nothing_in_a_cell_breaks_its_row() -> None:
+    link = '<ac:link><ri:page ri:content-title="A|B" /></ac:link>'
+    tasks = "<ac:task-list><ac:task><ac:task-status>complete</ac:task-status><ac:task-body>t|u</ac:task-body></ac:task>"
+    adf = "<ac:adf-extension><ac:adf-node><ac:adf-content><p>d|e</p></ac:adf-content></ac:adf-node></ac:adf-extension>"
+    cells = ["<pre>a\nb|c</pre>", link, f"{tasks}</ac:task-list>", adf, "<h3>H</h3><p>p|q</p>", "a<br/>b"]
+    found = markdown(table("<th>H</th>" * len(cells), "".join(f"<td>{cell}</td>" for cell in cells)))
+    assert found.splitlines()[2:] == ["| `a b\\|c` | A\\|B | [x] t\\|u | d\\|e | H p\\|q | a b |"]
 
 
 def test_spans_beyond_reason_are_no_attack() -> None:
