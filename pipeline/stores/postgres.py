@@ -32,21 +32,37 @@ BUILD_LOCK = 7_300_004
 AUDIT_LOCK = 7_300_005
 """Held by the one worker that is reading a page for the background audit."""
 
+_SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
+"""A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""
+
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
+
+
+class _Pool(AsyncConnectionPool[Connection]):
+    """When one connection comes back dead, those that lie idle are replaced too: after a cut all are dead, and each
+    would cost a breaker's trial its turn (minutes, as the trials come later and later; psycopg's own check before
+    giving one out waits as long, 1 + 2 + 4 … seconds for each dead one)."""
+
+    async def putconn(self, conn: Connection) -> None:
+        dead = conn.closed
+        await super().putconn(conn)
+        if dead and not self.closed:
+            await self.drain()
 
 
 @asynccontextmanager
 async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
     """A pool whose connections know vectors and carry timeouts. Raises Misconfigured when migrations have not run."""
     timeout_ms = int(settings.statement_timeout_seconds * 1000)
-    pool: Pool = AsyncConnectionPool(
+    pool = _Pool(
         settings.dsn.get_secret_value(),
         min_size=1,
         max_size=settings.pool_max_size,
         open=False,
         configure=_configure,
         kwargs={
+            **_SILENCE,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off",
             "application_name": "penstock",
         },
