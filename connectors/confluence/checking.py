@@ -15,6 +15,11 @@ from connectors.web import Answered, Denied, Forbidden, Missing
 from pipeline.core.errors import Misconfigured
 
 T = TypeVar("T")
+SETTING = {
+    "address": "base_url", "refused": "base_url", "settings": "spaces", "no_spaces": "spaces", "nobody": "spaces",
+    "events_unsigned": "webhook_secret", "addresses_hidden": "principals",
+}  # fmt: skip
+"""Where a problem would be mended, by its code; else it is what the token may."""
 SPACES = 20
 """So many spaces are looked into."""
 
@@ -135,4 +140,4 @@ class _Check:
 
     def _add(self, code: str, message: str) -> None:
         if not any(one.code == code == "token" for one in self._problems):
-            self._problems.append(Problem(self._context.name, code, message))
+            self._problems.append(Problem(SETTING.get(code, "token"), code, message))
