@@ -288,3 +288,24 @@ async def test_mass_deletion_needs_a_person(office: Office) -> None:
         deleted = await office.asked("allow_mass_delete")
         assert {one.external_id for one in deleted} == {i.id for i in office.play.state.current("page")}  # type: ignore[union-attr]
         assert {one.kind for one in deleted} == {"document.deleted.v1"}
+
+
+async def test_access_that_cannot_be_read_for_a_while_is_withdrawn_and_comes_back(office: Office) -> None:
+    """The text is published once; only access moves."""
+    async with office.loaded():
+        faults = office.play.fake.faults
+        faults.lose_restrictions, faults.denied = True, {"byOperation"}
+        found = await office.asked("sweep")
+        assert {one.external_id: one.acl_tags for one in found if isinstance(one, AccessChanged)} == {
+            id_: [] for id_ in office.everything
+        }
+        assert documents(found) == []
+        office.play.fake.requests.clear()
+        assert await office.asked("sweep") == []
+        assert not [one for one in office.play.fake.requests if "storage" in one], "nothing is read anew meanwhile"
+        faults.lose_restrictions, faults.denied = False, set()
+        found = await office.asked("sweep")
+        assert {one.external_id: one.acl_tags for one in found if isinstance(one, AccessChanged)} == {
+            id_: ["space:ENG"] for id_ in office.everything
+        }
+        assert documents(found) == []
