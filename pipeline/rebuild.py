@@ -18,7 +18,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation, Lane, Store
 from pipeline.groups import group, groups, kafka_translated
 from pipeline.kafka import producer
-from pipeline.ledger import builds, generations
+from pipeline.ledger import builds, clearing, filling, generations
 from pipeline.ledger.builds import Build, Outstanding
 from pipeline.ledger.documents import Identity
 from pipeline.settings import ElasticsearchSettings, PostgresSettings, Settings
@@ -160,7 +160,7 @@ class Rebuild:
         if build is None:
             return None
         there = (
-            await builds.table_exists(self._connection, build.generation.chunk_table)
+            await filling.table_exists(self._connection, build.generation.chunk_table)
             if store == "vectors"
             else await _index_exists(self._es, build.generation.keyword_index)
         )
@@ -198,7 +198,7 @@ class Rebuild:
         while build.filled_at is None:
             await self._until(build, lambda o: o.pending < MOST_PENDING)
             page = await self._patiently(
-                lambda: builds.fill(self._connection, build, limit=PAGE, grace_seconds=self._grace)
+                lambda: filling.fill(self._connection, build, limit=PAGE, grace_seconds=self._grace)
             )
             if not page.documents:
                 return
@@ -286,15 +286,15 @@ class Rebuild:
 
     async def _clear(self) -> None:
         """Remove what only retired generations name: rows, tables, indexes."""
-        retired = await builds.uncleared(self._connection)
-        tables, indexes = await builds.orphaned(self._connection, retired)
+        retired = await clearing.uncleared(self._connection)
+        tables, indexes = await clearing.orphaned(self._connection, retired)
         for index in indexes:
             await drop_index(self._es, index)
         for table in tables:
-            await self._patiently(lambda table=table: builds.drop_table(self._connection, table))  # type: ignore[misc]
+            await self._patiently(lambda table=table: clearing.drop_table(self._connection, table))  # type: ignore[misc]
         for generation in retired:
-            await builds.clear_rows(self._connection, generation)
-            await builds.cleared(self._connection, generation)
+            await clearing.clear_rows(self._connection, generation)
+            await clearing.cleared(self._connection, generation)
 
 
 def _same_kind(build: Build | None, store: Store) -> Build | None:
@@ -375,7 +375,7 @@ async def _wanted(connection: Connection, generation: Generation) -> tuple[int, 
 
 
 async def _rows(connection: Connection, table: str) -> int:
-    if not await builds.table_exists(connection, table):
+    if not await filling.table_exists(connection, table):
         return 0
     cursor = await connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table)))
     row = await cursor.fetchone()

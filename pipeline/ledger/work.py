@@ -176,7 +176,7 @@ _CLAIMED = f"""
 """
 _OF_ALL = f"WHERE s.document_id = %(document)s AND s.store = 'keywords' AND s.generation IN ({_SHARING})"
 """What may stand in an index is known to every generation that shares it: one of them goes on when the other retires.
-The caller has locked the rows. (builds.fill copies rows under the same lock, so that none is overlooked.)"""
+The caller has locked the rows. (filling.fill copies rows under the same lock, so that none is overlooked.)"""
 
 
 async def confirm_keywords(

@@ -19,7 +19,7 @@ from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Poison
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.port import Embedder, Vectors
-from pipeline.ledger import builds, work
+from pipeline.ledger import filling, work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -177,7 +177,7 @@ class VectorSink:
         """Vectors that the generation's origin has already are not embedded again."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                lent = await builds.lend(connection, generation.name, chunks)
+                lent = await filling.lend(connection, generation.name, chunks)
         for chunk, text, vector in lent:
             self._kept[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 

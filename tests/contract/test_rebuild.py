@@ -11,7 +11,7 @@ import pytest
 from pipeline import rebuild as rebuilding
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Store
-from pipeline.ledger import builds, generations
+from pipeline.ledger import builds, clearing, filling, generations
 from pipeline.rebuild import connect
 from pipeline.stores.elasticsearch import tune_index
 from tests.contract.build_kit import Site, access, deletion, document, sections, vector
@@ -186,13 +186,13 @@ def kill() -> None:
 @pytest.mark.parametrize(
     ("store", "module", "step", "calls"),
     [
-        ("keywords", rebuilding, "create_index", 1), ("keywords", builds, "begin", 1), ("keywords", builds, "fill", 2),
+        ("keywords", rebuilding, "create_index", 1), ("keywords", builds, "begin", 1), ("keywords", filling, "fill", 2),
         ("keywords", rebuilding, "tune_index", 1), ("keywords", builds, "cut_over", 1),
-        ("keywords", rebuilding, "drop_index", 1), ("keywords", builds, "clear_rows", 1),
-        ("vectors", rebuilding, "create_chunk_table", 1), ("vectors", builds, "fill", 2),
-        ("vectors", builds, "fill", 4),
+        ("keywords", rebuilding, "drop_index", 1), ("keywords", clearing, "clear_rows", 1),
+        ("vectors", rebuilding, "create_chunk_table", 1), ("vectors", filling, "fill", 2),
+        ("vectors", filling, "fill", 4),
         ("vectors", rebuilding, "create_graph", 1), ("vectors", builds, "cut_over", 1),
-        ("vectors", builds, "drop_table", 1),
+        ("vectors", clearing, "drop_table", 1),
     ],
 )  # fmt: skip
 async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
@@ -342,7 +342,7 @@ async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses
         await site.put(documents[0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(builds, "uncleared", nothing_is_cleared)
+        patch.setattr(clearing, "uncleared", nothing_is_cleared)
         site.embedder.before = swapped_and_edited
         await site.vectors.converge(old, [id_])
     await assert_equal(site.space, documents, vector=vector)

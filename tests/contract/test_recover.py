@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from pipeline.core.errors import Misconfigured
 from pipeline.groups import group
-from pipeline.ledger import builds, generations
+from pipeline.ledger import clearing, generations
 from pipeline.recover import Recovery, open_recovery
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
@@ -185,4 +185,4 @@ async def test_a_rebuild_of_the_lost_time_is_told_and_its_index_never_filled_up(
     await recovery.raise_sequence()
     await site.put(deletion(documents[0]))
     async with site.pool.connection() as connection:
-        assert await builds.uncleared(connection) == []
+        assert await clearing.uncleared(connection) == []

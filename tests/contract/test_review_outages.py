@@ -1,4 +1,4 @@
-"""What a review found about outages: a part of the world that is down is no fault of a record and stops nothing else."""
+"""What a review found about outages: a part of the world that is down is no fault of a record, nor stops the rest."""
 
 from __future__ import annotations
 
