@@ -25,8 +25,13 @@ FULL = 0.85
 PARAGRAPH_GAP = 0.75
 """Times the line's height between two lines: a new paragraph."""
 
+MIN_PARAGRAPH = 80
+"""Characters: a shorter one before a page's end is no sentence that goes on."""
+
 _NUMBERS = re.compile(r"\d+|\b[ivxlc]+\b", re.I)
 _ITEM = re.compile(r"(?:[•‣▪◦·●○■–*-]|\d{1,3}[.)]|\([a-z\d]{1,3}\)|[a-z][.)])\s", re.I)
+_LEADER = re.compile(r"\s*(?:\. ?){4,}\.?\s*(?=\d+$|[ivxlc]+$|$)")
+"""Dots that lead to a page's number, in a table of contents."""
 _BULLET = re.compile(r"[•‣▪◦·●○■]\s*")
 
 
@@ -114,7 +119,12 @@ class _Styles:
     def level(self, group: Sequence[Piece]) -> int:
         """0: no heading."""
         words = " ".join(p.text for p in group)
-        if len(words) > MAX_HEADING_CHARS or len(group) > MAX_HEADING_LINES or not any(c.isalpha() for c in words):
+        if (
+            _LEADER.search(words)
+            or len(words) > MAX_HEADING_CHARS
+            or len(group) > MAX_HEADING_LINES
+            or not any(c.isalpha() for c in words)
+        ):
             return 0
         if level := self._levels.get(group[0].size):
             return level
@@ -158,13 +168,14 @@ def _flowing(group: Sequence[Piece]) -> str:
     text = ""
     before: Piece | None = None
     for piece in group:
-        line = _BULLET.sub("- ", piece.text, count=1) if _BULLET.match(piece.text) else piece.text
+        line = _LEADER.sub(" … ", _BULLET.sub("- ", piece.text, count=1) if _BULLET.match(piece.text) else piece.text)
         if before is None:
             text = line
         elif (joined := _hyphenated(text, line)) is not None:
             text = joined
         else:
-            full = before.x1 - left >= FULL * (right - left) and not _ITEM.match(piece.text)
+            ends = before.x1 - left < FULL * (right - left) or _LEADER.search(before.text)
+            full = not ends and not _ITEM.match(piece.text)
             text += (" " if full else "\n") + line
         before = piece
     return text.replace("\u00ad", "")
@@ -187,9 +198,12 @@ def _one_line(group: Sequence[Piece]) -> str:
 
 
 def _continue(blocks: list[_Block], page: list[_Block]) -> None:
-    """A page's blocks after those before it; a word divided over the pages is joined."""
+    """A page's blocks after those before it; a word or sentence divided over the pages is joined."""
     if blocks and page and not (blocks[-1].is_markup or page[0].is_markup):
-        joined = _hyphenated(blocks[-1].text, page[0].text)
+        before, after = blocks[-1].text, page[0].text
+        joined = _hyphenated(before, after)
+        if joined is None and after[:1].islower() and before[-1:].isalnum() and len(before) > MIN_PARAGRAPH:
+            joined = f"{before} {after}"
         if joined is not None:
             blocks[-1] = _Block(joined, False)
             page = page[1:]

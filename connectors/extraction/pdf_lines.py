@@ -112,6 +112,7 @@ class _Run:
     """Letters that stand together, in the page's own coordinates."""
 
     first: int
+    last: int
     """Of its letters, by pdfium's count."""
     text: str
     left: float
@@ -126,7 +127,7 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
     reference = ctypes.byref(rect)
     get_unicode, get_box = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
     upright = turn % 180 == 0
-    first, space = -1, False
+    first, last, space = -1, -1, False
     text: list[str] = []
     left = right = bottom = top = limit = 0.0
     for n in range(min(raw.FPDFText_CountChars(textpage), MAX_CHARS_A_PAGE)):
@@ -135,7 +136,7 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
         if char.isspace():
             space = True
             if char in "\r\n" and text:
-                yield _Run(first, "".join(text), left, right, bottom, top)
+                yield _Run(first, last, "".join(text), left, right, bottom, top)
                 text = []
             continue
         if char in HYPHENS:
@@ -151,7 +152,7 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
             else:
                 apart = y0 - top > limit or bottom - y1 > limit or not left - 1 <= (x0 + x1) / 2 <= right + 1
             if apart:
-                yield _Run(first, "".join(text), left, right, bottom, top)
+                yield _Run(first, last, "".join(text), left, right, bottom, top)
                 text = []
         if text:
             if space:
@@ -163,9 +164,9 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
             first, text = n, [char]
             left, right, bottom, top = x0, x1, y0, y1
             limit = GAP * max(_size(textpage, n), 4.0)
-        space = False
+        last, space = n, False
     if text:
-        yield _Run(first, "".join(text), left, right, bottom, top)
+        yield _Run(first, last, "".join(text), left, right, bottom, top)
 
 
 def _piece(textpage: Any, run: _Run, frame: _Frame) -> Piece | None:
@@ -174,7 +175,8 @@ def _piece(textpage: Any, run: _Run, frame: _Frame) -> Piece | None:
     words = run.text.strip()
     if not words or bottom - top < MIN_HEIGHT or not frame.holds((x0 + x1) / 2, (top + bottom) / 2):
         return None
-    return Piece(words, x0, x1, top, bottom, _size(textpage, run.first), _is_bold(textpage, run.first))
+    bold = _is_bold(textpage, run.first) and _is_bold(textpage, run.last)  # a line may begin with a bold word
+    return Piece(words, x0, x1, top, bottom, _size(textpage, run.first), bold)
 
 
 def _size(textpage: Any, n: int) -> float:

@@ -130,3 +130,15 @@ async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
     assert "more than 5 s" in str(error)
     pid = int((tmp_path / "pid").read_text())
     await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_sentences_go_on_over_pages_and_contents_lists_are_no_headings(extract: Extract) -> None:
+    full = "a sentence of many words that fills the whole width of its column and goes on, line after line, until"
+    first = Sheet(
+        [Line(72, 700, "1 Introduction . . . . . . . . . . . . 7", 16), Line(72, 650, full), Line(72, 638, full)]
+    )
+    second = Sheet(
+        [Line(72, 700, "it ends on the next page."), Line(72, 640, "Bold", bold=True), Line(100, 640, "is a word.")]
+    )
+    found = await extract("a.pdf", typeset([first, second]))
+    assert found.text == f"1 Introduction … 7\n\n{full} {full} it ends on the next page.\n\nBold is a word."
