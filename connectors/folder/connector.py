@@ -31,7 +31,7 @@ class FolderConnector:
         self, roots: Sequence[Path], *, options: FolderOptions, producer: Producer, checkpoint: Checkpoint
     ) -> None:
         """roots: folders, and files named themselves. What lies within another root is swept with that one."""
-        self._roots = _outermost(os.path.realpath(root) for root in roots)
+        self._roots = outermost(os.path.realpath(root) for root in roots)
         self._options = options
         self._producer = producer
         self._checkpoint = checkpoint
@@ -100,7 +100,7 @@ class FolderConnector:
         return report
 
 
-def _outermost(roots: Iterable[str]) -> list[str]:
+def outermost(roots: Iterable[str]) -> list[str]:
     """Without those that another one's listing finds anyway."""
     found: list[str] = []
     for root in sorted(set(roots)):

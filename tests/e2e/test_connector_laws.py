@@ -22,7 +22,10 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 pytestmark = pytest.mark.stack
 
-KINDS = ("examples.notes:Notes", "confluence", "git", "google-drive", "slack", "uploads")
+KINDS = (
+    "examples.notes:Notes", "confluence", "connectors.confluence.playground:ConfluenceDataCenter", "folder", "git",
+    "google-drive", "slack", "uploads",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -16,9 +17,12 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 
+from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from connectors.serving import served
 from deploy.local.stack import Stack
+from pipeline.cli.stack import _connectors
+from pipeline.core.errors import Misconfigured
 from tests.space import PROJECT, Space
 
 pytestmark = pytest.mark.stack
@@ -238,3 +242,31 @@ async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
     out, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
     return process.returncode, out.decode(), errors.decode()
+
+
+async def test_penstock_up_starts_it_only_where_connectors_are_declared(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert _connectors() == ("connectors",)
+    assert os.environ[VARIABLE] == str(desk.file)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "elsewhere.toml"))
+    assert _connectors() == ()
+    (tmp_path / "elsewhere.toml").write_text("[connector.x]")
+    with pytest.raises(Misconfigured, match=r"\[connector\.x\] kind"):
+        _connectors()
+
+    local = Stack(desk.space.home)
+    worker = await asyncio.to_thread(
+        local.start_worker, "connectors", env={**desk.space.environment, "PYTHONPATH": str(PROJECT)}
+    )
+    try:
+        assert worker.ready
+        _, status = await desk.space.penstock("status", "--json")
+        assert [(one["name"], one["ready"]) for one in status["workers"]] == [("connectors", True)]
+        await desk.until(lambda: has_address(desk))
+    finally:
+        await asyncio.to_thread(local.stop, "connectors")
+    [(worker_left,)] = await desk.space.query("SELECT worker FROM connectors WHERE source = 'small'")
+    assert worker_left is None, "a worker that is told to stop leaves its instances in good order"

@@ -1,0 +1,77 @@
+"""A folder to play in: every document has a folder of its own, whose ``.penstock.toml`` can withdraw it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from connectors.source import Request
+
+
+class FolderPlayground:
+    inside, outside = "ines@example.com", "otto@example.com"
+
+    def __init__(self, folder: Path) -> None:
+        self.root, self._hidden, self._members = folder / "docs", folder / "hidden", folder / "members.toml"
+        self.root.mkdir()
+        (self.root / "moved").mkdir()
+        self._paths: dict[str, Path] = {}
+        self._ids: dict[str, str] = {}
+        self._removed: dict[str, str] = {}
+        self.environment: Mapping[str, str] = {}
+        self.options: Mapping[str, Any] = {
+            "paths": [str(self.root)], "acl_tags": ["team"], "members_file": str(self._members), "page_files": 3,
+        }  # fmt: skip
+        self._write_members(self.inside)
+
+    async def write(self, name: str, text: str) -> str:
+        path = self._paths.setdefault(name, self.root / name / f"{name}.md")
+        path.parent.mkdir(exist_ok=True)
+        fresh = path.with_name(f".{name}.fresh")
+        fresh.write_text(text)
+        fresh.replace(path)  # as editors save
+        return self._ids.setdefault(name, str(path.resolve()))
+
+    async def move(self, name: str) -> None:
+        self._paths[name] = self._paths[name].rename(self.root / "moved" / f"{name}, renamed.md")
+
+    async def remove(self, name: str) -> None:
+        self._removed[name] = self._paths[name].read_text()
+        self._paths[name].unlink()
+
+    async def restore(self, name: str) -> None:
+        await self.write(name, self._removed.pop(name))
+
+    async def restrict(self, name: str) -> None:
+        (self._paths[name].parent / ".penstock.toml").write_text('acl = ["board"]\n')
+
+    async def leave(self) -> None:
+        self._write_members()
+
+    def sent(self) -> Sequence[Request]:
+        """The operating system tells it; nothing is sent."""
+        return []
+
+    async def trouble(
+        self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
+    ) -> None:
+        """truncated: not mounted. Nobody limits, fails or forgets cursors here."""
+        if truncated and self.root.exists():
+            self.root.rename(self._hidden)
+            self.root.mkdir()
+        elif not truncated and self._hidden.exists():
+            self.root.rmdir()
+            self._hidden.rename(self.root)
+
+    def _write_members(self, *members: str) -> None:
+        self._members.write_text(f"team = {json.dumps(members)}\n")
+
+
+@asynccontextmanager
+async def playing() -> AsyncIterator[FolderPlayground]:
+    with tempfile.TemporaryDirectory(prefix="penstock-folder-") as folder:
+        yield FolderPlayground(Path(folder))

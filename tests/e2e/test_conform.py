@@ -1,0 +1,66 @@
+"""A law that nothing breaks proves nothing: connectors that are broken on purpose are found out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from connectors.conform.run import conform_on
+from deploy.local.stack import Stack
+from pipeline.core.errors import Misconfigured
+from tests.space import Space
+
+pytestmark = pytest.mark.stack
+
+BROKEN = {
+    "SkipsAPage": ("first-crawl", "did not arrive"),
+    "IsNeverSure": ("no-change", "although nothing had changed"),
+    "SeesNoChanges": ("edit", "of one edit the poll published nothing"),
+    "NamesByTitle": ("move", "a move was published as a delete"),
+    "NeverDeletes": ("delete", "still there"),
+    "ListsWithoutRestrictions": ("slim-is-full", "under another access"),
+    "RemembersMembers": ("member-removed", "can still be read by who left"),
+    "BelievesAnybody": ("webhook-doubled", "without its signature was accepted"),
+    "ReadsAhead": ("stamps", "before they were stamped"),
+    "BelievesItsListing": ("truncated-listing", "was not looked for by name"),
+}
+
+
+@pytest.fixture(scope="module")
+def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Space]:
+    opened = Space.create(stack, tmp_path_factory.mktemp("conform"))
+    with asyncio.Runner() as runner:
+        space = runner.run(opened.__aenter__())
+        try:
+            space.start("detect")
+            yield space
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+async def test_what_is_broken_is_found(space: Space, name: str) -> None:
+    law, why = BROKEN[name]
+    [verdict] = await conform_on(space.settings, f"tests.broken_notes:{name}", [law])
+    assert not verdict.holds
+    assert why in verdict.why
+
+
+async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> None:
+    laws = ["--law", "member-removed", "--law", "slim-is-full"]
+    code, result = await space.penstock("connector", "conform", "tests.broken_notes:RemembersMembers", *laws, "--json")
+    assert (code, result["conforms"]) == (1, False)
+    assert [(one["law"], one["holds"]) for one in result["laws"]] == [("member-removed", False), ("slim-is-full", True)]
+    code, result = await space.penstock("connector", "conform", "examples.notes:Notes", *laws, "--json")
+    assert (code, result["conforms"]) == (0, True)
+    assert await space.query("SELECT 1 FROM connectors") == []
+    assert await space.query("SELECT 1 FROM connector_items") == []
+
+
+async def test_what_cannot_be_tried_is_said(space: Space) -> None:
+    with pytest.raises(Misconfigured, match="no law is called 'gravity'"):
+        await conform_on(space.settings, "examples.notes:Notes", ["gravity"])
+    with pytest.raises(Misconfigured, match="has no playground"):
+        await conform_on(space.settings, "tests.runner_kit:WorldSource")

@@ -1,0 +1,99 @@
+"""A connector in another language: a plain Kafka client and the documented bytes, nothing of ours on its side."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import jsonschema
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from tests.space import PROJECT, Space, now
+
+pytestmark = pytest.mark.stack
+
+GUIDE = PROJECT / "docs" / "connectors" / "your-own.md"
+
+
+def documented() -> list[dict[str, object]]:
+    """The values as the guide prints them: a document, and a membership."""
+    return [json.loads(one) for one in re.findall(r'`(\{"tenant".*?\})`', GUIDE.read_text())]
+
+
+def headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
+    given = {
+        "ce_specversion": "1.0", "ce_type": f"io.penstock.{kind}", "ce_id": identity, "ce_source": "/acme/tickets",
+        "ce_time": now().isoformat(), "content-type": "application/json",
+    }  # fmt: skip
+    return [(name, value.encode()) for name, value in given.items()]
+
+
+async def test_the_documented_bytes_are_searchable_by_who_may_read_them(space: Space) -> None:
+    space.start("detect", "vectors", "keywords")
+    document, membership = documented()
+    kafka = AIOKafkaProducer(bootstrap_servers=space.settings.kafka.bootstrap, acks="all")
+    await kafka.start()
+    try:
+        prefix = space.settings.kafka.topic_prefix
+        for topic, key, kind, value in (
+            ("documents.live.v1", "acme/tickets/4711", "document.upserted.v1", document),
+            ("identities.v1", "acme/tickets/ann@acme.example", "identity.changed.v1", membership),
+        ):
+            body = json.dumps(value).encode()
+            await kafka.send_and_wait(f"{prefix}{topic}", body, key=key.encode(), headers=headers(kind, f"{kind}-1"))
+    finally:
+        await kafka.stop()
+
+    async def found(principal: str) -> list[str]:
+        _, result = await space.penstock("search", "fire", "--tenant", "acme", "--as", principal, "--json")
+        return [one["external_id"] for one in result["results"]]
+
+    deadline = time.monotonic() + 90
+    while not await found("ann@acme.example"):
+        assert time.monotonic() < deadline, "what was documented did not become searchable"
+    assert await found("ann@acme.example") == ["4711"]
+    assert await found("eve@acme.example") == []
+
+
+def test_the_documented_bytes_are_what_the_published_schema_says() -> None:
+    published = json.loads((PROJECT / "docs" / "asyncapi.json").read_text())
+    schemas = json.dumps(published["components"])
+    for value, name in zip(documented(), ("document.upserted.v1", "identity.changed.v1"), strict=True):
+        assert name in schemas
+        message = next(
+            one for key, one in published["components"]["messages"].items() if name in json.dumps([key, one])
+        )
+        payload = message["payload"]
+        payload = payload.get("schema", payload)
+        if "$ref" in payload:
+            target: object = published
+            for part in payload["$ref"].removeprefix("#/").split("/"):
+                target = target[part]  # type: ignore[index]
+            payload = target
+        jsonschema.validate(value, {**payload, "components": published["components"]})
+
+
+def test_the_guide_shows_the_example_as_it_is() -> None:
+    example = (PROJECT / "examples" / "notes.py").read_text()
+    assert f"```python\n{example}```" in GUIDE.read_text()
+    assert len([line for line in example.splitlines() if line.strip()]) < 60
+
+
+def test_every_law_is_in_the_guide() -> None:
+    from connectors.conform.run import EVERY
+
+    told = set(re.findall(r"`([a-z-]+)`", GUIDE.read_text().partition("## Prove it")[2]))
+    assert set(EVERY) <= told
+
+
+def test_every_guide_that_the_overview_names_is_there() -> None:
+    overview = GUIDE.with_name("README.md")
+    missing = [
+        name
+        for name in re.findall(r"\]\(([a-z-]+\.md)\)", overview.read_text())
+        if not Path(GUIDE.parent, name).exists()
+    ]
+    assert missing == []
