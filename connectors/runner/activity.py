@@ -206,3 +206,10 @@ def explained(error: BaseException) -> str:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def left_seconds(before: Mapping[str, Any] | None, every_seconds: float) -> float:
+    """Until an activity is due again, by when it last succeeded (its status, as it was shown): a restart does not put
+    it off. Where it never has, it waits for its first turn."""
+    age = Status(succeeded_at=(before or {}).get("succeeded_at")).age_seconds()
+    return every_seconds if age is None else min(every_seconds, max(0.0, every_seconds - age))

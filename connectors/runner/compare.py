@@ -115,8 +115,10 @@ def _gone(row: Row, seen: Seen) -> Decision:
 def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str, seen: Seen) -> Decision:
     """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
     row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
-    row = replace(row, problem_code=code, problem_message=one_line(message), revision=clipped(entry.revision),
-                  content_at=seen.at)  # fmt: skip
+    row = replace(
+        row, problem_code=one_line(code)[:100], problem_message=one_line(message), revision=clipped(entry.revision),
+        content_at=seen.at,
+    )  # fmt: skip
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
+from connectors.runner.plan import FETCH
 from connectors.runner.publish import Publisher
 from connectors.runner.state import Reading, State
 from connectors.source import Cursor, CursorExpired, Page, Source
@@ -78,6 +79,15 @@ class Crawl:
         except CursorExpired:
             await self._state.started(await self._source.start())
             self._gap()
+        return dict(tally)
+
+    async def fetch(self, ids: frozenset[str]) -> Mapping[str, Any]:
+        """These documents, now: events or people named them."""
+        tally, wanted = Counter[str](), sorted(ids)
+        for start in range(0, len(wanted), FETCH):
+            at = self._clock.stamp()
+            entries = await self._source.fetch(wanted[start : start + FETCH])
+            tally += await self._publisher.publish(entries, at, "live")
         return dict(tally)
 
     async def _begun(self) -> Reading:

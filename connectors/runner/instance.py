@@ -13,7 +13,7 @@ import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
-from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled
+from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, left_seconds
 from connectors.runner.crawl import Crawl
 from connectors.runner.identities import Identities
 from connectors.runner.lease import Lease, lease
@@ -21,7 +21,7 @@ from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import Ask, PostgresMemory, State
-from connectors.runner.sweep import FETCH, Sweep
+from connectors.runner.sweep import Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
@@ -104,10 +104,8 @@ class Instance:
             self._wire(source, state, rows, clock, (await state.reading()).activities)
             self.start.become("running")
             self.source = source
-            async with asyncio.TaskGroup() as group:
-                for activity in self.activities.values():
-                    group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
-                group.create_task(self._beats(held, state))
+            # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
+            await asyncio.create_task(self._together(held, state), name=self.plan.name)
         except BaseExceptionGroup as failed:
             raise _first(failed) from failed
         finally:
@@ -117,6 +115,13 @@ class Instance:
                     await self._beat(state)  # what was published since the last one counts
                 await state.leave()
             await source.close()
+
+    async def _together(self, held: Lease, state: State) -> None:
+        """Until one of them raises: then all end."""
+        async with asyncio.TaskGroup() as group:
+            for activity in self.activities.values():
+                group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
+            group.create_task(self._beats(held, state))
 
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
@@ -147,9 +152,6 @@ class Instance:
             between_pages=self._between_pages,
         )  # fmt: skip
 
-        async def events(ids: frozenset[str]) -> Mapping[str, Any]:
-            return await self._fetch(source, publisher, clock, ids)
-
         async def listen(_words: frozenset[str]) -> None:
             await source.listen(self.react)
 
@@ -167,25 +169,15 @@ class Instance:
         plan = self.plan
         activity("full", crawl.full, None)
         activity("changes", crawl.changes, plan.poll_seconds, rests=True)
-        activity(
-            "sweep", sweep.run, plan.sweep_seconds, first=_left(before.get("sweep"), plan.sweep_seconds), rests=True
-        )
+        first = left_seconds(before.get("sweep"), plan.sweep_seconds)
+        activity("sweep", sweep.run, plan.sweep_seconds, first=first, rests=True)
         activity("groups", identities.all, plan.groups_seconds, rests=True)
         activity("tags", identities.some, None)
-        activity("events", events, None)
+        activity("events", crawl.fetch, None)
         activity("listen", listen, None)
         self.activities["full"].ask()
         self.activities["listen"].ask()
         self._publisher, self._sweep, self._identities = publisher, sweep, identities
-
-    @staticmethod
-    async def _fetch(source: Source, publisher: Publisher, clock: Clock, ids: frozenset[str]) -> Mapping[str, Any]:
-        tally, wanted = Counter[str](), sorted(ids)
-        for start in range(0, len(wanted), FETCH):
-            at = clock.stamp()
-            entries = await source.fetch(wanted[start : start + FETCH])
-            tally += await publisher.publish(entries, at, "live")
-        return dict(tally)
 
     # What the world says
 
@@ -306,11 +298,3 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """What ended the others."""
     error: BaseException = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-def _left(before: Mapping[str, Any] | None, every_seconds: float) -> float:
-    """Seconds until an activity is due again, by when it last succeeded; restarts do not put it off."""
-    age = Status(succeeded_at=(before or {}).get("succeeded_at")).age_seconds()
-    if age is None:
-        return every_seconds  # the first load asks for the first one
-    return min(every_seconds, max(0.0, every_seconds - age))

@@ -12,6 +12,9 @@ from pipeline.stores.postgres import Pool
 from pipeline.telemetry import Metrics
 from topics.producer import Producer
 
+FETCH = 50
+"""Most documents that a source is asked for at once (``connectors.source.Source.fetch``)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from connectors.clock import next_version
-from connectors.runner.compare import Decision, Event, Row, Seen, decide, listed
+from connectors.runner.compare import Decision, Event, Row, Seen, decide, is_storable_id, listed
 from connectors.runner.locks import Locks
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
@@ -48,7 +48,7 @@ class Publisher:
         of the entries, by outcome. lane: of upserts; whatever takes something away is live."""
         by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
         async with self._locks.held(by_id):
-            known = await self.rows.find([one for one in by_id if "\x00" not in one]) if by_id else {}
+            known = await self.rows.find([one for one in by_id if is_storable_id(one)]) if by_id else {}
             decisions = [decide(known.get(id_), entry, self._seen(known.get(id_), at)) for id_, entry in by_id.items()]
             return await self._carry_out(decisions, at, lane, full=full, changes=changes)
 

@@ -11,13 +11,12 @@ from typing import Any, cast
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
+from connectors.runner.plan import FETCH
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Rows
 from connectors.runner.state import State
 from connectors.source import Entry, Gone, Listed, Source
 
-FETCH = 50
-"""Most documents that a source is asked for at once (``connectors.source.Source.fetch``)."""
 FEW = 500
 """As many documents never seen before go live; more at once are a first load that came by a listing."""
 MASS_SHARE = 0.3

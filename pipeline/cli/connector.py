@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +26,7 @@ File = Annotated[
     Path | None,
     typer.Option("--file", help="The TOML file. Default: PENSTOCK_CONNECTORS_FILE, else connectors.toml here."),
 ]
-Name = Annotated[str, typer.Argument(help="The NAME of [connector.NAME].", show_default=False)]
+Name = Annotated[str, typer.Argument(help="Its name in connectors.toml.", show_default=False)]
 MaybeName = Annotated[str | None, typer.Argument(help="One of them. Default: all.", show_default=False)]
 
 
@@ -190,6 +191,7 @@ def conform(
     from connectors.conform.run import conform_on
     from pipeline.settings import load as load_settings
 
+    sys.path.append(str(Path.cwd()))  # where one's own class is, while it is being written
     kind = _kind(name, file)
     verdicts = asyncio.run(
         conform_on(

@@ -403,7 +403,8 @@ async def test_a_runner_that_lost_its_lease_writes_no_more(bench: Bench) -> None
     bench.world.fill(3)
     async with bench.loaded() as instance:
         await bench.query(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'penstock connector'"
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'penstock connector' AND datname = current_database()"
         )
         await bench.until(lambda: instance.start.state == "waiting")
         await bench.until(lambda: instance.start.state == "running")
