@@ -30,15 +30,18 @@ class Nothing:
         self._values[name] = value
 
 
-async def check_all(plans: Sequence[Plan]) -> dict[str, list[Problem]]:
+async def check_all(plans: Sequence[Plan], events_url: str | None) -> dict[str, list[Problem]]:
     """name → problems, side by side. Raises nothing that a source does: that is a problem, too."""
-    found = await asyncio.gather(*(_check(plan) for plan in plans))
+    found = await asyncio.gather(*(_check(plan, events_url) for plan in plans))
     return {plan.name: problems for plan, problems in zip(plans, found, strict=True)}
 
 
-async def _check(plan: Plan) -> list[Problem]:
+async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
-        context = Context(name=plan.name, tenant=plan.tenant, memory=Nothing(), folder=Path(folder))
+        context = Context(
+            name=plan.name, tenant=plan.tenant, memory=Nothing(), folder=Path(folder),
+            events_url=plan.events_url(events_url),
+        )  # fmt: skip
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 source = plan.make(context)

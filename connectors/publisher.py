@@ -93,7 +93,8 @@ class Publisher:
     async def _take_oldest(self) -> None:
         oldest = self._under_way[0]
         try:
-            await asyncio.wait_for(asyncio.shield(oldest.delivery), DELIVERY_SECONDS)
+            async with asyncio.timeout(DELIVERY_SECONDS):
+                await asyncio.shield(oldest.delivery)
         except TimeoutError as error:
             raise Retryable(
                 f"Kafka has not acknowledged an event within {DELIVERY_SECONDS:.0f} s: it is published again next time"

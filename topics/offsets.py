@@ -130,7 +130,8 @@ class Groups:
     async def _consumer(self, group: str | None) -> AsyncIterator[Any]:
         kafka = AIOKafkaConsumer(group_id=group, enable_auto_commit=False, **self._options)
         try:
-            await asyncio.wait_for(kafka.start(), REQUEST_SECONDS)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await kafka.start()
             yield kafka
         finally:
             await kafka.stop()

@@ -116,7 +116,8 @@ class Producer:
         name = self._prefix + topic.name
         try:
             # Against its own timeouts alone a send can wait for as long as Kafka is away.
-            sent = await asyncio.wait_for(kafka.send(name, value, key=key, headers=headers), REQUEST_SECONDS + 5)
+            async with asyncio.timeout(REQUEST_SECONDS + 5):
+                sent = await kafka.send(name, value, key=key, headers=headers)
         except (KafkaError, TimeoutError) as error:
             if not isinstance(error, _HARMLESS):
                 self._retire(kafka)
@@ -183,7 +184,8 @@ class Producer:
             **self._security,
         )
         try:
-            await asyncio.wait_for(kafka.start(), REQUEST_SECONDS)
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await kafka.start()
         except (KafkaError, TimeoutError, OSError) as error:
             await _close(kafka)
             raise self._explained(error, "") from error
@@ -216,6 +218,7 @@ async def _close(kafka: AIOKafkaProducer) -> None:
     if accumulator is not None:
         accumulator.fail_all(ProducerClosed())
     try:
-        await asyncio.wait_for(kafka.stop(), CLOSE_SECONDS)
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await kafka.stop()
     except (TimeoutError, KafkaError):
         await kafka.client.close()

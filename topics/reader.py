@@ -45,7 +45,8 @@ class Reader:
     async def __aenter__(self) -> Self:
         """Raises ReadFailed."""
         try:
-            await asyncio.wait_for(self._kafka.start(), READ_SECONDS)
+            async with asyncio.timeout(READ_SECONDS):
+                await self._kafka.start()
         except (KafkaError, TimeoutError, OSError) as error:
             await self._close()
             raise ReadFailed(f"Kafka at {self._bootstrap} cannot be reached: is it running?") from error
@@ -90,6 +91,7 @@ class Reader:
 
     async def _close(self) -> None:
         try:
-            await asyncio.wait_for(self._kafka.stop(), CLOSE_SECONDS)
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await self._kafka.stop()
         except (TimeoutError, KafkaError, OSError):
             return

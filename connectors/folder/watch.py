@@ -97,7 +97,8 @@ class Hints:
                 trouble = Problem(watched, "not_watched", f"its changes are found by scans only ({error})")
                 self._problems.append(trouble)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), RESTART_SECONDS)
+                async with asyncio.timeout(RESTART_SECONDS):
+                    await self._stop.wait()
             if trouble is not None:
                 self._problems.remove(trouble)
             self._everything = True

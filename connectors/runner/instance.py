@@ -126,11 +126,10 @@ class Instance:
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
         folder.mkdir(parents=True, exist_ok=True)
-        url = self._services.events_url
         return Context(
             name=self.plan.name, tenant=self.plan.tenant, folder=folder,
             memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
-            events_url=f"{url.rstrip('/')}/v1/events/{self.plan.name}" if url else None,
+            events_url=self.plan.events_url(self._services.events_url),
             postgres=self._services.pool,
         )  # fmt: skip
 

@@ -29,6 +29,10 @@ class Plan:
     sweep_seconds: float = 600.0
     groups_seconds: float = 600.0
 
+    def events_url(self, base: str | None) -> str | None:
+        """Where this instance's events arrive; base: ``https://host`` as sources see us."""
+        return f"{base.rstrip('/')}/v1/events/{self.name}" if base else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:

@@ -77,10 +77,11 @@ def check(name: MaybeName = None, file: File = None, json_output: Json = False) 
     Example: penstock connector check wiki
     """
     from connectors.check import check_all
+    from pipeline.settings import load as load_settings
 
     declared = declarations(file)
     plans = [declared.plan(name)] if name else list(declared.plans.values())
-    found: dict[str, list[Problem]] = asyncio.run(check_all(plans))
+    found: dict[str, list[Problem]] = asyncio.run(check_all(plans, load_settings().connectors.events_url))
     if json_output:
         print_json(
             [

@@ -89,7 +89,8 @@ class Attempts:
     async def pause(self, seconds: float) -> None:
         """Sleep, or less when the stage is told to stop."""
         try:
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
         except TimeoutError:
             return
 

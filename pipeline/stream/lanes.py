@@ -133,7 +133,8 @@ class Lanes:
         if wait > 0 and not lane.waiting:
             lane.changed.clear()
             try:
-                await asyncio.wait_for(lane.changed.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await lane.changed.wait()
             except TimeoutError:
                 wait = 0.0
         if wait <= 0:
