@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
+# Processes of `make test`; each starts services of its own (2 GB).
+JOBS ?= 2
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
@@ -28,7 +30,7 @@ test: setup  ## everything, against real services started by the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
