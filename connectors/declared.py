@@ -70,6 +70,11 @@ class Declared:
     keys: Mapping[str, Key]
 
     def plan(self, name: str) -> Plan:
+        if name not in self.plans and name == "conversations":
+            raise Misconfigured(
+                "conversations are not crawled: a service whose [key.NAME] may use them posts them to"
+                " /v1/conversations (docs/connectors/conversations.md)"
+            )
         if name not in self.plans:
             known = ", ".join(self.plans) or "it declares none"
             raise Misconfigured(f"{self.file} declares no connector {name!r} (known: {known})")

@@ -9,6 +9,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from connectors.conform import conversations
 from connectors.conform.laws import LAWS, Law
 from connectors.conform.laws_of_failure import LAWS_OF_FAILURE
 from connectors.conform.trial import Broken, Trial, trial
@@ -16,13 +17,14 @@ from connectors.conform.watched import Witness
 from connectors.kinds import source_class
 from connectors.runner.activity import explained
 from connectors.source import Source
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.kafka import producer
 from pipeline.settings import Settings
 from pipeline.stores.postgres import Pool, open_pool
 from topics.producer import Producer
 
 EVERY: dict[str, Law] = {**LAWS, **LAWS_OF_FAILURE}
+CONVERSATIONS = "conversations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +44,43 @@ class Verdict:
 async def conform_on(
     settings: Settings, kind: str, laws: Collection[str] | None = None, *, tell: Callable[[Verdict], None] | None = None
 ) -> list[Verdict]:
-    """On the running stack (its detect worker has to run). Raises Misconfigured for an unknown kind or law."""
+    """On the running stack (its detect worker has to run). Raises Misconfigured for an unknown kind or law.
+
+    The conversations are no source: what their way in promises is tried instead.
+    """
+    served = kind == CONVERSATIONS
+    every: Collection[str] = conversations.LAWS if served else EVERY
+    if unknown := sorted(set(laws or ()) - set(every)):
+        raise Misconfigured(f"no law is called {unknown[0]!r}: choose of {', '.join(every)}")
+    verdicts = []
+    async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
+        for name in laws or every:
+            verdict = await (
+                _served(name, pool, kafka) if served else tried(name, _playable(kind), settings, pool, kafka)
+            )
+            verdicts.append(verdict)
+            if tell is not None:
+                tell(verdict)
+    return verdicts
+
+
+def _playable(kind: str) -> type[Source]:
     cls = source_class(kind)
     if getattr(cls, "playground", None) is None:
         raise Misconfigured(
             f"{kind}: the class has no playground, so nothing can be proved; see docs/connectors/your-own.md"
         )
-    if unknown := sorted(set(laws or ()) - EVERY.keys()):
-        raise Misconfigured(f"no law is called {unknown[0]!r}: choose of {', '.join(EVERY)}")
-    verdicts = []
-    async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
-        for name in laws or EVERY:
-            verdict = await tried(name, cls, settings, pool, kafka)
-            verdicts.append(verdict)
-            if tell is not None:
-                tell(verdict)
-    return verdicts
+    return cls
+
+
+async def _served(name: str, pool: Pool, kafka: Producer) -> Verdict:
+    began = monotonic()
+    try:
+        async with conversations.desk(pool, kafka) as desk:
+            why, holds = await conversations.LAWS[name](desk), True
+    except (Broken, PenstockError) as broken:
+        why, holds = str(broken), False
+    return Verdict(name, holds, why, monotonic() - began)
 
 
 async def tried(

@@ -210,7 +210,7 @@ def _kind(name: str, file: Path | None) -> str:
     from connectors.declared import file_of
     from connectors.kinds import BUILT_IN
 
-    if ":" in name or (name in BUILT_IN and not file_of(file).exists()):
+    if ":" in name or name == "conversations" or (name in BUILT_IN and not file_of(file).exists()):
         return name
     if file_of(file).exists():
         declared = declarations(file)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from connectors.conform import conversations
+from connectors.conform.conversations import LAWS
 from connectors.conform.run import conform_on
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
@@ -57,6 +60,24 @@ async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> No
     assert (code, result["conforms"]) == (0, True)
     assert await space.query("SELECT 1 FROM connectors") == []
     assert await space.query("SELECT 1 FROM connector_items") == []
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_the_way_in_of_the_conversations_keeps_its_laws(space: Space, law: str) -> None:
+    [verdict] = await conform_on(space.settings, "conversations", [law])
+    assert verdict.holds, verdict.why
+    for table in ("pairs", "mentions", "members", "floors", "chunks"):
+        assert await space.query(f"SELECT 1 FROM conversation_{table}") == [], "a tenant is thrown away afterwards"
+
+
+async def test_conversations_that_nobody_takes_in_break_their_laws(
+    stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(conversations, "PATIENCE_SECONDS", 2.0)
+    async with Space.create(stack, tmp_path) as without_workers:
+        [verdict] = await conform_on(without_workers.settings, "conversations", ["taken"])
+    assert not verdict.holds
+    assert "0 pairs stand where 2 should" in verdict.why
 
 
 async def test_what_cannot_be_tried_is_said(space: Space) -> None:
