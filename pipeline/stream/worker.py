@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -139,6 +142,9 @@ class _Parts:
 
 
 WORKERS = ("detect", "vectors", "keywords")
+STOP_SECONDS = 28.0
+"""From the signal to the end, at most: Kubernetes kills after 30. A library that waits for Kafka to come back would
+hold the process for minutes; what is not drained by then is left to the next worker, as after any kill."""
 
 
 async def run(name: str, settings: Settings) -> None:
@@ -147,9 +153,17 @@ async def run(name: str, settings: Settings) -> None:
     if name not in WORKERS:
         raise Misconfigured(f"no worker is called {name!r}: choose one of {', '.join(WORKERS)}")
     stop = asyncio.Event()
+    deadline = threading.Timer(STOP_SECONDS, _end_anyway, [name])
+    deadline.daemon = True
+
+    def told_to_stop() -> None:
+        if not stop.is_set():
+            stop.set()
+            deadline.start()
+
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, told_to_stop)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         consuming: list[Consumption] = []
@@ -175,7 +189,14 @@ async def run(name: str, settings: Settings) -> None:
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)
         await asyncio.gather(*(c.drain() for c in consuming))
+    deadline.cancel()
     log.info("worker_stopped", worker=name)
+
+
+def _end_anyway(name: str) -> None:
+    log.error("worker_stop_overdue", worker=name, after_seconds=STOP_SECONDS)
+    sys.stderr.flush()
+    os._exit(1)
 
 
 async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, BaseException]]) -> None:

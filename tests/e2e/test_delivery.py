@@ -196,6 +196,25 @@ async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd
     assert crowd.processes["patient"].poll() is None, "it did not need to be started anew"
 
 
+@pytest.mark.parametrize("ready", [True, False], ids=["at work", "still starting"])
+async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Stack, ready: bool) -> None:
+    """Found by the fault suite: a worker that was told to stop while Kafka was away stayed for minutes."""
+    if ready:
+        await asyncio.to_thread(space.start, "keywords")
+    stack.kill("kafka")
+    try:
+        if not ready:
+            space.processes["keywords"] = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli.main", "worker", "keywords"], env=space.environment, cwd=PROJECT
+            )
+            await asyncio.sleep(8)
+        took = time.monotonic()
+        await asyncio.to_thread(space.stop, "keywords", 40)
+        assert time.monotonic() - took < 30, "the promise is 30 seconds"
+    finally:
+        await asyncio.to_thread(stack.start, "kafka")
+
+
 async def test_kills_stops_pauses_and_joiners_at_random_lose_nothing(crowd: Crowd) -> None:
     seed = random.randrange(2**32)
     sys.stdout.write(f"seed {seed}\n")  # shown by pytest when this fails

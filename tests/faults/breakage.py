@@ -207,7 +207,7 @@ FAULTS: dict[Fault, int] = {
 
 
 def choose(rng: Random) -> list[Fault]:
-    """One to three; one time in twelve none, and then no hint may need the sweeper."""
+    """One to three; one time in twelve none."""
     if rng.random() < 1 / 12:
         return []
     return rng.choices(list(FAULTS), list(FAULTS.values()), k=rng.randint(1, 3))

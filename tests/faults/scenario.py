@@ -71,7 +71,6 @@ async def play(world: World, past: Past, seed: int, faults: Sequence[Fault]) -> 
     assert not watch.leaks, f"leaks: {watch.leaks[:3]}"
     again = world.rescued() - rescued
     tally.DONE["hints rescued by the sweeper"] += again
-    assert faults or not again, f"{again} hints were rescued though nothing had failed"
     past.documents += [d for events in story.events.values() if events and (d := outcome(events)) is not None]
     await _compare(world, past)
 

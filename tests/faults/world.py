@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -62,7 +63,7 @@ class World:
 
     @classmethod
     @asynccontextmanager
-    async def create(cls, stack: Stack, folder: Path) -> AsyncIterator[World]:
+    async def create(cls, stack: Stack, folder: Path, *, sweep_after_seconds: float = 10) -> AsyncIterator[World]:
         async with AsyncExitStack() as resources:
             model = FakeOpenAI(dimensions=DIMENSIONS, faults=mended())
             await model.start()
@@ -91,7 +92,7 @@ class World:
                 "PENSTOCK_ELASTICSEARCH_REQUEST_TIMEOUT_SECONDS": "5",
                 "PENSTOCK_EMBEDDING_BASE_URL": f"http://127.0.0.1:{wires['embedding'].listening}/v1",
                 "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
-                "PENSTOCK_STREAM_SWEEP_AFTER_SECONDS": "10",
+                "PENSTOCK_STREAM_SWEEP_AFTER_SECONDS": str(sweep_after_seconds),
             }
             world = cls(stack, space, wires, gate, model, search, kafka, environment)
             await asyncio.gather(*(world.start(name) for name in WORKERS))
@@ -136,7 +137,12 @@ class World:
         process = self.space.processes.pop(name, None)
         if process is not None:
             process.send_signal(number)
-            await asyncio.to_thread(process.wait, 45)
+            try:
+                await asyncio.to_thread(process.wait, 45)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+                raise
 
     async def revive(self) -> None:
         """Every worker runs again, once; helpers are told to go."""
