@@ -138,10 +138,11 @@ async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(sp
     changed = [document("3.md", "turbine 3", "spillway"), document("new.md", "sediment")]
     documents |= {d.external_id: d for d in changed}
     del documents["4.md"]
-    await space.publish(*changed, deletion("4.md"))
+    gone = deletion("4.md")
+    await space.publish(*changed, gone)
     result = await rebuilding
     assert (result["store"], result["generation"], result["replaced"]) == ("keywords", "g2", "g1")
-    await space.settled(changed)
+    await space.settled([*changed, gone])
     await assert_equal(space, documents.values())
     [(after,)] = await space.query(embedded)
     assert after - before <= 5, "only what changed was embedded (of 120 chunks)"
