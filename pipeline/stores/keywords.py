@@ -274,7 +274,8 @@ def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
     """What the server's answer to one item means; None when the item must be sent again. Raises Misconfigured."""
     status, kind = int(answer["status"]), error_type(answer)
     if kind in _UNUSABLE:  # whatever its status: a delete's 404 is a success only where the index is there
-        raise Misconfigured(f"write to {write.index}: {kind}; run `penstock rebuild keywords`", service="elasticsearch")
+        # Of this index alone, so no service is named: another one that is being built goes on.
+        raise Misconfigured(f"write to {write.index}: {kind}; run `penstock rebuild keywords`")
     reason = str(answer["error"].get("reason", "")) if kind else ""
     match classify_es_item(status, "index" if write.body is not None else "delete"):
         case "ok":
