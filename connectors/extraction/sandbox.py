@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,8 @@ PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
 MUCH = 0.6
 """Of the memory limit: who dies having held this much died of it."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+_HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
+"""A line of ``/proc/PID/status`` (proc(5)): the peak resident set since the program was executed."""
 
 
 async def extract_file(
@@ -101,7 +104,7 @@ class Ended:
     code: int
     """As ``Popen.returncode``: negative is the signal."""
     peak_bytes: int
-    """Resident at most."""
+    """Resident at most, as last looked at: every 50 ms at the latest."""
     cpu_seconds: float
     in_time: bool
 
@@ -162,13 +165,14 @@ class Job:
                  "TMPDIR": str(folder)},
             start_new_session=True,
         )  # fmt: skip
-        deadline, pause, in_time = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True
+        deadline, pause, in_time, peak = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True, 0
         try:
             # Not reaped yet: until it is, nobody else can be given its number.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if self._killed.is_set() or time.monotonic() > deadline:
                     in_time = False
                     break
+                peak = max(peak, _peak_bytes(process.pid))
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
@@ -176,8 +180,18 @@ class Job:
                 os.killpg(process.pid, signal.SIGKILL)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
         return Ended(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
+
+
+def _peak_bytes(pid: int) -> int:
+    """Its largest resident size so far; 0 where the kernel does not tell. ``ru_maxrss`` will not do: a child inherits
+    that of the process that started it, so that a large worker would make every crash look like want of memory."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = _HIGH_WATER.search(status)
+    return int(found[1]) * 1024 if found else 0
 
 
 def _json(limits: Limits) -> str:

@@ -222,4 +222,6 @@ def test_a_pdf_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pdf_that_kills_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))
+    ballast = b"x" * int(0.7 * ExtractionSettings().limits().memory_bytes)  # a reader's memory is not its worker's
     assert refused(pdf_of(["text"]), "a.pdf") == "crashed"
+    assert ballast
