@@ -13,10 +13,10 @@ from connectors.declared import Declared
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
-from connectors.serving import served
 from pipeline.core.errors import Misconfigured
 from pipeline.health import health
 from pipeline.kafka import producer
+from pipeline.serving import served
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import open_pool
 from pipeline.telemetry import Metrics

@@ -52,8 +52,18 @@ class _EndpointsSource(PydanticBaseSettingsSource):
         return dict(written.get(part, {}))
 
 
-class _Settings(BaseSettings):
+_PREFIXES: dict[str, str] = {}
+"""By the name of a part's class: how its variables begin."""
+
+
+class Part(BaseSettings):
+    """One part: its variables begin with its ``env_prefix``. A package above may have parts of its own."""
+
     model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _PREFIXES[cls.__name__] = str(cls.model_config.get("env_prefix"))
 
     @classmethod
     def settings_customise_sources(
@@ -67,7 +77,7 @@ class _Settings(BaseSettings):
         return init_settings, env_settings, _EndpointsSource(settings_cls)
 
 
-class KafkaSettings(_Settings):
+class KafkaSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_KAFKA_", frozen=True, extra="forbid")
 
     bootstrap: str = "127.0.0.1:9092"
@@ -82,7 +92,7 @@ class KafkaSettings(_Settings):
     ssl_cafile: str | None = None
 
 
-class PostgresSettings(_Settings):
+class PostgresSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_POSTGRES_", frozen=True, extra="forbid")
 
     dsn: SecretStr = SecretStr("postgresql://postgres@127.0.0.1:5432/penstock")
@@ -90,7 +100,7 @@ class PostgresSettings(_Settings):
     statement_timeout_seconds: float = 60.0
 
 
-class ElasticsearchSettings(_Settings):
+class ElasticsearchSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_ELASTICSEARCH_", frozen=True, extra="forbid")
 
     url: str = "http://127.0.0.1:9200"
@@ -105,7 +115,7 @@ class ElasticsearchSettings(_Settings):
     replicas: int = 0
 
 
-class EmbeddingSettings(_Settings):
+class EmbeddingSettings(Part):
     model_config = SettingsConfigDict(
         env_prefix="PENSTOCK_EMBEDDING_", frozen=True, extra="forbid", protected_namespaces=()
     )
@@ -135,7 +145,7 @@ class EmbeddingSettings(_Settings):
     """Target size of a chunk. Default: 400, or what the model's window allows."""
 
 
-class StreamSettings(_Settings):
+class StreamSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
 
     lanes: int = 8
@@ -159,7 +169,7 @@ class StreamSettings(_Settings):
     health_host: str = "127.0.0.1"
 
 
-class AuditSettings(_Settings):
+class AuditSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_AUDIT_", frozen=True, extra="forbid")
 
     documents_per_second: float = 20.0
@@ -168,7 +178,7 @@ class AuditSettings(_Settings):
     """Whether the continuous audit mends what it finds, or only reports it."""
 
 
-class ConversationSettings(_Settings):
+class ConversationSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONVERSATIONS_", frozen=True, extra="forbid")
 
     gate_tokens: int = Field(200_000, ge=1)
@@ -177,7 +187,7 @@ class ConversationSettings(_Settings):
     """Pace of embedding chunks in each vectors worker, which does it when documents leave it time."""
 
 
-class ConnectorSettings(_Settings):
+class ConnectorSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONNECTORS_", frozen=True, extra="forbid")
 
     http_host: str = "127.0.0.1"
@@ -187,7 +197,7 @@ class ConnectorSettings(_Settings):
     """``https://host`` under which sources reach that from outside. Without it they are polled."""
 
 
-class Settings(_Settings):
+class Settings(Part):
     """All parts. Build one with ``load()``."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="ignore")
@@ -197,9 +207,9 @@ class Settings(_Settings):
     elasticsearch: ElasticsearchSettings
     embedding: EmbeddingSettings
     stream: StreamSettings
-    audit: AuditSettings = AuditSettings()
-    conversations: ConversationSettings = ConversationSettings()
-    connectors: ConnectorSettings = ConnectorSettings()
+    audit: AuditSettings = Field(default_factory=AuditSettings)
+    conversations: ConversationSettings = Field(default_factory=ConversationSettings)
+    connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
 
 
 def load() -> Settings:
@@ -216,12 +226,14 @@ def load() -> Settings:
             connectors=ConnectorSettings(),
         )
     except ValidationError as error:
-        problem = error.errors(include_input=False, include_url=False)[0]
-        field = "_".join(str(part) for part in problem["loc"]).upper()
-        part = {"ConnectorSettings": "CONNECTORS", "ConversationSettings": "CONVERSATIONS"}.get(
-            error.title, error.title.removesuffix("Settings").upper()
-        )
-        raise Misconfigured(f"setting PENSTOCK_{part}_{field}: {problem['msg']}") from error
+        raise explained(error) from error
+
+
+def explained(error: ValidationError) -> Misconfigured:
+    """One line that names the variable, and never its value."""
+    problem = error.errors(include_input=False, include_url=False)[0]
+    field = "_".join(str(part) for part in problem["loc"]).upper()
+    return Misconfigured(f"setting {_PREFIXES.get(error.title, 'PENSTOCK_')}{field}: {problem['msg']}")
 
 
 @cache

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from connectors.fakes.slack import FakeSlack
-from connectors.serving import served
 from connectors.slack import Slack, SlackOptions
 from connectors.source import Context, Document, Entry, Listed
+from pipeline.serving import served
 
 
 @dataclass

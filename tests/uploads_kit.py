@@ -20,11 +20,11 @@ from connectors.declared import Key
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
-from connectors.serving import served
 from connectors.uploads.desk import Desk
 from connectors.uploads.options import UploadsOptions
 from connectors.uploads.source import Uploads
 from pipeline.kafka import producer
+from pipeline.serving import served
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.telemetry import Metrics
 from tests.space import Space

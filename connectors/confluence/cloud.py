@@ -13,11 +13,10 @@ from typing import Any, cast
 from connectors.confluence import cloud_comments, parsing
 from connectors.confluence.api import Api, Json, batched, quoted, safe, shaped
 from connectors.confluence.cloud_access import Restrictions
-from connectors.confluence.common import all_readers, found_below, listing_size
+from connectors.confluence.common import all_readers, found_below, listing_size, myself, wanted_spaces
 from connectors.confluence.model import Changed, Content, Kind, Listing, Person, Position, Readers, Remark, Space
 from connectors.confluence.options import ConfluenceOptions
 from connectors.web import Missing
-from pipeline.core.errors import Misconfigured
 
 MAX_IDS = 100
 """Ids in one request: v2 takes 250, but they stand in an address of limited length."""
@@ -38,29 +37,14 @@ class Cloud:
         await self._api.web.close()
 
     async def me(self) -> Person:
-        with shaped(self._api.web.name):
-            return parsing.person(await self._api.get("rest/api/user/current"))
+        return await myself(self._api)
 
     async def spaces(self) -> Mapping[str, Space]:
-        options = self._options
-        wanted: dict[str, Any] = {"limit": MAX_LISTED, "status": "current"}
-        if options.spaces:
-            wanted["keys"] = ",".join(options.spaces)
-        elif not options.personal_spaces:
-            wanted["type"] = "global"
-        found: dict[str, Space] = {}
-        async for json in self._api.every("api/v2/spaces", **wanted):
-            with shaped(self._api.web.name):
-                space = Space(str(json["id"]), str(json["key"]), str(json["name"]))
-            if space.key not in options.exclude_spaces:
-                found[space.key] = space
-        if missing := sorted(set(options.spaces) - set(found) - set(options.exclude_spaces)):
-            raise Misconfigured(
-                f"{self._api.web.name}: the account sees no space with the key {', '.join(missing)}: correct spaces,"
-                " or let the account view it"
-            )
+        found = await wanted_spaces(
+            self._api, self._options, "api/v2/spaces", limit=MAX_LISTED, named={"keys": ",".join(self._options.spaces)}
+        )
         self._keys = {space.id: space.key for space in found.values()}
-        return dict(sorted(found.items()))
+        return found
 
     def kinds(self) -> Sequence[Kind]:
         return self._options.kinds

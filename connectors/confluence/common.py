@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from connectors.confluence import parsing
 from connectors.confluence.api import Api, quoted, safe, shaped
-from connectors.confluence.model import Person, Readers
+from connectors.confluence.model import Person, Readers, Space
+from connectors.confluence.options import ConfluenceOptions
+from pipeline.core.errors import Misconfigured
 
 USUAL = 50
+
+
+async def myself(api: Api) -> Person:
+    with shaped(api.web.name):
+        return parsing.person(await api.get("rest/api/user/current"))
+
+
+async def wanted_spaces(
+    api: Api, options: ConfluenceOptions, path: str, *, limit: int, named: Mapping[str, Any]
+) -> dict[str, Space]:
+    """Key → space, by key: those that the settings name, else those that the account sees. named: how the flavour
+    asks for ``options.spaces``. Raises Misconfigured when one of them cannot be seen."""
+    asked: dict[str, Any] = {"limit": limit, "status": "current"}
+    if options.spaces:
+        asked |= named
+    elif not options.personal_spaces:
+        asked["type"] = "global"
+    found: dict[str, Space] = {}
+    async for json in api.every(path, **asked):
+        with shaped(api.web.name):
+            space = Space(str(json["id"]), str(json["key"]), str(json["name"]))
+        if space.key not in options.exclude_spaces:
+            found[space.key] = space
+    if missing := sorted(set(options.spaces) - set(found) - set(options.exclude_spaces)):
+        raise Misconfigured(
+            f"{api.web.name}: the account sees no space with the key {', '.join(missing)}: correct spaces,"
+            " or let the account view it"
+        )
+    return dict(sorted(found.items()))
 
 
 async def all_readers(api: Api, id_: str, operation: str = "read") -> Readers:

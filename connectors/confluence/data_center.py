@@ -14,11 +14,10 @@ from typing import Any, cast
 from connectors.confluence import parsing
 from connectors.confluence.api import Api, Json, quoted, safe, shaped
 from connectors.confluence.cloud import IN_CQL, TYPES
-from connectors.confluence.common import all_readers, found_below, listing_size
+from connectors.confluence.common import all_readers, found_below, listing_size, myself, wanted_spaces
 from connectors.confluence.model import Changed, Content, Kind, Listing, Person, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
 from connectors.web import Missing
-from pipeline.core.errors import Misconfigured
 
 _WHO = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
 _ACCESS = f"ancestors,{_WHO},{','.join(f'ancestors.{one}' for one in _WHO.split(','))}"
@@ -42,29 +41,14 @@ class DataCenter:
         await self._api.web.close()
 
     async def me(self) -> Person:
-        with shaped(self._api.web.name):
-            return parsing.person(await self._api.get("rest/api/user/current"))
+        return await myself(self._api)
 
     async def spaces(self) -> Mapping[str, Space]:
-        options = self._options
-        wanted: dict[str, Any] = {"limit": MAX_LISTED, "status": "current"}
-        if options.spaces:
-            wanted["spaceKey"] = list(options.spaces)
-        elif not options.personal_spaces:
-            wanted["type"] = "global"
-        found: dict[str, Space] = {}
-        async for json in self._api.every("rest/api/space", **wanted):
-            with shaped(self._api.web.name):
-                space = Space(str(json["id"]), str(json["key"]), str(json["name"]))
-            if space.key not in options.exclude_spaces:
-                found[space.key] = space
-        if missing := sorted(set(options.spaces) - set(found) - set(options.exclude_spaces)):
-            raise Misconfigured(
-                f"{self._api.web.name}: the account sees no space with the key {', '.join(missing)}: correct spaces,"
-                " or let the account view it"
-            )
-        self._spaces = dict(sorted(found.items()))
-        return self._spaces
+        found = await wanted_spaces(
+            self._api, self._options, "rest/api/space", limit=MAX_LISTED, named={"spaceKey": list(self._options.spaces)}
+        )
+        self._spaces = found
+        return found
 
     def kinds(self) -> Sequence[Kind]:
         return tuple(kind for kind in self._options.kinds if kind != "attachment")

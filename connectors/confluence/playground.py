@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from connectors.confluence.source import Confluence
 from connectors.fakes.confluence import FakeConfluence, Flavour
 from connectors.fakes.confluence_events import requests
-from connectors.serving import served
 from connectors.source import Playing, Request
+from pipeline.serving import served
 
 TOKEN_VARIABLE, SECRET_VARIABLE = "CONFLUENCE_TOKEN", "CONFLUENCE_WEBHOOK_SECRET"  # names, no secrets
 

@@ -21,9 +21,9 @@ from fastapi import FastAPI
 from connectors.conform.trial import PATIENCE_SECONDS, Broken
 from connectors.conversations.api import router
 from connectors.declared import Key
-from connectors.serving import served
 from connectors.serving_auth import tenant_for
 from pipeline.kafka import deliver
+from pipeline.serving import served
 from pipeline.stores.postgres import Pool, translated
 from topics.messages import ConversationRecorded, Pair
 from topics.producer import Producer

@@ -154,7 +154,7 @@ class FakeConfluence:
 @asynccontextmanager
 async def confluence(flavour: Flavour = "cloud") -> AsyncIterator[tuple[FakeConfluence, str]]:
     """One that is served: (fake, base address)."""
-    from connectors.serving import served
+    from pipeline.serving import served
 
     fake = FakeConfluence(flavour)
     async with served(fake) as address:

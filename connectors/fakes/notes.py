@@ -23,8 +23,8 @@ from fastapi import FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from connectors.serving import served
 from connectors.source import Request
+from pipeline.serving import served
 
 TOKEN = "token-of-the-notes"  # noqa: S105 # opens nothing else
 SECRET = "secret-of-the-notes"  # noqa: S105

@@ -1,6 +1,6 @@
 """Slack, as far as a source needs it: the Web API, signed events, and Socket Mode.
 
-In a test: ``fake = FakeSlack()``, ``async with served(fake.app) as url`` (connectors.serving); the Web API is at
+In a test: ``fake = FakeSlack()``, ``async with served(fake.app) as url`` (pipeline.serving); the Web API is at
 ``{url}/api/``. Change ``fake.workspace``; look at ``fake.requests``; spoil things with ``fake.faults``.
 """
 

@@ -18,8 +18,8 @@ from pydantic import SecretStr
 
 from connectors.git.backend import Backend, certificate
 from connectors.git.options import basic
-from connectors.serving import served
 from connectors.source import Request
+from pipeline.serving import served
 
 TOKEN = "token-of-the-playground"  # noqa: S105 — opens nothing else
 HOOK = "secret-of-the-playground"

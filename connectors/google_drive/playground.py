@@ -9,8 +9,8 @@ from typing import Any
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.google_drive.auth import MEMBER_SCOPE
-from connectors.serving import served
 from connectors.source import Request
+from pipeline.serving import served
 
 ACCOUNT = "penstock@penstock-test.iam.gserviceaccount.com"
 ADMIN = "directory@example.com"

@@ -10,8 +10,8 @@ from typing import Any
 
 from connectors.fakes.slack import FakeSlack
 from connectors.fakes.slack_workspace import Object
-from connectors.serving import served
 from connectors.source import Request
+from pipeline.serving import served
 
 TOKEN_VARIABLE, SECRET_VARIABLE = "SLACK_TOKEN", "SLACK_SIGNING_SECRET"
 

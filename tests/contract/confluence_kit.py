@@ -12,8 +12,8 @@ from connectors.confluence import Confluence, ConfluenceOptions
 from connectors.fakes.confluence import FakeConfluence, Flavour
 from connectors.fakes.confluence_events import requests
 from connectors.fakes.confluence_state import Item, State, User
-from connectors.serving import served
 from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction
+from pipeline.serving import served
 
 FLAVOURS: Sequence[Flavour] = ("cloud", "data-center")
 SECRET = "what both sides know"

@@ -12,9 +12,9 @@ from connectors.fakes.google_drive_corpus import Corpus, Grant
 from connectors.google_drive import GoogleDrive, GoogleDriveOptions
 from connectors.google_drive.auth import MEMBER_SCOPE, USER_SCOPE
 from connectors.google_drive.playground import ACCOUNT, ADMIN
-from connectors.serving import served
 from connectors.source import Context, Cursor, Document, Entry, Group, Listed
 from connectors.web import Limits
+from pipeline.serving import served
 
 EVENTS = "https://penstock.example.com/events/drive"
 

@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from connectors.fakes.confluence import Flavour
-from connectors.serving import served
 from connectors.source import CursorExpired, Document, Unreadable
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.serving import served
 from tests.contract.confluence_kit import FLAVOURS, Wiki, wiki
 
 

@@ -15,8 +15,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from connectors.conversations import api
 from connectors.declared import Key
 from connectors.http import Parts, app
-from connectors.serving import served
 from pipeline.kafka import producer
+from pipeline.serving import served
 from pipeline.telemetry import Metrics
 from tests.space import Space
 from topics.codec import decode

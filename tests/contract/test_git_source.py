@@ -21,9 +21,9 @@ from connectors.git.backend import Backend, certificate
 from connectors.git.options import basic
 from connectors.git.playground import HOOK, playing
 from connectors.git.source import Git
-from connectors.serving import served
 from connectors.source import CursorExpired, Document, Gone, Refused, Request, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.serving import served
 from tests.git_kit import Repository, changed, crawled, listed, pages, texts
 from tests.pdf_files import pdf_of
 

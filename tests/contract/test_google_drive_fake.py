@@ -12,7 +12,7 @@ import pytest
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.fakes.google_drive_corpus import FOLDER, SHORTCUT, SLIDES, Grant
 from connectors.google_drive.playground import ACCOUNT, ADMIN, STAFF
-from connectors.serving import served
+from pipeline.serving import served
 from tests.contract.google_drive_judge import Recorder, google
 from tests.contract.google_drive_kit import Desk, listing, members, since, whole
 

@@ -15,7 +15,7 @@ from slack_sdk.socket_mode.response import SocketModeResponse
 from slack_sdk.web.async_client import AsyncWebClient
 
 from connectors.fakes.slack import FakeSlack
-from connectors.serving import served
+from pipeline.serving import served
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ import pytest
 from connectors.fakes.slack import FakeSlack
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
-from connectors.serving import served
 from connectors.slack import Slack, SlackOptions
 from deploy.local.stack import Stack
+from pipeline.serving import served
 from pipeline.telemetry import Metrics
 from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
 from topics.messages import DocumentUpserted

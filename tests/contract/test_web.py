@@ -21,9 +21,9 @@ import httpx
 import pytest
 
 from connectors.git.backend import certificate
-from connectors.serving import served
 from connectors.web import Denied, Forbidden, Limits, Missing, Rejected, TooLarge, Web, throttled
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
+from pipeline.serving import served
 
 CANARY = "canary-7f3a9c"
 QUICK = Limits(patience_seconds=5, backoff_base_seconds=0.01, backoff_cap_seconds=0.05)

@@ -19,10 +19,10 @@ from aiokafka import AIOKafkaConsumer
 
 from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
-from connectors.serving import served
 from deploy.local.stack import Stack
 from pipeline.cli.stack import _connectors
 from pipeline.core.errors import Misconfigured
+from pipeline.serving import served
 from tests.space import PROJECT, Space
 
 pytestmark = pytest.mark.stack

@@ -17,9 +17,9 @@ from connectors.fakes.slack import FakeSlack
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
-from connectors.serving import served
 from connectors.slack import Slack, SlackOptions
 from pipeline.kafka import producer
+from pipeline.serving import served
 from pipeline.settings import dist
 from pipeline.stores.postgres import open_pool
 from pipeline.telemetry import Metrics
