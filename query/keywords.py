@@ -13,10 +13,8 @@ from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import translated
 from query.access import Caller, Readable
 from query.model import Candidate
+from query.scoring import clauses
 
-TITLE_BOOST, HEADINGS_BOOST, EXACT_BOOST = 2.0, 1.5, 0.5
-MOST_WORDS = 150
-"""Words of a query that are looked up; the rest of a pasted page adds clauses and no meaning."""
 TERMS_A_CLAUSE = 65_536
 """index.max_terms_count."""
 
@@ -51,21 +49,8 @@ async def bm25(
 
 
 def build(tenant: str, readable: Readable, query: str) -> dict[str, Any]:
-    """Words count where they stand (text, title, headings, one field as far as BM25 is concerned: BM25F); unstemmed
-    words count again, so that an identifier or an inflected form beats its mere stem."""
-    words = " ".join(query.split()[:MOST_WORDS])
-    return {
-        "bool": {
-            "filter": _may_read(tenant, readable),
-            "must": {
-                "combined_fields": {
-                    "query": words,
-                    "fields": ["text", f"title^{TITLE_BOOST}", f"headings^{HEADINGS_BOOST}"],
-                }
-            },
-            "should": {"match": {"text.exact": {"query": words, "boost": EXACT_BOOST}}},
-        }
-    }
+    """Access first, then what ``query.scoring`` says of the words."""
+    return {"bool": {"filter": _may_read(tenant, readable), **clauses(query)}}
 
 
 def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:

@@ -8,8 +8,9 @@ from pipeline.cli.search import SNIPPET_CHARACTERS, snippet, wanted
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from query.access import Readable
 from query.embedder import QueryEmbedder, bounded
-from query.keywords import MOST_WORDS, TERMS_A_CLAUSE, build
+from query.keywords import TERMS_A_CLAUSE, build
 from query.model import Found, Step, as_json
+from query.scoring import MOST_WORDS
 from query.steps import Steps
 
 READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
