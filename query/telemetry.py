@@ -1,0 +1,70 @@
+"""The query service's metrics: every name and label in one place. Labels are bounded: route templates, modes, outcomes;
+never a question, a caller, a document or a tenant."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
+"""Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
+
+
+class QueryMetrics:
+    """One registry a process and test."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.requests = Counter(
+            "penstock_query_requests",
+            "Requests by route template and outcome: ok, refused (4xx), unauthorized, limited, shed, unavailable"
+            " (503, 504), failed (any other 5xx), cancelled (the client left)",
+            ["route", "outcome"],
+            registry=r,
+        )
+        self.seconds = Histogram(
+            "penstock_query_seconds",
+            "From the request to the last byte of its answer, by the mode that was decided on",
+            ["route", "mode"],
+            buckets=ANSWER_BUCKETS,
+            registry=r,
+        )
+        self.first_token = Histogram(
+            "penstock_query_first_token_seconds",
+            "From the request to the first piece of a written answer",
+            buckets=ANSWER_BUCKETS,
+            registry=r,
+        )
+        self.shed = Counter(
+            "penstock_query_shed",
+            "Requests sent away: busy (no place in the waiting room), waited (too long in it), caller (its own limit"
+            " on requests at once), rate (its own limit on requests a minute)",
+            ["reason"],
+            registry=r,
+        )
+        self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
+        self.waiting = Gauge("penstock_query_waiting", "Requests in the waiting room now", registry=r)
+        self.streams = Gauge("penstock_query_open_streams", "Answers that are being streamed now", registry=r)
+        self.rerank = Counter(
+            "penstock_query_rerank",
+            "Searches that asked for reranking, by what became of it: reranked, cached, or why it was skipped",
+            ["outcome"],
+            registry=r,
+        )
+        self.cache = Counter(
+            "penstock_query_cache", "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss",
+            ["cache", "outcome"], registry=r,
+        )  # fmt: skip
+        self.answers = Counter(
+            "penstock_query_answers",
+            "Answers by outcome: grounded, unsupported, no_information, passages (no model is set), failed",
+            ["outcome"],
+            registry=r,
+        )
+        self.tokens = Counter(
+            "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", ["kind"], registry=r
+        )
+        self.degraded = Counter(
+            "penstock_query_degraded", "Answers that one part was missing from: vectors, keywords, rerank, …",
+            ["part"], registry=r,
+        )  # fmt: skip
