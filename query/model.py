@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -49,20 +50,50 @@ class Passage:
     source_url: str | None
     chunk_index: int
     """From 0, in reading order."""
+    author: str | None = None
+    media_type: str | None = None
+    source_modified_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
+    """A passage as it is shown: one chunk, or neighbouring ones as one text."""
+
     passage: Passage
+    """Of its best chunk."""
     text: str
     score: float
     """Of the fusion: comparable within one answer only."""
     ranks: Mapping[Ranker, int]
-    """From 1, among what the caller may read, in each ranking that holds it."""
+    """From 1, among what the caller may read, in each ranking that holds it; of several chunks, the best."""
+    chunk_ids: tuple[UUID, ...] = ()
+    """Of all its chunks, in reading order. Given none: the passage's own."""
+    also: tuple[Passage, ...] = ()
+    """Where the caller may read the same once more, in other documents."""
+    rerank_score: float | None = None
+    """By the reranker, where one was asked: larger is better, comparable within one answer only."""
+    headings: tuple[str, ...] = ()
+    """What its best chunk stands under, outermost first."""
+
+    def __post_init__(self) -> None:
+        if not self.chunk_ids:
+            object.__setattr__(self, "chunk_ids", (self.passage.chunk_id,))
 
     @property
     def stores(self) -> tuple[Ranker, ...]:
         return tuple(ranker for ranker in RANKERS if ranker in self.ranks)
+
+    @property
+    def author(self) -> str | None:
+        return self.passage.author
+
+    @property
+    def media_type(self) -> str | None:
+        return self.passage.media_type
+
+    @property
+    def source_modified_at(self) -> datetime | None:
+        return self.passage.source_modified_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +114,8 @@ class Found:
     results: Sequence[Result]
     steps: Sequence[Step]
     took_ms: float
+    relevant: bool = True
+    """False: nothing that was found is about the question, and nothing is shown (query/confidence.py)."""
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -106,23 +139,41 @@ def check(query: str, top: int, mode: str) -> str:
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """The command contract's shape."""
+    """What the command and the service answer; JSON's own types throughout."""
     return {
-        "results": [
-            {
-                "chunk_id": str(r.passage.chunk_id),
-                "document_id": str(r.passage.document_id),
-                "external_id": r.passage.external_id,
-                "source": r.passage.source,
-                "title": r.passage.title,
-                "source_url": r.passage.source_url,
-                "chunk_index": r.passage.chunk_index,
-                "text": r.text,
-                "score": round(r.score, 6),
-                "stores": list(r.stores),
-            }
-            for r in found.results
-        ],
+        "results": [result_as_json(result) for result in found.results],
         "steps": [{"step": s.name, "took_ms": s.took_ms, **s.facts} for s in found.steps],
         "took_ms": found.took_ms,
+        "relevant": found.relevant,
+        "degraded": list(found.degraded),
+    }
+
+
+def result_as_json(result: Result) -> dict[str, Any]:
+    passage = result.passage
+    return {
+        **_place(passage),
+        "chunk_index": passage.chunk_index,
+        "text": result.text,
+        "score": round(result.score, 6),
+        "stores": list(result.stores),
+        "ranks": dict(result.ranks),
+        "rerank_score": None if result.rerank_score is None else round(result.rerank_score, 6),
+        "chunk_ids": [str(id_) for id_ in result.chunk_ids],
+        "also": [_place(other) for other in result.also],
+        "author": passage.author,
+        "media_type": passage.media_type,
+        "source_modified_at": passage.source_modified_at.isoformat() if passage.source_modified_at else None,
+        "headings": list(result.headings),
+    }
+
+
+def _place(passage: Passage) -> dict[str, Any]:
+    return {
+        "chunk_id": str(passage.chunk_id),
+        "document_id": str(passage.document_id),
+        "external_id": passage.external_id,
+        "source": passage.source,
+        "title": passage.title,
+        "source_url": passage.source_url,
     }

@@ -23,6 +23,7 @@ from pipeline.stores.postgres import Connection, Pool, open_pool, translated
 from query import vectors
 from query.access import Caller, Readable, identify, readable
 from query.embedder import QueryEmbedder, bounded, require_same
+from query.filters import NONE, Filters
 from query.fusion import Ranking, diversify, fuse
 from query.keywords import bm25
 from query.model import (
@@ -110,9 +111,19 @@ class Search:
         async with self._connection(self._timeouts.ledger, "search") as connection:
             return await identify(connection, tenant, principals=principals, tags=tags)
 
-    async def search(self, query: str, caller: Caller, *, top: int = 10, mode: Mode = "hybrid") -> Found:
+    async def search(
+        self,
+        query: str,
+        caller: Caller,
+        *,
+        top: int = 10,
+        mode: Mode = "hybrid",
+        filters: Filters = NONE,
+        rerank: bool = True,
+    ) -> Found:
         """The best ``top`` passages that this caller may read now.
 
+        filters: what may be found besides. rerank: where a reranker is set, it has the last word on the order.
         Law: fewer than ``top`` only when no more can be found. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when nothing can answer, or the ledger cannot be asked.
         """

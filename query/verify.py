@@ -10,7 +10,8 @@ from query.access import Caller
 from query.model import Candidate, Passage
 
 _VERIFY = """
-    SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1
+    SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1,
+        d.author, d.media_type, d.source_modified_at
     FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id)
     JOIN documents d ON d.id = c.document_id
     JOIN access_sets a ON a.id = d.access_id

@@ -77,11 +77,13 @@ async def test_finds_what_both_stores_hold(library: Library, tenant: str, mode: 
     [(document_id,)] = await library.execute(
         "SELECT id FROM documents WHERE tenant = %s AND external_id = 'dam.md'", tenant
     )
-    assert set(answer) == {"results", "steps", "took_ms"}
+    assert set(answer) == {"results", "steps", "took_ms", "relevant", "degraded"}
     assert set(first) == {
         "chunk_id", "document_id", "external_id", "source", "title", "source_url", "chunk_index", "text", "score",
-        "stores",
+        "stores", "ranks", "rerank_score", "chunk_ids", "also", "author", "media_type", "source_modified_at",
+        "headings",
     }  # fmt: skip
+    assert (first["chunk_ids"], first["media_type"]) == ([first["chunk_id"]], "text/markdown")
     assert first["document_id"] == str(document_id)
     assert (first["external_id"], first["source"], first["title"]) == ("dam.md", "wiki", "About dams")
     assert first["source_url"] == "https://wiki.example/dam"
