@@ -25,11 +25,16 @@ class RetrievalSettings(Part):
     """Sources that hold one person's own documents: searched by meaning and by time."""
 
 
+Flavour = Literal["cohere", "jina", "tei", "vllm"]
+
+
 class RerankSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_RERANK_", frozen=True, extra="forbid")
 
     url: str | None = None
     """Of a server that answers Cohere's rerank (Jina, TEI, vLLM, Cohere), with its path. None: no reranking by HTTP."""
+    flavour: Flavour = "cohere"
+    """How it is asked; whatever it answers is understood."""
     api_key: SecretStr | None = None
     model: str = ""
     onnx_path: Path | None = None
@@ -40,6 +45,8 @@ class RerankSettings(Part):
     """… and how many of them an answer is given, unless the caller asks for another number."""
     timeout_seconds: float = Field(1.0, gt=0)
     """A slower one is left out: the order of the fusion stays."""
+    cached_pairs: int = Field(100_000, ge=0)
+    """Scores that are remembered, by question and passage (about 200 bytes each); 0 remembers none."""
 
 
 class ChatSettings(Part):
@@ -67,29 +74,53 @@ class ServeSettings(Part):
     development: bool = False
     """Callers name themselves: on loopback only, and said loudly."""
     max_body_bytes: int = Field(1_000_000, ge=1_000)
+    body_seconds: float = Field(10.0, gt=0)
+    """For a request's body to arrive, and for any piece of an answer to be taken by its reader."""
     requests_per_minute: int = Field(120, ge=1)
-    """Of one caller."""
+    """Of one caller, in any 60 s, in this process."""
     concurrent_per_caller: int = Field(8, ge=1)
+    """Those in the waiting room count."""
     concurrent: int = Field(32, ge=1)
     """Requests that are worked on at once …"""
     waiting: int = Field(64, ge=0)
-    """… and that wait for it; more are sent away with 503 and Retry-After."""
+    """… and that wait for it; more are sent away with 503 and Retry-After …"""
+    waiting_seconds: float = Field(2.0, gt=0)
+    """… and so is one that has waited this long."""
     search_seconds: float = Field(10.0, gt=0)
+    """For a whole search, reranking included; its parts are given shares of it (query/http/budget.py)."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names that a request's Host header may have, without the port. Empty: any (in development: loopback's only)."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins whose pages may call from a browser (CORS). Empty: only the page that the service itself serves."""
+    url: str | None = None
+    """Where `penstock up` serves: the local stack writes it to endpoints.json."""
 
 
 class AuthSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_AUTH_", frozen=True, extra="forbid")
 
     jwks_url: str | None = None
+    """Where the issuer publishes its keys: https, or http on loopback. Needs issuer and audience."""
     issuer: str | None = None
     audience: str | None = None
     algorithms: tuple[Literal["RS256", "RS384", "RS512", "PS256", "ES256", "ES384", "EdDSA"], ...] = ("RS256",)
+    leeway_seconds: float = Field(30.0, ge=0, le=300)
+    """By which the issuer's clock may differ from ours."""
+    jwks_keep_seconds: float = Field(86_400.0, gt=0)
+    """How long the keys that we know go on being believed while the issuer cannot be reached."""
     tenant: str | None = None
     """Of everybody, where one service answers one tenant. None: the token's ``tenant_claim``."""
     tenant_claim: str = "tenant"
     principal_claim: str = "email"
+    """Whose value is what `identities.v1` calls a principal, code point by code point."""
+    roles_claim: str = "roles"
+    operator_role: str = "penstock-operator"
+    """Who holds it among the roles may see the pipeline, the review queue and every document's story."""
+    extended_role: str = "penstock-extended"
+    """Who holds it has the budgets of the extended class."""
     keys_file: Path | None = None
-    """TOML of services' API keys, by name: ``sha256`` of the key, ``tenant``, ``tags`` or ``principal``, ``class``."""
+    """TOML of services' API keys, by name: ``sha256`` of the key, ``tenant``, ``tags`` or ``principal``, ``class``,
+    ``operator``. Read again when it changes."""
 
 
 class EvalSettings(Part):

@@ -1,0 +1,139 @@
+"""Who asks: proved by a token, by an API key, or, in development on this machine alone, taken at its word."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+
+import httpx
+import structlog
+from starlette.datastructures import Headers
+
+from pipeline.core.errors import Misconfigured
+from query.http import tokens
+from query.http.jwks import KeySet
+from query.http.keys import KeyFile
+from query.http.problems import Problem
+from query.http.tokens import Untrusted
+from query.http.who import Who
+from query.settings import AuthSettings, ServeSettings
+
+log = structlog.get_logger()
+
+AS, TENANT = "x-penstock-as", "x-penstock-tenant"
+"""Headers by which a caller names itself in development."""
+API_KEY = "x-api-key"
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
+
+
+class Authenticator:
+    """Safe to share between tasks."""
+
+    def __init__(self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: bool):
+        self._settings = settings
+        self._keys = keys
+        self._key_file = key_file
+        self._development = development
+
+    @property
+    def development(self) -> bool:
+        return self._development
+
+    async def authenticate(self, headers: Headers) -> Who:
+        """Raises Problem (401, or 403 for development mode behind a proxy); Retryable when the issuer's keys cannot be
+        had; Misconfigured when the file of keys cannot be read."""
+        authorization = headers.get("authorization")
+        key = headers.get(API_KEY)
+        if authorization is None and key is None:
+            if self._development:
+                return _as_it_says(headers)
+            raise _unauthorized("send Authorization: Bearer TOKEN, or X-Api-Key: KEY", error=None)
+        if authorization is not None and key is not None:
+            raise _unauthorized("send a token or a key, not both")
+        if authorization is not None:
+            scheme, _, given = authorization.partition(" ")
+            given = given.strip()
+            if scheme.lower() != "bearer" or not given:
+                raise _unauthorized("send Authorization: Bearer TOKEN")
+            if given.count(".") == 2 and self._keys is not None:  # a key has no dots
+                try:
+                    return await tokens.who(given, self._keys, self._settings)
+                except Untrusted as error:
+                    raise _unauthorized(str(error)) from error
+            key = given
+        assert key is not None
+        found = self._key_file.who(key) if self._key_file is not None else None
+        if found is None:
+            raise _unauthorized("the token or key is not known")
+        return found
+
+
+def _unauthorized(detail: str, *, error: str | None = "invalid_token") -> Problem:
+    challenge = 'Bearer realm="penstock"'
+    if error is not None:
+        challenge += f', error="{error}", error_description="{detail}"'
+    return Problem("unauthorized", detail, headers={"WWW-Authenticate": challenge})
+
+
+def _as_it_says(headers: Headers) -> Who:
+    """Development: the local user, unless the caller names another. Whoever comes through a proxy is not local."""
+    if any(name in headers for name in PROXY_HEADERS):
+        raise Problem("forbidden", "development mode answers this machine only, and this request came by a proxy")
+    named, tenant = _utf8(headers.get(AS)), _utf8(headers.get(TENANT)) or "default"
+    principal = named or local_user()
+    return Who("development", tenant, principal, klass="extended", operator=named is None)
+
+
+def _utf8(value: str | None) -> str | None:
+    """A header's bytes as text: Starlette reads them as Latin-1."""
+    return value.encode("latin-1").decode("utf-8", "replace").strip() if value else None
+
+
+def local_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return "local"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require(auth: AuthSettings, serve: ServeSettings) -> None:
+    """Raises Misconfigured when nobody could be told from anybody, or everybody would be believed."""
+    tokens.require(auth)
+    if serve.development and not is_loopback(serve.host):
+        raise Misconfigured(
+            f"PENSTOCK_SERVE_DEVELOPMENT believes whatever callers say, so it serves on loopback only, not on"
+            f" {serve.host}: unset it and set PENSTOCK_AUTH_JWKS_URL or PENSTOCK_AUTH_KEYS_FILE"
+        )
+    if not serve.development and auth.jwks_url is None and auth.keys_file is None:
+        raise Misconfigured(
+            "nobody could prove who asks: set PENSTOCK_AUTH_JWKS_URL (with _ISSUER and _AUDIENCE) or"
+            " PENSTOCK_AUTH_KEYS_FILE; on your own machine PENSTOCK_SERVE_DEVELOPMENT=true"
+        )
+
+
+@asynccontextmanager
+async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncIterator[Authenticator]:
+    """Raises Misconfigured."""
+    require(auth, serve)
+    key_file = KeyFile(auth.keys_file) if auth.keys_file is not None else None
+    if serve.development:
+        log.warning("development_mode", says="callers are believed whoever they say they are; never beyond loopback")
+    async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
+        keys = None
+        if auth.jwks_url is not None:
+            keys = KeySet(auth.jwks_url, keep_seconds=auth.jwks_keep_seconds, client=client)
+        try:
+            yield Authenticator(auth, keys=keys, key_file=key_file, development=serve.development)
+        finally:
+            if keys is not None:
+                await keys.aclose()

@@ -1,0 +1,243 @@
+"""What every request passes, in this order: who asks → its rate → its body, capped and in time → a place to work at →
+the route, watched for the client's leaving. Nothing of a stranger's request is read or parsed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from time import perf_counter
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pipeline.core.errors import PenstockError, Retryable
+from query.http import problems
+from query.http.auth import LOOPBACK_NAMES, Authenticator
+from query.http.limits import Limits
+from query.http.problems import Problem
+from query.http.who import Who
+from query.settings import ServeSettings
+from query.telemetry import QueryMetrics
+
+log = structlog.get_logger()
+
+GUARDED = ("/v1", "/mcp")
+"""Beginnings of the paths that want to know who asks. The others show nothing of anybody's documents."""
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self';"
+    " connect-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "content-security-policy": CSP,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+"""Asked every few seconds by machines: counted, not logged."""
+
+
+class _ClientLeft(Exception):
+    """The connection was closed, or nobody takes what we send."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request and what became of it."""
+
+    began: float
+    status: int | None = None
+    who: Who | None = None
+    left: bool = False
+
+    @property
+    def outcome(self) -> str:
+        if self.left or self.status is None:
+            return "cancelled"
+        if self.status < 400:
+            return "ok"
+        of = {401: "unauthorized", 429: "limited", 500: "failed", 503: "unavailable", 504: "unavailable"}
+        return of.get(self.status, "refused" if self.status < 500 else "failed")
+
+
+class Gate:
+    """ASGI middleware, the outermost. ``scope["state"]["who"]`` is the caller where the path is guarded."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authenticator: Authenticator,
+        limits: Limits,
+        metrics: QueryMetrics,
+        settings: ServeSettings,
+    ) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._limits = limits
+        self._metrics = metrics
+        self._settings = settings
+        self._hosts: Collection[str] = settings.allowed_hosts or (
+            LOOPBACK_NAMES if authenticator.development else ()  # a name that was rebound to loopback is no proof
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no websockets: uvicorn answers 403
+        scope["state"] = dict(scope.get("state", {}))
+        exchange = _Exchange(perf_counter())
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                _guard(MutableHeaders(scope=message), guarded=_is_guarded(scope["path"]))
+            try:
+                async with asyncio.timeout(self._settings.body_seconds):
+                    await send(message)
+            except TimeoutError as error:
+                raise _ClientLeft from error
+
+        try:
+            await self._handle(scope, receive, sending, exchange)
+        except (_ClientLeft, asyncio.CancelledError) as error:
+            exchange.left = True
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        except Exception as error:  # whatever it is: an answer of ours, and its trace in the log only
+            if not isinstance(error, Problem):
+                _log(error, scope)
+            problem = problems.of(error)
+            if exchange.status is not None:
+                exchange.status, exchange.left = problem.status, False
+                raise  # half an answer is out: uvicorn cuts the connection, so that nobody takes it for a whole one
+            with suppress(_ClientLeft):
+                await problem.response()(scope, receive, sending)
+        finally:
+            self._record(scope, exchange)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
+        headers = Headers(scope=scope)
+        if self._hosts and _host(headers) not in self._hosts:
+            raise Problem("bad-request", "this service does not go by the name in the Host header")
+        if not _is_guarded(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        exchange.who = scope["state"]["who"] = await self._authenticator.authenticate(headers)
+        self._limits.count(exchange.who)
+        body = await self._body(headers, receive)
+        async with self._limits.place(exchange.who):
+            await _while_connected(self._app, scope, body, receive, send)
+
+    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+        """Raises Problem (408, 413) or _ClientLeft."""
+        most = self._settings.max_body_bytes
+        too_large = Problem("too-large", f"a request has at most {most} bytes", headers={"Connection": "close"})
+        declared = headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared[:20]) > most:
+            raise too_large
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise _ClientLeft
+                    body += message.get("body", b"")
+                    if len(body) > most:
+                        raise too_large
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError as error:
+            raise Problem(
+                "slow-request",
+                f"the whole request has to arrive within {self._settings.body_seconds:g} s",
+                headers={"Connection": "close"},
+            ) from error
+
+    def _record(self, scope: Scope, exchange: _Exchange) -> None:
+        route, seconds = _template(scope), perf_counter() - exchange.began
+        state = scope["state"]
+        self._metrics.requests.labels(route, exchange.outcome).inc()
+        self._metrics.seconds.labels(route, state.get("mode", "")).observe(seconds)
+        if scope["path"] in QUIET:
+            return
+        who = exchange.who
+        log.info(
+            "request", method=scope["method"][:16], route=route, status=exchange.status, outcome=exchange.outcome,
+            ms=round(1000 * seconds, 1), caller=who and who.log_name, tenant=who and who.tenant,
+        )  # fmt: skip
+
+
+async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+    """Answer, and stop when the client leaves: what nobody waits for is not worked on. Raises _ClientLeft."""
+    left = asyncio.ensure_future(_leaving(receive))
+    given, answered = False, False
+
+    async def noting(message: Message) -> None:
+        nonlocal answered
+        answered = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await send(message)
+
+    async def again() -> Message:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await asyncio.shield(left)
+        return {"type": "http.disconnect"}
+
+    work = asyncio.ensure_future(app(scope, again, noting))
+    try:
+        await asyncio.wait({work, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done() and not answered:  # the server says the same when a whole answer is out
+            raise _ClientLeft
+        await work
+    finally:
+        for task in (work, left):
+            task.cancel()
+        await asyncio.gather(work, left, return_exceptions=True)
+
+
+async def _leaving(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _is_guarded(path: str) -> bool:
+    return any(path == beginning or path.startswith(f"{beginning}/") for beginning in GUARDED)
+
+
+def _guard(headers: MutableHeaders, *, guarded: bool) -> None:
+    for name, value in SECURITY_HEADERS.items():
+        headers.setdefault(name, value)
+    if guarded or "cache-control" not in headers:
+        headers["cache-control"] = "no-store" if guarded else "no-cache"
+
+
+def _host(headers: Headers) -> str:
+    host = headers.get("host", "").lower()
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+
+
+def _template(scope: Scope) -> str:
+    """The route's path as it is declared: a label, and never an id."""
+    return getattr(scope.get("route"), "path", None) or "none"
+
+
+def _log(error: Exception, scope: Scope) -> None:
+    """What is ours to mend, with its trace; what the world has to heal, with its reason. Without the request."""
+    if isinstance(error, Retryable | TimeoutError):
+        log.warning("unavailable", route=_template(scope), reason=str(error))
+    elif isinstance(error, PenstockError):
+        log.error("misconfigured", route=_template(scope), reason=str(error))
+    else:
+        log.error("failed", route=_template(scope), exc_info=error)

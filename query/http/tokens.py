@@ -1,0 +1,105 @@
+"""A JSON Web Token as proof of who asks: issuer, audience, times and algorithm are pinned, the rest is the issuer's
+word. What a token says of tags or groups is not read: those are the ledger's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import jwt
+from jwt.exceptions import (
+    ExpiredSignatureError,
+    ImmatureSignatureError,
+    InvalidAlgorithmError,
+    InvalidAudienceError,
+    InvalidIssuerError,
+    InvalidSignatureError,
+    MissingRequiredClaimError,
+    PyJWTError,
+)
+
+from pipeline.core.errors import Misconfigured
+from query.http.jwks import KeySet
+from query.http.who import Who
+from query.settings import AuthSettings
+
+MAX_CHARACTERS = 16_384
+
+
+class Untrusted(Exception):
+    """Why a token proves nothing, in words that may be told to whoever sent it."""
+
+
+REASONS: tuple[tuple[type[PyJWTError], str], ...] = (
+    (ExpiredSignatureError, "the token is expired"),
+    (ImmatureSignatureError, "the token is not valid yet"),
+    (InvalidAudienceError, "the token is for another audience"),
+    (InvalidIssuerError, "the token is of another issuer"),
+    (InvalidAlgorithmError, "the token's algorithm is not accepted"),
+    (InvalidSignatureError, "the token's signature is not the issuer's"),
+    (MissingRequiredClaimError, "the token lacks one of exp, iss and aud"),
+)
+
+
+def require(settings: AuthSettings) -> None:
+    """Raises Misconfigured when tokens would be believed on too little."""
+    if settings.jwks_url is None:
+        return
+    for name in ("issuer", "audience"):
+        if not getattr(settings, name):
+            raise Misconfigured(
+                f"PENSTOCK_AUTH_JWKS_URL is set without PENSTOCK_AUTH_{name.upper()}: any token of that issuer for"
+                " anything would open the service"
+            )
+    if not settings.algorithms:
+        raise Misconfigured('PENSTOCK_AUTH_ALGORITHMS is empty: name the issuer\'s, for instance ["RS256"]')
+    address = urlsplit(settings.jwks_url)
+    if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
+        raise Misconfigured("PENSTOCK_AUTH_JWKS_URL must begin with https:// (http only on this machine)")
+
+
+async def who(token: str, keys: KeySet, settings: AuthSettings) -> Who:
+    """The caller that a token proves. Raises Untrusted, and Retryable when the issuer's keys cannot be had."""
+    claims = await verified(token, keys, settings)
+    tenant = settings.tenant or _named(claims, settings.tenant_claim)
+    principal = _named(claims, settings.principal_claim)
+    if settings.principal_claim == "email" and claims.get("email_verified") is False:
+        raise Untrusted("the token's address is not verified by its issuer")
+    roles = claims.get(settings.roles_claim)
+    held = {role for role in roles if isinstance(role, str)} if isinstance(roles, list) else {roles}
+    return Who(
+        "token", tenant, principal, klass="extended" if settings.extended_role in held else "standard",
+        operator=settings.operator_role in held,
+    )  # fmt: skip
+
+
+async def verified(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[str, Any]:
+    """The claims of a token that is what it says. Raises Untrusted or Retryable."""
+    if len(token) > MAX_CHARACTERS:
+        raise Untrusted(f"the token has more than {MAX_CHARACTERS} characters")
+    try:
+        header = jwt.get_unverified_header(token)
+    except PyJWTError as error:
+        raise Untrusted("the token is no JSON Web Token") from error
+    algorithm, kid = header.get("alg"), header.get("kid")
+    if algorithm not in settings.algorithms:  # before a key is looked for: `none` and HS256 never come near one
+        raise Untrusted("the token's algorithm is not accepted")
+    key = await keys.key(kid, algorithm)
+    if key is None:
+        raise Untrusted("the token's key is not one of the issuer's")
+    try:
+        return jwt.decode(
+            token, key, algorithms=list(settings.algorithms), audience=settings.audience, issuer=settings.issuer,
+            leeway=settings.leeway_seconds, options={"require": ["exp", "iss", "aud"]},
+        )  # fmt: skip
+    except PyJWTError as error:
+        reason = next((words for kind, words in REASONS if isinstance(error, kind)), "the token is not valid")
+        raise Untrusted(reason) from error
+
+
+def _named(claims: Mapping[str, Any], claim: str) -> str:
+    value = claims.get(claim)
+    if not isinstance(value, str) or not value.strip():
+        raise Untrusted(f"the token names no {claim}")
+    return value
