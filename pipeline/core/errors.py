@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "dead-letters"]
-"""What a worker leans on. "dead-letters": our own limit against a flood of them."""
+Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "rerank", "dead-letters"]
+"""What we lean on. "dead-letters": our own limit against a flood of them."""
 
 
 class PenstockError(Exception):

@@ -15,7 +15,8 @@ class Reranker(Protocol):
     async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
         """How relevant each text is, in their order; larger is better, comparable within one query only.
 
-        Raises Retryable (Deferred) when it is away or slow, Misconfigured when it refuses.
+        Raises Retryable (Deferred) when it is away or slow, Misconfigured when it refuses, Poison when it cannot read
+        this very question (too long, rejected).
         """
 
     async def aclose(self) -> None: ...

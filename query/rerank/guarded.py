@@ -1,0 +1,135 @@
+"""A reranker that costs a search no more than its time-box, and a dead one next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from itertools import count
+from typing import Literal
+
+from cachetools import TTLCache
+
+from pipeline.core.breaker import Breaker
+from pipeline.core.errors import Deferred, PenstockError, Poison, Retryable
+from query.rerank.port import Reranker
+
+Outcome = Literal["reranked", "cached", "timeout", "throttled", "unavailable", "misconfigured", "rejected", "skipped"]
+"""Of one rerank: all but the first two leave the order of the fusion. skipped: not asked, because it was failing or
+asked to be left alone."""
+
+REMEMBERED_SECONDS = 3600.0
+"""A server may get another model under the same name; then its old scores are gone within the hour."""
+
+
+class Guarded:
+    """A ``port.Reranker`` around another one: remembers scores, waits no longer than ``timeout_seconds``, and stops
+    asking while it fails, but for one trial at a time."""
+
+    def __init__(
+        self,
+        inner: Reranker,
+        *,
+        timeout_seconds: float,
+        cached_pairs: int,
+        on_outcome: Callable[[Outcome], None] = lambda outcome: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """cached_pairs: scores that are remembered, by model, question and text; 0 remembers none. on_outcome: told
+        once a call, unless the caller leaves."""
+        self._inner = inner
+        self._timeout = timeout_seconds
+        self._cache: TTLCache[bytes, float] = TTLCache(cached_pairs, REMEMBERED_SECONDS, timer=clock)
+        self._on_outcome = on_outcome
+        self._clock = clock
+        self._breaker = Breaker()
+        self._deferred_until = 0.0
+        self._asked = count()
+
+    @property
+    def model(self) -> str:
+        return self._inner.model
+
+    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        keys = [self._key(query, text) for text in texts]
+        scores = {key: score for key in keys if (score := self._cache.get(key)) is not None}
+        missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in scores}
+        if missing:
+            answered = await self._ask(query, list(missing.values()))
+            fresh = dict(zip(missing, answered, strict=True))
+            scores |= fresh
+            if self._cache.maxsize:
+                self._cache.update(fresh)
+        self._on_outcome("reranked" if missing else "cached")
+        return [scores[key] for key in keys]
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    async def _ask(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+        self._require_open()
+        with self._watched():
+            try:
+                async with asyncio.timeout(self._timeout) as box:
+                    return await self._inner.rerank(query, texts)
+            except TimeoutError as error:
+                if not box.expired():
+                    raise
+                self._on_outcome("timeout")
+                raise Retryable(f"the reranker did not answer within {self._timeout:g} s", service="rerank") from error
+            except PenstockError as error:
+                self._on_outcome(_outcome(error))
+                raise
+
+    def _require_open(self) -> None:
+        now = self._clock()
+        if (wait := self._deferred_until - now) > 0:
+            reason = "it asked us to come later"
+        elif (wait := self._breaker.enter(now)) > 0:
+            reason = self._breaker.trouble.reason if self._breaker.trouble else "it fails"
+        else:
+            return
+        self._on_outcome("skipped")
+        raise Retryable(f"the reranker is left alone for a while: {reason}", retry_after=wait, service="rerank")
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Report to the breaker what becomes of the body."""
+        try:
+            yield
+        except Poison:
+            self._breaker.ended({"rerank"})  # the question's fault: the other side answers
+            raise
+        except PenstockError as error:
+            retry_after = error.retry_after if isinstance(error, Retryable) else None
+            if isinstance(error, Deferred):
+                self._deferred_until = self._clock() + (retry_after or 1.0)
+            self._breaker.failed(
+                next(self._asked), "rerank", str(error),
+                now=self._clock(), random=random.random(), retry_after=retry_after,  # noqa: S311  jitter
+            )  # fmt: skip
+            raise
+        except BaseException:
+            if self._breaker.trouble:
+                self._breaker.ended(())  # whoever was the trial has left: the next one is
+            raise
+        else:
+            self._breaker.ended({"rerank"})
+
+    def _key(self, query: str, text: str) -> bytes:
+        digest = blake2b(digest_size=16)
+        for part in (self.model, query, text):
+            encoded = part.encode("utf-8", "surrogatepass")
+            digest.update(len(encoded).to_bytes(8) + encoded)
+        return digest.digest()
+
+
+def _outcome(error: PenstockError) -> Outcome:
+    if isinstance(error, Deferred):
+        return "throttled"
+    if isinstance(error, Poison):
+        return "rejected"
+    return "unavailable" if isinstance(error, Retryable) else "misconfigured"
