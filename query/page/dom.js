@@ -1,0 +1,85 @@
+// Elements from data. Text goes in as text only: documents are untrusted, and nothing here reads markup.
+
+export const $ = (id) => document.getElementById(id);
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function fill(node, properties, children) {
+  for (const [name, value] of Object.entries(properties)) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "data") Object.assign(node.dataset, value);
+    else node.setAttribute(name, value === true ? "" : String(value));
+  }
+  node.append(...children.flat(3).filter((child) => child !== null && child !== undefined && child !== false && child !== ""));
+  return node;
+}
+
+/** An element; `on…` properties are listeners, `data` its dataset, strings among the children are text. */
+export const el = (tag, properties = {}, ...children) => fill(document.createElement(tag), properties, children);
+export const svg = (tag, properties = {}, ...children) => fill(document.createElementNS(SVG, tag), properties, children);
+
+/** The URL if it leads to the web; null for every other scheme (javascript:, data:, file:) and for what is none. */
+export function web(address) {
+  let url;
+  try {
+    url = new URL(address);
+  } catch {
+    return null;
+  }
+  return url.protocol === "https:" || url.protocol === "http:" ? url : null;
+}
+
+/** A link that tells its target nothing about us and shows where it leads; plain text where it leads nowhere safe. */
+export function outward(address, text, className = "") {
+  const url = web(address);
+  if (!url) return el("span", { class: className }, text);
+  return el("a", { class: className, href: url.href, target: "_blank", rel: "noopener noreferrer" }, text);
+}
+
+/** Where a document lives, in few words: the host, or the end of a path. */
+export function place(address) {
+  const url = web(address);
+  if (url) return url.host;
+  if (!address) return "";
+  const parts = decoded(address).split("/").filter(Boolean);
+  return parts.slice(-2).join("/");
+}
+
+function decoded(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+/** Say it to a screen reader. */
+export function say(text) {
+  $("said").textContent = text;
+}
+
+export const plural = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
+
+const UNITS = [["d", 86400], ["h", 3600], ["min", 60]];
+
+/** Seconds, in the largest unit of which there are two: "90 s", "4 min", "3 d". */
+export function duration(seconds) {
+  if (seconds === null || seconds === undefined || Number.isNaN(seconds)) return "–";
+  for (const [unit, size] of UNITS) if (seconds >= 2 * size) return `${Math.floor(seconds / size)} ${unit}`;
+  return seconds < 10 ? `${Math.max(0, Math.round(seconds * 10) / 10)} s` : `${Math.round(seconds)} s`;
+}
+
+export function ago(moment) {
+  if (!moment) return "never";
+  return `${duration(Math.max(0, (Date.now() - Date.parse(moment)) / 1000))} ago`;
+}
+
+/** A moment as an element: short for the eye, exact on hover and for machines. */
+export function time(moment, options = { dateStyle: "medium", timeStyle: "medium" }) {
+  if (!moment) return el("span", {}, "–");
+  const date = new Date(moment);
+  return el("time", { datetime: moment, title: date.toISOString() }, new Intl.DateTimeFormat("en", options).format(date));
+}
+
+export const day = (moment) => time(moment, { dateStyle: "medium" });

@@ -1,0 +1,92 @@
+"""The page: static files, read once, served with names that change whenever any of them does.
+
+Scripts are ES modules and need no build: all files stand under ``/assets/HASH/``, where HASH is one hash of everything,
+so that their relative imports find each other and a browser may keep them for a year. The page itself is asked for
+every time and answered with 304 while it is the same.
+"""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.resources import files
+
+from fastapi import APIRouter, Request, Response
+
+TYPES = {
+    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml",
+    "html": "text/html; charset=utf-8",
+}  # fmt: skip
+FOREVER = "public, max-age=31536000, immutable"
+CONTENT_SECURITY_POLICY = "; ".join(
+    (
+        "default-src 'self'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'",
+        "object-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+    )
+)  # fmt: skip
+"""Nothing from elsewhere is loaded and nothing inline runs: documents are untrusted, and are shown here."""
+HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",  # links lead to sources: they need not learn what was searched for
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    content: bytes
+    zipped: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def of(cls, name: str, content: bytes) -> File:
+        return cls(
+            content, gzip.compress(content, mtime=0), TYPES[name.rpartition(".")[2]],
+            f'"{sha256(content).hexdigest()[:16]}"',
+        )  # fmt: skip
+
+
+def _read() -> tuple[File, str, dict[str, File]]:
+    """The page, the hash of everything, and its other files by name."""
+    found = {
+        entry.name: entry.read_bytes()
+        for entry in sorted(files("query.page").iterdir(), key=lambda entry: entry.name)
+        if entry.name.rpartition(".")[2] in TYPES
+    }
+    together = sha256(b"".join(name.encode() + b"\0" + content + b"\0" for name, content in found.items()))
+    version = together.hexdigest()[:16]
+    page = found.pop("index.html").replace(b"{{assets}}", f"assets/{version}".encode())
+    return File.of("index.html", page), version, {name: File.of(name, content) for name, content in found.items()}
+
+
+_PAGE, VERSION, _FILES = _read()
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+def page(request: Request) -> Response:
+    return _answer(request, _PAGE, "no-cache")
+
+
+@router.get("/assets/{version}/{name}")
+def asset(request: Request, version: str, name: str) -> Response:
+    """Of another version there is nothing here: what would be sent under its name would be kept for a year."""
+    file = _FILES.get(name)
+    if file is None or version != VERSION:
+        return Response(status_code=404, headers=HEADERS)
+    return _answer(request, file, FOREVER)
+
+
+def _answer(request: Request, file: File, caching: str) -> Response:
+    headers = {**HEADERS, "Cache-Control": caching, "ETag": file.etag, "Vary": "Accept-Encoding"}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if file.etag in known:
+        return Response(status_code=304, headers=headers)
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(file.zipped, media_type=file.media_type, headers={**headers, "Content-Encoding": "gzip"})
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,0 +1,52 @@
+// Who asks. With a token or key of one's own; in development mode by a name alone, which the service then says loudly.
+
+import { become, get, who } from "./api.js";
+import { $, el } from "./dom.js";
+
+let me = null;
+
+export const operator = () => me?.operator === true;
+
+/** Ask the service who we are to it; null: nobody yet. */
+export async function recognise() {
+  try {
+    me = await get("v1/me");
+  } catch (error) {
+    if (error.status !== 401) throw error;
+    me = null;
+  }
+  const name = me && (me.principal ?? me.key ?? "service");
+  $("who").textContent = name ? `${name} · ${me.tenant}` : "Sign in";
+  $("who").title = name ? `You read as ${name} in ${me.tenant}` : "Say who you are";
+  return me;
+}
+
+/** done is called after somebody has said who they are. why: what did not work. */
+export function open(done, why = "") {
+  const card = $("signin");
+  const token = el("input", { id: "signin-token", type: "password", autocomplete: "off", spellcheck: "false", value: who().token ?? "" });
+  const name = el("input", { id: "signin-as", type: "text", autocomplete: "username", spellcheck: "false", value: who().as ?? "" });
+  const tenant = el("input", { id: "signin-tenant", type: "text", autocomplete: "organization", spellcheck: "false", placeholder: "default", value: who().tenant ?? "" });
+  const submit = async (event) => {
+    event.preventDefault();
+    become(token.value ? { token: token.value.trim() } : { as: name.value.trim(), tenant: tenant.value.trim() });
+    card.close();
+    await done();
+  };
+  card.replaceChildren(
+    el("form", { method: "dialog", onsubmit: submit },
+      el("header", {}, el("h2", { id: "signin-title" }, "Who asks?"),
+        el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => card.close() }, "×")),
+      el("p", { class: "quiet-text" }, "You see what you may read, and nothing else. What you enter is kept in this tab only."),
+      why && el("p", { class: "doubt", role: "alert" }, why),
+      el("label", { for: "signin-token" }, "Access token or key"), token,
+      el("details", { open: Boolean(who().as) || me?.kind === "development" }, el("summary", {}, "This service runs in development mode"),
+        el("label", { for: "signin-as" }, "Your name"), name, el("label", { for: "signin-tenant" }, "Tenant"), tenant),
+      el("div", { class: "buttons" },
+        el("button", { type: "button", class: "quiet", onclick: async () => (become({}), card.close(), await done()) }, "Sign out"),
+        el("button", { type: "submit", class: "primary" }, "Continue")),
+    ),
+  );
+  card.showModal();
+  token.focus();
+}
