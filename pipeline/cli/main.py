@@ -18,6 +18,7 @@ from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.rebuild import rebuild
 from pipeline.cli.recover import recover
 from pipeline.cli.search import search
+from pipeline.cli.serve import serve
 from pipeline.cli.stack import down, status, up
 from pipeline.cli.why import why
 from pipeline.core.errors import PenstockError
@@ -63,7 +64,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords o
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, ingest, watch, search, why, rebuild, recover, audit):
+for command in (up, down, status, serve, ingest, watch, search, why, rebuild, recover, audit):
     app.command()(command)
 app.add_typer(dead)
 app.add_typer(connector)

@@ -35,6 +35,7 @@ def why(
     """
     from pipeline.core.errors import PenstockError
     from pipeline.ledger.story import verdict
+    from pipeline.ledger.story_json import as_json
 
     found, story, decision = asyncio.run(_tell(tenant, names(document), principals or []))
     if len(found) > 1:
@@ -85,80 +86,6 @@ async def _tell(
                 return found, told, decide(caller, told.access.acl_tags, told.access.required_tags)
 
 
-def as_json(story: Story) -> dict[str, Any]:
-    """The command contract's shape; times in ISO 8601."""
-    from pipeline.ledger.story import verdict
-
-    document, access = story.document, story.access
-    searchable, reason = verdict(story)
-    return {
-        "document": None
-        if document is None
-        else {
-            "id": str(document.identity.id),
-            "tenant": document.identity.tenant,
-            "source": document.identity.source,
-            "external_id": document.identity.external_id,
-            "title": document.title,
-            "source_url": document.source_url,
-            "author": document.author,
-            "media_type": document.media_type,
-            "seq": document.seq,
-            "announced_seq": document.announced_seq,
-            "version": document.version,
-            "observed_at": _iso(document.observed_at),
-            "content_hash": document.content_hash.hex() if document.content_hash else None,
-            "source_modified_at": _iso(document.source_modified_at),
-            "changed_at": _iso(document.changed_at),
-            "received_at": _iso(document.received_at),
-            "deleted_at": _iso(document.deleted_at),
-            "lane": document.lane,
-        },
-        "events": [
-            {
-                "at": _iso(e.at),
-                "kind": e.kind,
-                "outcome": e.outcome,
-                "version": e.version,
-                "observed_at": _iso(e.observed_at),
-                "seq": e.seq,
-                "lane": e.lane,
-            }
-            for e in story.events
-        ],
-        "generations": [
-            {
-                "generation": g.name,
-                "active": g.active,
-                "chunks": g.chunks,
-                "vectors": _store_json(g.vectors),
-                "keywords": _store_json(g.keywords),
-            }
-            for g in story.generations
-        ],
-        "access": {
-            "acl_tags": list(access.acl_tags),
-            "required_tags": list(access.required_tags),
-            "observed_at": _iso(access.observed_at),
-        },
-        "dead": [
-            {
-                "id": d.id,
-                "stage": d.stage,
-                "code": d.code,
-                "message": d.message,
-                "at": _iso(d.at),
-                "attempt": d.attempt,
-                "replay_of": d.replay_of,
-                "replayed_at": _iso(d.replayed_at),
-            }
-            for d in story.dead
-        ],
-        "searchable": searchable,
-        "reason": reason,
-    }
-
-
 def _decision_json(principals: Sequence[str], decision: Decision) -> dict[str, Any]:
     return {
         "readable_by": {
@@ -177,24 +104,6 @@ def _decision_line(principals: Sequence[str], decision: Decision) -> str:
     if not decision.by:
         return f"{who}: no, holds none of its access tags"
     return f"{who}: no, lacks {', '.join(decision.lacks)}"
-
-
-def _store_json(progress: StoreProgress) -> dict[str, Any]:
-    return {
-        "state": progress.state,
-        "seq": progress.seq,
-        "want_seq": progress.want_seq,
-        "at": _iso(progress.at),
-        "pending_since": _iso(progress.pending_since),
-        "next_retry": _iso(progress.next_retry),
-        "attempts": progress.attempts,
-        "error": progress.error,
-        "refused": progress.refused,
-    }
-
-
-def _iso(at: Any) -> str | None:
-    return at.isoformat() if at is not None else None
 
 
 def _show(story: Story, searchable: bool, reason: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
+from traceback import extract_tb
 
 import structlog
 from starlette.datastructures import Headers, MutableHeaders
@@ -39,6 +40,7 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+LINGER_TIMES = 16
 QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 """Asked every few seconds by machines: counted, not logged."""
 
@@ -117,10 +119,10 @@ class Gate:
                 _log(error, scope)
             problem = problems.of(error)
             if exchange.status is not None:
-                exchange.status, exchange.left = problem.status, False
-                raise  # half an answer is out: uvicorn cuts the connection, so that nobody takes it for a whole one
-            with suppress(_ClientLeft):
-                await problem.response()(scope, receive, sending)
+                exchange.status = problem.status  # half an answer is out: the server cuts it off
+            else:
+                with suppress(_ClientLeft):
+                    await problem.response()(scope, receive, sending)
         finally:
             self._record(scope, exchange)
 
@@ -140,21 +142,29 @@ class Gate:
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Raises Problem (408, 413) or _ClientLeft."""
         most = self._settings.max_body_bytes
-        too_large = Problem("too-large", f"a request has at most {most} bytes", headers={"Connection": "close"})
         declared = headers.get("content-length", "0")
-        if declared.isdecimal() and int(declared[:20]) > most:
-            raise too_large
-        body = bytearray()
+        is_large = declared.isdecimal() and int(declared[:20]) > most
+        body, discarded = bytearray(), 0
         try:
             async with asyncio.timeout(self._settings.body_seconds):
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
                         raise _ClientLeft
-                    body += message.get("body", b"")
-                    if len(body) > most:
-                        raise too_large
-                    if not message.get("more_body", False):
+                    part = message.get("body", b"")
+                    if is_large or len(body) + len(part) > most:
+                        is_large = True
+                        body.clear()
+                        discarded += len(part)
+                    else:
+                        body += part
+                    is_over = not message.get("more_body", False)
+                    # Who is cut off in the middle of sending never reads why: some of the rest is taken and dropped.
+                    if is_large and (is_over or discarded > LINGER_TIMES * most):
+                        raise Problem(
+                            "too-large", f"a request has at most {most} bytes", headers={"Connection": "close"}
+                        )
+                    if is_over:
                         return bytes(body)
         except TimeoutError as error:
             raise Problem(
@@ -234,10 +244,13 @@ def _template(scope: Scope) -> str:
 
 
 def _log(error: Exception, scope: Scope) -> None:
-    """What is ours to mend, with its trace; what the world has to heal, with its reason. Without the request."""
+    """What is ours to mend, with where it happened; what the world has to heal, with its reason."""
     if isinstance(error, Retryable | TimeoutError):
         log.warning("unavailable", route=_template(scope), reason=str(error))
     elif isinstance(error, PenstockError):
         log.error("misconfigured", route=_template(scope), reason=str(error))
     else:
-        log.error("failed", route=_template(scope), exc_info=error)
+        frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in extract_tb(error.__traceback__)]
+        log.error(
+            "failed", route=_template(scope), error=type(error).__name__, at=frames
+        )  # its words may quote content

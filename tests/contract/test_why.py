@@ -16,9 +16,10 @@ import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
-from pipeline.cli.why import as_json, names
+from pipeline.cli.why import names
 from pipeline.embedding.port import Embedded
 from pipeline.ledger import story
+from pipeline.ledger.story_json import as_json
 from pipeline.stages.stage import Incoming
 from tests.library import Library, WordEmbedder, access, deletion, document
 

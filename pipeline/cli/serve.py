@@ -1,0 +1,31 @@
+"""``penstock serve``: the query service."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 finds a free one. [default: 8080]")] = None,
+) -> None:
+    """Serve search and answers over HTTP until told to stop (SIGTERM finishes what is under way, for a few seconds).
+
+    Who asks is proved by tokens (PENSTOCK_AUTH_JWKS_URL, _ISSUER, _AUDIENCE) or keys (PENSTOCK_AUTH_KEYS_FILE).
+    On your own machine PENSTOCK_SERVE_DEVELOPMENT=true believes what callers say. See docs/http.md.
+
+    Example: penstock serve --port 8080
+    """
+    from pipeline.settings import load
+    from pipeline.telemetry import configure_logging
+    from query.http.serve import run
+    from query.settings import load as load_query
+
+    configure_logging()
+    settings, query = load(), load_query()
+    chosen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    query = query.model_copy(update={"serve": query.serve.model_copy(update=chosen)})
+    asyncio.run(run(settings, query, typer.echo))

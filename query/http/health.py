@@ -1,0 +1,120 @@
+"""/livez, /readyz and /metrics: for machines, without a name.
+
+Live: the loop turns. Ready: the ledger answers, for nothing is shown that it did not verify, and the model has answered
+once or failed to. With Elasticsearch or the model away the service is degraded, and ready: half an answer is better
+than a restart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from time import monotonic
+
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import PlainTextResponse, Response
+
+from pipeline.core.errors import PenstockError
+from pipeline.ledger import generations
+from pipeline.stores.elasticsearch import translated
+from query.embedder import bounded
+from query.http.asking import ledger, service_of
+from query.http.auth import PROXY_HEADERS, Authenticator, is_loopback
+from query.service import Service
+
+LOOK_SECONDS = 2.0
+"""A part that takes longer to say that it is there is not."""
+REMEMBERED_SECONDS = 1.0
+"""However often it is asked, the servers are looked at once a second."""
+
+routes = APIRouter()
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    ready: bool
+    away: tuple[str, ...]
+    """Parts that do not answer: ledger, keywords, model; starting."""
+
+    @property
+    def line(self) -> str:
+        if not self.away:
+            return "ready\n"
+        return f"{'degraded' if self.ready else 'not ready'}: {', '.join(self.away)}\n"
+
+
+class Health:
+    """One a service."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._looking: asyncio.Task[Condition] | None = None
+        self._looked_at = float("-inf")
+
+    async def condition(self) -> Condition:
+        if self._looking is None or (self._looking.done() and monotonic() - self._looked_at > REMEMBERED_SECONDS):
+            self._looking = asyncio.create_task(self._look(), name="readiness")
+        return await asyncio.shield(self._looking)
+
+    async def _look(self) -> Condition:
+        service = self._service
+        try:
+            async with bounded(LOOK_SECONDS, "Postgres"), ledger(service, "readiness") as connection:
+                active = await generations.active(connection)
+        except PenstockError:
+            self._looked_at = monotonic()
+            return Condition(False, ("ledger",))
+        away = []
+        try:
+            async with bounded(LOOK_SECONDS, "Elasticsearch"):
+                with translated("readiness"):
+                    if not await service.es.indices.exists(index=active.keyword_index):
+                        away.append("keywords")
+        except PenstockError:
+            away.append("keywords")
+        if not service.is_warm:
+            away.append("starting")
+        elif service.model_error is not None:
+            away.append("model")
+            service.warm()  # what healed meanwhile shows at the next look
+        self._looked_at = monotonic()
+        return Condition("starting" not in away, tuple(away))
+
+
+@routes.get("/livez", response_class=PlainTextResponse, tags=["service"])
+async def live() -> str:
+    """The process answers."""
+    return "ok\n"
+
+
+@routes.get(
+    "/readyz",
+    response_class=PlainTextResponse,
+    tags=["service"],
+    responses={503: {"description": "The ledger is away, or the service is starting.", "content": {"text/plain": {}}}},
+)
+async def ready(request: Request) -> Response:
+    """200 when questions are answered, be it by a part of the stores (`degraded: …`)."""
+    condition: Condition = await request.app.state.health.condition()
+    return PlainTextResponse(condition.line, 200 if condition.ready else 503)
+
+
+@routes.get("/metrics", response_class=PlainTextResponse, tags=["service"])
+async def metrics(request: Request) -> Response:
+    """Prometheus's text format: to this machine, and to an operator's key from elsewhere. What others ask shows in the
+    counts."""
+    if not _is_local(request):
+        authenticator: Authenticator = request.app.state.authenticator
+        who = await authenticator.authenticate(request.headers)
+        if not who.operator:
+            return PlainTextResponse("for operators only\n", 403)
+    return Response(generate_latest(service_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _is_local(request: Request) -> bool:
+    return (
+        request.client is not None
+        and is_loopback(request.client.host)
+        and not any(name in request.headers for name in PROXY_HEADERS)
+    )

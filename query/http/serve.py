@@ -1,0 +1,56 @@
+"""The query service as a process: opened, served until it is told to stop, closed in order."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from pipeline.core.errors import Misconfigured
+from pipeline.serving import served
+from pipeline.settings import Settings
+from query.embedder import QueryEmbedder
+from query.http.app import app
+from query.http.auth import open_authenticator, require
+from query.service import Service, open_service
+from query.settings import QuerySettings
+
+log = structlog.get_logger()
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, query: QuerySettings, *, embedder: QueryEmbedder | None = None
+) -> AsyncIterator[tuple[str, Service]]:
+    """Yields the address, ``http://host:port``, and the service. At the end no more requests are taken, and those under
+    way are finished or cut within ``pipeline.serving.STOP_SECONDS``. Raises Misconfigured and Retryable."""
+    require(query.auth, query.serve)
+    async with AsyncExitStack() as closing:
+        service = await closing.enter_async_context(open_service(settings, query, embedder=embedder))
+        authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
+        service.warm()
+        host, port = query.serve.host, query.serve.port
+        try:
+            address = await closing.enter_async_context(served(app(service, authenticator), host, port))
+        except OSError as error:
+            raise Misconfigured(
+                f"cannot serve on {host}:{port}: {error.strerror or error}"
+                " (PENSTOCK_SERVE_HOST, PENSTOCK_SERVE_PORT; port 0 finds a free one)"
+            ) from error
+        yield address, service
+
+
+async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str], None]) -> None:
+    """Until SIGTERM or SIGINT. on_ready: told the address once it is listened on."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with serving(settings, query) as (address, _):
+        on_ready(address)
+        log.info("serving", address=address, development=query.serve.development)
+        await stop.wait()
+        log.info("stopping")

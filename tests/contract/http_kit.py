@@ -1,0 +1,58 @@
+"""The query service over a library of documents, as a real HTTP server in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from query.embedder import QueryEmbedder
+from query.http.serve import serving
+from query.service import Service
+from query.settings import AuthSettings, QuerySettings, ServeSettings
+from tests.library import Library, WordEmbedder
+
+
+@asynccontextmanager
+async def service_over(
+    library: Library,
+    *,
+    serve: dict[str, Any] | None = None,
+    auth: dict[str, Any] | None = None,
+    **parts: Any,
+) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
+    """A client of a service on the library's stores. Without auth: development mode, where a client names itself by
+    X-Penstock-As and X-Penstock-Tenant. parts: other parts of QuerySettings."""
+    query = QuerySettings(
+        serve=ServeSettings(port=0, **({"development": auth is None, "requests_per_minute": 100_000} | (serve or {}))),
+        auth=AuthSettings(**(auth or {})),
+        **parts,
+    )
+    async with (
+        serving(library.settings, query, embedder=QueryEmbedder(WordEmbedder)) as (address, service),
+        httpx.AsyncClient(base_url=address, timeout=60) as client,
+    ):
+        yield client, service
+
+
+def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
+    """A file of API keys: by name, ``key`` in clear and the entry's other fields."""
+    lines = []
+    for name, fields in keys.items():
+        lines.append(f"[{name}]")
+        for field, value in fields.items():
+            if field == "key":
+                field, value = "sha256", sha256(value.encode()).hexdigest()
+            shown = str(value).lower() if isinstance(value, bool) else repr(value)
+            lines.append(f"{field} = {shown}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def as_(principal: str, tenant: str = "acme") -> dict[str, str]:
+    """Headers of development mode."""
+    return {"X-Penstock-As": principal, "X-Penstock-Tenant": tenant}
