@@ -229,20 +229,5 @@ async def create_graph(connection: Connection, generation: Generation, *, concur
 
 
 async def point_readers_at(connection: Connection, generation: Generation) -> None:
-    """Make ``readers.chunks`` show this generation. Embeddings are shown as ``halfvec`` without a fixed dimension, so
-    that a later generation can replace the view."""
-    await connection.execute(
-        sql.SQL(
-            """
-            CREATE OR REPLACE VIEW readers.chunks AS
-            SELECT c.id, c.document_id AS doc_id, array_position(m.chunk_ids, c.id) - 1 AS chunk_index, c.text,
-                   m.token_counts[array_position(m.chunk_ids, c.id)] AS token_count, a.acl_tags, a.required_tags,
-                   d.tenant, d.source_url, c.created_at, c.embedding::halfvec AS embedding
-            FROM {table} c
-            JOIN documents d ON d.id = c.document_id AND d.deleted_at IS NULL
-            JOIN access_sets a ON a.id = d.access_id
-            JOIN manifests m ON m.document_id = d.id AND m.generation = {name} AND m.chunk_ids @> ARRAY[c.id]
-            """
-        ).format(table=sql.Identifier(generation.chunk_table), name=sql.Literal(generation.name))
-    )
-    await connection.execute("GRANT SELECT ON readers.chunks TO penstock_reader")
+    """Make ``readers.chunks`` show this generation (migration 0013 says what it looks like)."""
+    await connection.execute("SELECT point_readers_at(%s, %s)", [generation.chunk_table, generation.name])

@@ -180,7 +180,8 @@ async def test_the_reader_role_reads_the_views_and_nothing_else(paths: Paths) ->
             "  OR c.relkind <> 'S' AND has_any_column_privilege('penstock_reader', c.oid,"
             "   'SELECT, INSERT, UPDATE, REFERENCES'))"
         )
-        assert {name for (name,) in await cursor.fetchall()} == {"readers.documents", "readers.chunks"}
+        views = {"readers.documents", "readers.chunks", "readers.generation"}
+        assert {name for (name,) in await cursor.fetchall()} == views
         await connection.execute("SET ROLE penstock_reader")
         for view, column in (("documents", "external_id"), ("chunks", "source_url IS NULL")):
             rows = await (await connection.execute(f"SELECT {column} FROM readers.{view}".encode())).fetchall()

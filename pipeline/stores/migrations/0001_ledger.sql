@@ -153,7 +153,12 @@ DO $$ BEGIN
     IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_reader') THEN
         CREATE ROLE penstock_reader NOLOGIN;
     END IF;
-EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;  -- roles are shared by all databases of a server
+EXCEPTION
+    WHEN duplicate_object OR unique_violation THEN NULL;  -- roles are shared by all databases of a server
+    WHEN insufficient_privilege THEN
+        RAISE EXCEPTION 'the role penstock_reader is missing and % may not create it: let an administrator run'
+            ' `CREATE ROLE penstock_reader NOLOGIN`, then `penstock migrate` again', current_user
+            USING ERRCODE = 'insufficient_privilege';
 END $$;
 GRANT USAGE ON SCHEMA readers TO penstock_reader;
 GRANT SELECT ON readers.documents TO penstock_reader;
