@@ -1,0 +1,301 @@
+"""A question → an answer whose every claim points to what it was read in. docs/answers.md describes it.
+
+The order is: material, context, model, then checks; whatever the model does, what is shown is checked, and without a
+model (or when it fails) the answer is the passages themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Protocol
+from uuid import uuid4
+
+import structlog
+
+from pipeline.core.errors import Deferred, PenstockError, Retryable
+from pipeline.core.normalise import clean
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.stores.postgres import Pool, translated
+from query.access import Caller
+from query.answers.chat import Chat, End
+from query.answers.context import Context, build
+from query.answers.judged import NOTHING, Judged, judge
+from query.answers.model import (
+    NO_INFORMATION,
+    Answer,
+    Cited,
+    Delta,
+    Done,
+    Event,
+    Failed,
+    Numbered,
+    Sources,
+    Usage,
+)
+from query.answers.prompt import ask
+from query.answers.quotes import quotations
+from query.answers.support import is_no_information
+from query.answers.written import Found, Writing
+from query.embedder import bounded
+from query.material import CallerClass, Material, Question
+from query.review import record
+from query.settings import ChatSettings
+from query.steps import Steps
+from query.telemetry import QueryMetrics
+
+RECORD_SECONDS = 2.0
+WHOLE_SLACK_TOKENS = 256
+"""What the headings of whole documents may take beyond their estimate; the prompt's own estimate has room for it."""
+LONGEST_REST_SECONDS = 60.0
+
+NO_MODEL = "no answering model is configured: these are the passages that match best"
+
+_log = structlog.get_logger(__name__)
+
+
+class Gathers(Protocol):
+    """``query.modes.gather.Modes``."""
+
+    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material: ...
+
+
+class Answers:
+    """Safe to share between tasks. Owns nothing that it is given."""
+
+    def __init__(
+        self,
+        modes: Gathers,
+        chat: Chat | None,
+        pool: Pool | None,
+        settings: ChatSettings,
+        *,
+        metrics: QueryMetrics | None = None,
+        key: Callable[[], str] = lambda: secrets.token_hex(6),
+    ) -> None:
+        """chat: None: answers are quotations. pool: for the review queue; None: there is none. key: of the delimiters,
+        drawn for each question."""
+        self._modes = modes
+        self._chat = chat
+        self._pool = pool
+        self._settings = settings
+        self._metrics = metrics
+        self._key = key
+        self._rests_until = 0.0
+
+    async def whole(self, question: Question, caller: Caller, klass: CallerClass = "standard") -> Answer:
+        """The answer at once. Raises BadQuery; Retryable or Misconfigured where there is no material."""
+        async with aclosing(self.answer(question, caller, klass)) as events:
+            async for event in events:
+                match event:
+                    case Done(answer):
+                        return answer
+                    case Failed(error):
+                        raise error
+        raise AssertionError("an answer ends with Done or Failed")
+
+    async def answer(
+        self, question: Question, caller: Caller, klass: CallerClass = "standard"
+    ) -> AsyncGenerator[Event, None]:
+        """Sources, then Delta and Cited as it is written, then Done; or Failed, and nothing before it.
+
+        Law: what ``Done`` holds was checked, whatever the model did; a model that fails is no failure of the answer.
+        Closing it early closes the request to the model.
+        """
+        try:
+            material = await self._modes.gather(question, caller, klass)
+        except PenstockError as error:
+            self._count("failed")
+            yield Failed(error)
+            return
+        async with aclosing(_Answering(self, question, caller, material).run()) as events:
+            async for event in events:
+                yield event
+
+    def _count(self, outcome: str) -> None:
+        if self._metrics is not None:
+            self._metrics.answers.labels(outcome).inc()
+
+
+class _Answering:
+    """One question's."""
+
+    def __init__(self, answers: Answers, question: Question, caller: Caller, material: Material) -> None:
+        self.answers = answers
+        self.settings = answers._settings
+        self.question = clean(question.text).strip()
+        self.caller = caller
+        self.material = material
+        self.steps = Steps()
+        self.steps.done += material.steps
+        self.notes = list(material.notes)
+        self.id = uuid4()
+        self.began = time.perf_counter()
+        self.end: End | None = None
+        self.context = Context([], 0, 0)
+
+    async def run(self) -> AsyncGenerator[Event, None]:
+        material = self.material
+        if material.relevant and material.passages:
+            with self.steps.step("context") as facts:
+                # In a thread: to count what a whole collection holds takes a second.
+                self.context = await asyncio.to_thread(self._build)
+                facts |= {"passages": len(self.context.shown), "tokens": self.context.tokens}
+                facts |= {"left_out": self.context.left_out}
+            self.notes += self.context.notes
+        passages = self.context.passages
+        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done))
+        if not passages:
+            yield Delta(NO_INFORMATION)
+            yield Done(self._no_information(model=None))
+            return
+        if self.answers._chat is None:
+            self.notes.append(NO_MODEL)
+            done = await self._quoted(passages)
+            yield Delta(done.text)
+            yield Done(done)
+            return
+        async with aclosing(self._written(self.answers._chat, passages)) as events:
+            async for event in events:
+                yield event
+
+    def _build(self) -> Context:
+        budget = self.material.budget_tokens
+        return build(
+            self.material.passages,
+            whole=self.material.whole,
+            budget_tokens=self.settings.context_tokens if budget is None else budget + WHOLE_SLACK_TOKENS,
+            count=lambda text: byte_pairs().count([text])[0],
+        )
+
+    # With a model
+
+    async def _written(self, chat: Chat, passages: Sequence[Numbered]) -> AsyncGenerator[Event, None]:
+        writing, text = Writing(passages), ""
+        try:
+            with self.steps.step("chat") as facts:
+                facts["model"] = chat.model
+                self._require_awake()
+                async with aclosing(self._stream(chat)) as pieces:
+                    async for piece in pieces:
+                        known = len(writing.found.cited)
+                        shown = writing.end() if isinstance(piece, End) else writing.feed(piece)
+                        shown = shown if text else shown.lstrip()
+                        if shown and not text:
+                            facts["first_token_ms"] = round(1000 * (time.perf_counter() - self.began))
+                        text += shown
+                        if shown:
+                            yield Delta(shown)
+                        for n in writing.found.cited[known:]:
+                            yield Cited(n)
+                usage = self._used()
+                facts |= {"prompt_tokens": usage.prompt, "answer_tokens": usage.answer}
+                if not text.strip():
+                    raise Retryable("the model wrote nothing", service="chat")
+        except PenstockError as error:
+            self._rest(error)
+            self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
+            yield Done(await self._quoted(passages, degraded=True))
+            return
+        yield Done(await self._checked(chat.model, text.strip(), writing.found, passages))
+
+    async def _stream(self, chat: Chat) -> AsyncGenerator[str | End, None]:
+        today = datetime.now(UTC).date()
+        messages = ask(
+            self.question, self.context.shown, key=self.answers._key(), today=today, history=self.material.history
+        )
+        stream = chat.stream(messages)
+        async with aclosing(stream) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, End):
+                    self.end = piece
+                yield piece
+
+    def _used(self) -> Usage:
+        usage = self.end.usage if self.end else Usage()
+        if self.end and self.end.reason == "length":
+            self.notes.append(f"the answer was cut at the model's limit of {self.settings.answer_tokens} tokens")
+        elif self.end and self.end.reason == "filtered":
+            self.notes.append("the model's server ended the answer by its content filter")
+        if metrics := self.answers._metrics:
+            metrics.tokens.labels("prompt").inc(usage.prompt)
+            metrics.tokens.labels("answer").inc(usage.answer)
+        return usage
+
+    def _require_awake(self) -> None:
+        rest = self.answers._rests_until - time.monotonic()
+        if rest > 0:
+            raise Deferred(f"its server asked to be left alone for another {rest:.0f} s", service="chat")
+
+    def _rest(self, error: PenstockError) -> None:
+        if isinstance(error, Deferred) and error.retry_after:
+            until = time.monotonic() + min(error.retry_after, LONGEST_REST_SECONDS)
+            self.answers._rests_until = max(self.answers._rests_until, until)
+
+    async def _checked(self, model: str, text: str, found: Found, passages: Sequence[Numbered]) -> Answer:
+        if is_no_information(text):
+            return self._no_information(model=model)
+        with self.steps.step("check") as facts:
+            judged = await asyncio.to_thread(judge, text, found, passages)
+            facts |= {"claims": judged.verdict.claims, "unsupported": len(judged.verdict.unsupported)}
+        self.notes += judged.notes
+        self.answers._count("grounded" if judged.grounded else "unsupported")
+        cited = [p for p in passages if p.n in found.cited]
+        answer = self._answer(text, cited, model=model, grounded=judged.grounded, judged=judged)
+        if judged.reasons and await self._record(answer, passages):
+            answer = replace(answer, review=True, steps=tuple(self.steps.done))
+        return answer
+
+    async def _record(self, answer: Answer, passages: Sequence[Numbered]) -> bool:
+        """Whether it is in the queue. The answer does not wait for a database that is away."""
+        pool, history = self.answers._pool, self.material.history
+        if pool is None:
+            return False
+        private = history is not None and bool(history.pieces)
+        try:
+            with self.steps.step("review"):
+                async with bounded(RECORD_SECONDS, "Postgres"):
+                    with translated("the review queue"):
+                        async with pool.connection() as connection:
+                            tenant = self.caller.tenant
+                            await record(connection, tenant, self.question, answer, passages, private=private)
+        except PenstockError as error:
+            _log.warning("answer not recorded for review", error=str(error))
+            return False
+        return True
+
+    # Without one
+
+    async def _quoted(self, passages: Sequence[Numbered], *, degraded: bool = False) -> Answer:
+        if degraded and (metrics := self.answers._metrics):
+            metrics.degraded.labels("chat").inc()
+        self.answers._count("failed" if degraded else "passages")
+        text, quoted = await asyncio.to_thread(quotations, self.question, passages, ranked=not self.material.whole)
+        return self._answer(text, quoted, model=None, grounded=True, degraded=degraded)
+
+    def _no_information(self, *, model: str | None) -> Answer:
+        self.answers._count("no_information")
+        return self._answer(NO_INFORMATION, (), model=model, grounded=True, relevant=False)
+
+    def _answer(
+        self,
+        text: str,
+        cited: Sequence[Numbered],
+        *,
+        model: str | None,
+        grounded: bool,
+        relevant: bool = True,
+        degraded: bool = False,
+        judged: Judged | None = None,
+    ) -> Answer:
+        verdict = judged.verdict if judged else NOTHING
+        return Answer(
+            text, tuple(cited), self.material.mode, tuple(self.steps.done), grounded, relevant, self.id,
+            tuple(dict.fromkeys(self.notes)), model, degraded, tuple(verdict.unsupported), verdict.support,
+            verdict.density, tuple(judged.reasons) if judged else (), usage=self.end.usage if self.end else Usage(),
+        )  # fmt: skip

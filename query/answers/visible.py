@@ -1,0 +1,108 @@
+"""What a person would see of a document's text, made safe to quote to a model. Pure.
+
+Ingestion has cleaned texts already; titles, authors and texts of older versions pass here once more, because whatever
+a model reads and a person does not is where instructions are hidden.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pipeline.core.normalise import clean
+
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
+"""Left by ``clean`` where a script or a flag may need them; a quotation does without."""
+_CODE = re.compile(r"(^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}\2[`~]*[ \t]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_MARKDOWN_COMMENT = re.compile(r"^[ \t]{0,3}\[[^\]\n]{0,100}\]:[ \t]*(?:#|<>)[ \t]*[(\"'].*$", re.MULTILINE)
+"""``[//]: # (…)``: a link definition that nothing uses and no page shows."""
+_ELEMENT = re.compile(r"<([a-z][a-z0-9]*)\b([^<>]{0,2000})>", re.IGNORECASE)
+_HIDDEN_ELEMENTS = frozenset(("script", "style", "template", "noscript", "head", "object", "iframe", "svg", "title"))
+_VOID = frozenset(("area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"))
+_HIDDEN_STYLE = re.compile(
+    r"display\s*:\s*none|visibility\s*:\s*hidden|(?:font-size|opacity|max-height|height|width)\s*:\s*0(?![.\d]*[1-9])"
+    r"|text-indent\s*:\s*-\d{3,}|(?:^|\s)hidden(?:\s|=|/|$)|aria-hidden\s*=\s*[\"']?true",
+    re.IGNORECASE,
+)
+
+_TEMPLATE = re.compile(
+    r"<[|｜][^|｜<>\n]{1,40}[|｜]>|<<?/?SYS>>?|\[/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS)\]|</?s>"
+    r"|<(?:start|end)_of_(?:turn|text|image)>|<(?:bos|eos)>|</?think>",
+    re.IGNORECASE,
+)
+"""Marks that chat templates end a turn with: some servers read them in a message as if they had written them."""
+_ROLE = re.compile(
+    r"^(?=[\W_]*(?:system|assistant|user|developer|human|tool|instructions?)(?:\s+(?:prompt|message|note))?[\W_]*:"
+    r"|#+[ \t]*(?:system|assistant|user|developer|human|new instructions?|instructions?)\b"
+    r"|[\W_]*(?:end|begin|start|close)\b[^\n]{0,40}\b(?:passages?|contexts?|documents?|sources?|quot\w*|data)\b"
+    r"[^\n\w]{0,10}[0-9a-f]{0,32}[^\n\w]{0,10}$)",
+    re.IGNORECASE | re.MULTILINE,
+)
+_FENCES = str.maketrans({"\u27e6": "[", "\u27e7": "]", "\u301a": "[", "\u301b": "]", "\u2e28": "(", "\u2e29": ")"})
+"""The brackets of our own delimiters, and those that look like them."""
+_REFERENCE = re.compile(r"[\[\u3010](\d{1,3}(?:\s*[,;–-]\s*\d{1,3})*)[\]\u3011](?!\()")
+
+
+def visible(text: str) -> str:
+    """Without what no page shows: zero-width, direction and tag characters, comments, elements that are not displayed.
+    Code is left as it is, for it is shown."""
+    text = _UNSEEN.sub("", clean(text))
+    return _outside_code(text, lambda part: _MARKDOWN_COMMENT.sub("", _without_hidden(_COMMENT.sub("", part)))).strip()
+
+
+def one_line(text: str, most_characters: int = 200) -> str:
+    """A title or a name."""
+    flat = " ".join(visible(text).split())
+    return flat if len(flat) <= most_characters else flat[:most_characters].rstrip() + " …"
+
+
+def quotable(text: str) -> str:
+    """``visible`` text in which nothing looks like a delimiter, a turn of a chat or one of our citations.
+
+    Marks of a reference (``[3]``) become ``(3)``: a model that copies a sentence must not cite by accident what the
+    document's author cited. Inside code they stay.
+    """
+    text = _TEMPLATE.sub(lambda m: m[0].translate(_BROKEN), visible(text).translate(_FENCES))
+    text = _ROLE.sub("\u2502 ", text)
+    return _outside_code(text, lambda part: _REFERENCE.sub(r"(\1)", part))
+
+
+Changer = Callable[[str], str]
+_BROKEN = str.maketrans({"<": "\u2039", ">": "\u203a", "[": "(", "]": ")"})
+
+
+def _outside_code(text: str, change: Changer) -> str:
+    parts, at = [], 0
+    for code in _CODE.finditer(text):
+        parts += [change(text[at : code.start()]), code[0]]
+        at = code.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def _without_hidden(text: str) -> str:
+    """An element that does not end in this passage hides all of the rest of it."""
+    parts, at = [], 0
+    lower = text.lower()
+    for element in _ELEMENT.finditer(text):
+        if element.start() < at:
+            continue
+        name, attributes = element[1].lower(), element[2]
+        if name not in _HIDDEN_ELEMENTS and not _HIDDEN_STYLE.search(attributes):
+            continue
+        parts.append(text[at : element.start()])
+        if attributes.endswith("/") or name in _VOID:
+            at = element.end()
+            continue
+        at = _end_of(lower, name, element.end())
+    return "".join([*parts, text[at:]])
+
+
+def _end_of(lower: str, name: str, at: int) -> int:
+    """Where the element that was opened before ``at`` is over, those of its kind within it counted."""
+    depth = 1
+    for tag in re.compile(rf"<(/?){name}\b[^<>]{{0,2000}}>").finditer(lower, at):
+        depth += -1 if tag[1] else 1
+        if depth == 0:
+            return tag.end()
+    return len(lower)

@@ -1,0 +1,204 @@
+"""Answers that somebody should look at, and what people thought of answers and passages.
+
+Operators read the queue, and need not be allowed to read the documents. So an entry shows ids, scores and the question;
+what the model wrote is made of documents, and is shown only to who may read every one of them now. Why, and what it
+costs: docs/adr/0020-review-queue.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pipeline.stores.postgres import Connection
+from query.access import Caller, sayable
+from query.answers.model import Answer, Numbered
+from query.model import BadQuery
+
+KEPT_DAYS = 30
+MOST_NOTE_CHARACTERS = 2_000
+MOST_QUERY_CHARACTERS = 8_000
+MOST_LISTED = 200
+
+Thumb = Literal["up", "down"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    answer_id: UUID
+    asked_at: datetime
+    question: str
+    mode: str
+    model: str
+    support: float
+    density: float
+    reasons: Sequence[str]
+    documents: Sequence[UUID]
+    chunks: Sequence[UUID]
+    """``[n]`` is the n-th of these."""
+    answer: str | None
+    """None: this operator may not read every document that it was made from, or nobody may read it (history)."""
+    unsupported: Sequence[str] | None
+    up: int
+    down: int
+    """What people thought of it."""
+
+
+async def record(
+    connection: Connection, tenant: str, question: str, answer: Answer, shown: Sequence[Numbered], *, private: bool
+) -> None:
+    """shown: every passage that the model read, cited or not. private: a member's own history was read along, so the
+    text is not kept. What is older than KEPT_DAYS goes. Raises psycopg.Error."""
+    ordered = sorted(shown, key=lambda p: p.n)
+    await connection.execute(
+        "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
+        " chunks, answer, unsupported) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        " ON CONFLICT (answer_id) DO NOTHING",
+        [
+            answer.answer_id, tenant, question, answer.mode, answer.model or "", answer.support, answer.density,
+            list(answer.reasons), list({p.result.passage.document_id for p in ordered}),
+            [p.result.passage.chunk_id for p in ordered],
+            None if private else answer.text.replace("\x00", ""), None if private else list(answer.unsupported),
+        ],
+    )  # fmt: skip
+    await connection.execute(
+        "DELETE FROM answer_reviews WHERE asked_at < now() - make_interval(days => %s)", [KEPT_DAYS]
+    )
+
+
+_WAITING = """
+    SELECT r.answer_id, r.asked_at, r.question, r.mode, r.model, r.support, r.density, r.reasons, r.documents, r.chunks,
+        CASE WHEN p.may_read THEN r.answer END, CASE WHEN p.may_read THEN r.unsupported END,
+        count(f.verdict) FILTER (WHERE f.verdict = 'up'), count(f.verdict) FILTER (WHERE f.verdict = 'down')
+    FROM answer_reviews r
+    CROSS JOIN LATERAL (
+        SELECT NOT EXISTS (
+            SELECT FROM unnest(r.documents) AS made_of (id)
+            WHERE NOT EXISTS (
+                SELECT FROM documents d JOIN access_sets a ON a.id = d.access_id
+                WHERE d.id = made_of.id AND d.tenant = r.tenant AND d.deleted_at IS NULL AND d.version IS NOT NULL
+                  AND a.tenant = d.tenant AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[]
+            )
+        ) AS may_read OFFSET 0
+    ) p
+    LEFT JOIN answer_feedback f ON f.answer_id = r.answer_id AND f.tenant = r.tenant
+    WHERE r.tenant = %(tenant)s AND r.resolved_at IS NULL
+      AND (%(before)s::timestamptz IS NULL OR r.asked_at < %(before)s)
+      AND r.asked_at >= now() - make_interval(days => %(days)s)
+    GROUP BY r.answer_id, p.may_read
+    ORDER BY r.asked_at DESC, r.answer_id
+    LIMIT %(limit)s
+"""
+
+
+async def waiting(
+    connection: Connection, operator: Caller, *, limit: int = 50, before: datetime | None = None
+) -> list[Waiting]:
+    """The operator's tenant's open entries, the newest first. before: the last page's last ``asked_at``.
+
+    Whether this caller is an operator is for whoever calls to know. Raises BadQuery, psycopg.Error.
+    """
+    if not 1 <= limit <= MOST_LISTED:
+        raise BadQuery(f"limit is {limit}, must be 1 to {MOST_LISTED}")
+    cursor = await connection.execute(
+        _WAITING,
+        {
+            "tenant": operator.tenant, "tags": sorted(operator.tags), "before": before, "limit": limit,
+            "days": KEPT_DAYS,
+        },
+    )  # fmt: skip
+    return [Waiting(*row) for row in await cursor.fetchall()]
+
+
+async def resolve(connection: Connection, tenant: str, answer_id: UUID, verdict: Literal["right", "wrong"]) -> bool:
+    """Somebody has looked at it. False: this tenant has no such entry open. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "UPDATE answer_reviews SET resolved_at = now(), resolved_as = %s"
+        " WHERE answer_id = %s AND tenant = %s AND resolved_at IS NULL",
+        [verdict, answer_id, tenant],
+    )
+    return cursor.rowcount == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    verdict: Thumb
+    answer_id: UUID | None = None
+    chunk_id: UUID | None = None
+    query: str | None = None
+    note: str | None = None
+
+
+async def give(connection: Connection, tenant: str, giver: str, feedback: Feedback) -> None:
+    """One voice a person and subject; a second one replaces the first. giver: who, as it was authenticated.
+
+    The ids are not looked up: the answer would tell whether there is such a thing. Raises BadQuery, psycopg.Error.
+    """
+    if (feedback.answer_id is None) == (feedback.chunk_id is None):
+        raise BadQuery("feedback is about an answer or about a passage: give answer_id or chunk_id, and not both")
+    for name, value, most in (
+        ("note", feedback.note, MOST_NOTE_CHARACTERS), ("query", feedback.query, MOST_QUERY_CHARACTERS),
+    ):  # fmt: skip
+        if value is not None and (len(value) > most or not sayable([value])):
+            raise BadQuery(f"{name} is too long (at most {most} characters) or holds what no message can carry")
+    subject = f"{feedback.answer_id}|{feedback.chunk_id}|{feedback.query or ''}"
+    await connection.execute(
+        "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, chunk_id, query, verdict, note)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, giver, subject)"
+        " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, given_at = now()",
+        [
+            tenant, _digest(f"{tenant}|{giver}"), _digest(subject), feedback.answer_id, feedback.chunk_id,
+            feedback.query, feedback.verdict, feedback.note,
+        ],
+    )  # fmt: skip
+    await connection.execute(
+        "DELETE FROM answer_feedback WHERE given_at < now() - make_interval(days => %s)", [KEPT_DAYS]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    verdict: Thumb
+    answer_id: UUID | None
+    chunk_id: UUID | None
+    query: str | None
+    note: str | None
+    given_at: datetime
+
+
+async def given(connection: Connection, tenant: str, *, limit: int = 50) -> list[Given]:
+    """What was said lately in a tenant, for its operators; the newest first. Raises BadQuery, psycopg.Error."""
+    if not 1 <= limit <= MOST_LISTED:
+        raise BadQuery(f"limit is {limit}, must be 1 to {MOST_LISTED}")
+    cursor = await connection.execute(
+        "SELECT verdict, answer_id, chunk_id, query, note, given_at FROM answer_feedback"
+        " WHERE tenant = %s ORDER BY given_at DESC LIMIT %s",
+        [tenant, limit],
+    )
+    return [Given(*row) for row in await cursor.fetchall()]
+
+
+def waiting_json(entry: Waiting) -> dict[str, Any]:
+    return {
+        "answer_id": str(entry.answer_id),
+        "asked_at": entry.asked_at.isoformat(),
+        "question": entry.question,
+        "mode": entry.mode,
+        "model": entry.model,
+        "support": round(entry.support, 3),
+        "density": round(entry.density, 3),
+        "reasons": list(entry.reasons),
+        "document_ids": [str(id_) for id_ in entry.documents],
+        "chunk_ids": [str(id_) for id_ in entry.chunks],
+        "answer": entry.answer,
+        "unsupported": None if entry.unsupported is None else list(entry.unsupported),
+        "feedback": {"up": entry.up, "down": entry.down},
+    }
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
