@@ -114,7 +114,7 @@ class Gate:
             exchange.left = True
             if isinstance(error, asyncio.CancelledError):
                 raise
-        except Exception as error:  # whatever it is: an answer of ours, and its trace in the log only
+        except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
             if not isinstance(error, Problem):
                 _log(error, scope)
             problem = problems.of(error)
