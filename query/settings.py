@@ -60,6 +60,8 @@ class ChatSettings(Part):
     answer_tokens: int = Field(1_024, ge=16)
     context_tokens: int = Field(6_000, ge=256)
     """What retrieved passages may fill (cl100k)."""
+    temperature: float | None = Field(None, ge=0, le=2)
+    """None: the model's own (some refuse any other)."""
     first_token_seconds: float = Field(20.0, gt=0)
     timeout_seconds: float = Field(60.0, gt=0)
     """For the whole answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "rerank", "dead-letters"]
+Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "rerank", "chat", "dead-letters"]
 """What we lean on. "dead-letters": our own limit against a flood of them."""
 
 
