@@ -17,11 +17,11 @@ let opened = null;
 
 const results = () => search.now(state, open);
 
-function change(part, { step = true } = {}) {
+function change(part, how) {
   const asked = ["q", "mode", "source", "type", "author", "since", "before"].some((name) => name in part && part[name] !== state[name]);
   state = { ...state, ...part };
   if (asked && !("answer" in part)) state.answer = false;
-  address.write(state, { step });
+  address.write(state, how);
   if (asked && !state.answer) answer.stop();
 }
 
@@ -141,11 +141,11 @@ async function begin() {
 $("ask").addEventListener("submit", (event) => {
   event.preventDefault();
   change({ q: $("query").value });
-  history.pushState(null, "", address.address(state)); // what was typed becomes a step that back leads to
+  address.settle();
   results();
 });
 $("query").addEventListener("input", () => {
-  change({ q: $("query").value }, { step: false });
+  change({ q: $("query").value }, { typing: true });
   document.title = state.q ? `${state.q} – Penstock` : "Penstock";
   search.later(state, open);
 });

@@ -70,7 +70,8 @@ function tiles(found) {
   if (pending) {
     const n = pending.vectors.documents + pending.keywords.documents;
     const least = pending.vectors.more || pending.keywords.more ? "more than " : "";
-    made.push(tile("Oldest waiting", n ? duration(pending.oldest_seconds) : "none", n ? `${least}${pending.vectors.documents.toLocaleString("en")} for meaning, ${pending.keywords.documents.toLocaleString("en")} for words` : "both stores hold all there is", n && pending.oldest_seconds > (fresh?.objective_seconds ?? 300) ? "bad" : n ? "" : "good"));
+    const failing = pending.vectors.failing + pending.keywords.failing;
+    made.push(tile("Oldest waiting", n ? `${least && "≥ "}${duration(pending.oldest_seconds)}` : "none", n ? `${least}${pending.vectors.documents.toLocaleString("en")} for meaning, ${pending.keywords.documents.toLocaleString("en")} for words${failing ? `; ${failing.toLocaleString("en")} failing` : ""}` : "both stores hold all there is", n && pending.oldest_seconds > (fresh?.objective_seconds ?? 300) ? "bad" : n ? "" : "good"));
   }
   if (found.lag) made.push(tile("Lag", found.lag.records.toLocaleString("en"), found.lag.records ? "events not taken yet" : "every event is taken", found.lag.records > 10_000 ? "bad" : found.lag.records ? "" : "good"));
   if (dead) made.push(tile("Dead letters", `${dead.waiting.toLocaleString("en")}${dead.more ? "+" : ""}`, dead.waiting ? "wait for somebody" : "none waits", dead.waiting ? "bad" : "good"));
@@ -105,7 +106,7 @@ const dot = (state, text) => el("span", { class: `dot ${state}` }, text);
 function letters(dead) {
   if (!dead) return null;
   return panel("Dead letters",
-    table(["Stage", "Reason", "Waiting", "Newest"], dead.by_code.map((one) => row(one.stage, el("code", {}, one.code), one.documents.toLocaleString("en"), ago(one.newest_at))), "No event was set aside."),
+    table(["Stage", "Reason", "Waiting", "Newest"], dead.by_code.map((one) => row(one.stage, el("code", {}, one.code), one.letters.toLocaleString("en"), ago(one.newest_at))), "No event was set aside."),
     dead.waiting > 0 && el("p", { class: "quiet-text" }, el("code", {}, "penstock dead list"), " names them, ", el("code", {}, "penstock dead replay"), " sends them again."));
 }
 
@@ -121,14 +122,14 @@ const CONDITIONS = { following: "good", "first load": "busy", paused: "idle", wa
 function connectors(all) {
   if (!all) return null;
   return panel("Connectors",
-    table(["Source", "Kind", "State", "Last success", "Published", ""], all.map((one) => row(
-      el("strong", {}, one.source), one.kind, dot(CONDITIONS[one.state] ?? "idle", one.state), ago(one.last_success_at), one.published.toLocaleString("en"), el("span", { class: "reason" }, one.reason ?? ""))),
+    table(["Source", "Kind", "State", "Last success", "Last sweep", "Published", "What is wrong"], all.map((one) => row(
+      el("strong", {}, one.source), one.kind, dot(CONDITIONS[one.state] ?? "idle", one.state), ago(one.last_success_at), ago(one.last_sweep_at), one.published.toLocaleString("en"), el("span", { class: "reason" }, one.reason ?? ""))),
     "No connector has run here."));
 }
 
 function stores(all) {
   if (!all) return null;
-  return panel("Stores", table(["Store", "State", "Holds"], all.map((one) => row(one.name, dot(one.up ? "good" : "bad", one.up ? "up" : "away"), one.holds ?? "")), "None."));
+  return panel("Stores", table(["Store", "State", "Holds"], all.map((one) => row(one.name, dot(one.up ? "good" : one.up === null ? "idle" : "bad", one.up ? "up" : one.up === null ? "not known" : "away"), one.holds ?? "")), "None."));
 }
 
 function lag(found) {

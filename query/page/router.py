@@ -1,8 +1,10 @@
 """The page: static files, read once, served with names that change whenever any of them does.
 
 Scripts are ES modules and need no build: all files stand under ``/assets/HASH/``, where HASH is one hash of everything,
-so that their relative imports find each other and a browser may keep them for a year. The page itself is asked for
-every time and answered with 304 while it is the same.
+so that their relative imports find each other and a browser may keep them for a year. The page names them all, so that
+they are fetched at once and not import by import. The page itself is asked for
+every time and answered with 304 while it is the same. The headers that guard it (nothing inline runs, nothing from
+elsewhere is loaded: documents are untrusted and are shown here) are the gate's, query/http/gate.py.
 """
 
 from __future__ import annotations
@@ -19,20 +21,6 @@ TYPES = {
     "html": "text/html; charset=utf-8",
 }  # fmt: skip
 FOREVER = "public, max-age=31536000, immutable"
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'self'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'",
-        "object-src 'none'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
-    )
-)  # fmt: skip
-"""Nothing from elsewhere is loaded and nothing inline runs: documents are untrusted, and are shown here."""
-HEADERS = {
-    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # links lead to sources: they need not learn what was searched for
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +47,15 @@ def _read() -> tuple[File, str, dict[str, File]]:
     }
     together = sha256(b"".join(name.encode() + b"\0" + content + b"\0" for name, content in found.items()))
     version = together.hexdigest()[:16]
-    page = found.pop("index.html").replace(b"{{assets}}", f"assets/{version}".encode())
-    return File.of("index.html", page), version, {name: File.of(name, content) for name, content in found.items()}
+    page = found.pop("index.html").decode()
+    modules = [name for name in found if name.endswith(".js") and f'src="{{{{assets}}}}/{name}"' not in page]
+    preloads = "\n  ".join(f'<link rel="modulepreload" href="{{{{assets}}}}/{name}">' for name in modules)
+    page = page.replace("<!-- preloads -->", preloads).replace("{{assets}}", f"assets/{version}")
+    return (
+        File.of("index.html", page.encode()),
+        version,
+        {name: File.of(name, content) for name, content in found.items()},
+    )
 
 
 _PAGE, VERSION, _FILES = _read()
@@ -78,12 +73,12 @@ def asset(request: Request, version: str, name: str) -> Response:
     """Of another version there is nothing here: what would be sent under its name would be kept for a year."""
     file = _FILES.get(name)
     if file is None or version != VERSION:
-        return Response(status_code=404, headers=HEADERS)
+        return Response(status_code=404)
     return _answer(request, file, FOREVER)
 
 
 def _answer(request: Request, file: File, caching: str) -> Response:
-    headers = {**HEADERS, "Cache-Control": caching, "ETag": file.etag, "Vary": "Accept-Encoding"}
+    headers = {"Cache-Control": caching, "ETag": file.etag, "Vary": "Accept-Encoding"}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
     if file.etag in known:
         return Response(status_code=304, headers=headers)

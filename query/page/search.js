@@ -61,6 +61,7 @@ export function forget() {
 function show(found, state, open) {
   const stems = wanted(state.q);
   const results = found.results ?? [];
+  $("results").dataset.of = state.q.trim();
   $("results").replaceChildren(...results.map((result) => card(result, { stems, query: state.q.trim(), open })));
   $("status").textContent = results.length ? `${plural(results.length, "passage")} · ${Math.round(found.took_ms)} ms` : "";
   notices(found.degraded ?? []);

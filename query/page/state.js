@@ -35,12 +35,16 @@ export function address(state) {
   return `?${made}`;
 }
 
-/** Write it into the address bar: as a new step of the history, or in place of the present one while typing. */
-export function write(state, { step }) {
+/** Write it into the address bar, as a new step of the history. What is being typed is one step until it is settled. */
+export function write(state, { typing = false } = {}) {
   const to = address(state);
   if (to === location.search || (to === "?" && !location.search)) return;
-  history[step ? "pushState" : "replaceState"](null, "", to);
+  const replaced = typing && history.state?.typing;
+  history[replaced ? "replaceState" : "pushState"](typing ? { typing } : null, "", to);
 }
+
+/** What was typed is what was meant: the next letter begins a new step. */
+export const settle = () => history.replaceState(null, "", location.href);
 
 /** The filters as the service takes them; undefined: none. */
 export function filters(state) {

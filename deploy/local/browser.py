@@ -1,0 +1,84 @@
+"""A Chromium for the page's tests and screenshots: ``python -m deploy.local.browser`` finds one, or installs Debian's.
+
+``$PENSTOCK_CHROMIUM`` names one; else it is looked for on the PATH; else, as root on a Debian, its package is installed
+by apt-get (with a typeface, for the screenshots). Playwright's own download is not used: it comes from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from pipeline.core.errors import Misconfigured
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+PACKAGES = ("chromium", "fonts-inter")
+APT_SECONDS = 600
+
+console = Console(stderr=True, highlight=False)
+
+
+def find() -> Path | None:
+    """The browser to use; None: there is none. Raises Misconfigured when the one that was named is not there."""
+    if named := os.environ.get("PENSTOCK_CHROMIUM"):
+        path = shutil.which(named)
+        if path is None:
+            raise Misconfigured(f"PENSTOCK_CHROMIUM names {named}, which cannot be run: correct it, or unset it")
+        return Path(path)
+    found = next(filter(None, map(shutil.which, NAMES)), None)
+    return Path(found) if found else None
+
+
+def require() -> Path:
+    """Raises Misconfigured with one line."""
+    found = find()
+    if found is None:
+        raise Misconfigured(
+            "no Chromium was found: `apt-get install chromium` (as root `make setup` does it),"
+            " or name one with PENSTOCK_CHROMIUM"
+        )
+    return found
+
+
+def install() -> None:
+    """Debian's packages, by apt-get. Raises Misconfigured with the line that says why not."""
+    apt = shutil.which("apt-get")
+    if apt is None or os.geteuid() != 0:
+        return
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES]):
+        try:
+            done = subprocess.run(
+                [apt, *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                errors="replace", check=False, timeout=APT_SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            raise Misconfigured(
+                f"apt-get {arguments[0]} did not end within {APT_SECONDS} s: is the network there?"
+            ) from error
+        if done.returncode != 0:
+            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
+            errors = [line for line in lines if line.startswith("E:")]
+            raise Misconfigured(f"apt-get {arguments[0]} failed: {(errors or lines)[-1][:300]}")
+
+
+def main() -> int:
+    """Returns the exit code: 1 when there is no browser in the end."""
+    try:
+        if find() is None:
+            with console.status("installing Chromium (apt-get)"):
+                install()
+        console.print(f"browser: {require()}", soft_wrap=True)
+    except Misconfigured as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

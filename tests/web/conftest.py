@@ -1,0 +1,147 @@
+"""One browser and one site for all tests of the page: the real application over the real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+
+from deploy.local.browser import require
+from deploy.local.stack import Stack
+from query.http.auth import local_user
+from tests.contract.http_kit import service_over
+from tests.library import Library, WordEmbedder
+from tests.web.library_of_git import documents
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+DESK = {"width": 1200, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """With a profile of its own, made by Playwright and removed with it."""
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=str(require()), args=list(FLAGS))
+        yield browser
+        await browser.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    url: str
+    library: Library
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def site(stack: Stack) -> AsyncIterator[Site]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*documents())
+        for source in sorted({one.source for one in documents()}):
+            for principal in ("ann", local_user()):
+                await library.execute(
+                    "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
+                    " VALUES ('acme', %s, %s, '{staff}', now())", source, principal
+                )  # fmt: skip
+        async with service_over(library) as (client, _):
+            yield Site(str(client.base_url).rstrip("/"), library)
+
+
+class Tab:
+    """A browser's tab, signed in as Ann of acme, that notes whatever a page should not do."""
+
+    def __init__(self, page: Page, context: BrowserContext, url: str, folder: Path) -> None:
+        self.page = page
+        self.context = context
+        self.url = url
+        self._folder = folder
+        self.errors: list[str] = []
+        self.foreign: list[str] = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._heard)
+        page.on("request", lambda request: request.url.startswith(url) or self.foreign.append(request.url))
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        # An answer of 404 is the service's; a refused script or image would be the page's.
+        if message.type in ("error", "warning") and not message.text.startswith("Failed to load resource"):
+            self.errors.append(message.text)
+
+    async def open(self, address: str = "") -> None:
+        await self.page.goto(f"{self.url}/{address}")
+        await self.until("document.querySelector('#who').textContent !== 'Sign in'")
+
+    async def until(self, true: str) -> None:
+        """Wait for a script's expression: Playwright's own way evaluates text in the page, which the page forbids."""
+        async with asyncio.timeout(20):
+            while not await self.page.evaluate(true):
+                await asyncio.sleep(0.02)
+
+    async def search(self, words: str) -> None:
+        await self.page.fill("#query", words)
+        await self.results()
+
+    async def results(self) -> list[str]:
+        """Titles, once those of what is asked are there."""
+        await self.until(
+            "(list => list.dataset.of === document.querySelector('#query').value.trim() && !list.ariaBusy"
+            " && list.childElementCount > 0)(document.querySelector('#results'))"
+        )
+        return await self.page.locator("#results h3 .title").all_inner_texts()
+
+    async def shoot(self, name: str) -> None:
+        """A picture for docs/: into the folder that PENSTOCK_SCREENSHOTS names, else into the test's own."""
+        await self.page.evaluate("document.fonts.ready")
+        await self.page.wait_for_timeout(400)  # what moves comes to rest
+        await self.page.screenshot(path=self._folder / f"{name}.png")
+
+
+@dataclass(slots=True)
+class Tabs:
+    browser: Browser
+    site: Site
+    folder: Path
+    open: list[Tab]
+
+    async def new(
+        self, *, theme: str = "light", size: dict[str, int] | None = None, who: str | None = "ann", scale: float = 1,
+        motion: str = "no-preference",
+    ) -> Tab:  # fmt: skip
+        """who None: the local user, who operates the service in development mode."""
+        context = await self.browser.new_context(
+            viewport=size or DESK, color_scheme=theme, device_scale_factor=scale, reduced_motion=motion,
+            locale="en-GB", timezone_id="UTC",
+        )  # fmt: skip
+        access = json.dumps({"tenant": "acme"} | ({"as": who} if who else {}))
+        await context.add_init_script(f"sessionStorage['penstock-access'] ??= {json.dumps(access)}")
+        page = await context.new_page()
+        page.set_default_timeout(20_000)
+        tab = Tab(page, context, self.site.url, self.folder)
+        self.open.append(tab)
+        return tab
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tabs(browser: Browser, site: Site, tmp_path: Path) -> AsyncIterator[Tabs]:
+    """Law: whatever a test does, no script fails, nothing is loaded from elsewhere."""
+    folder = Path(os.environ.get("PENSTOCK_SCREENSHOTS") or tmp_path)
+    folder.mkdir(parents=True, exist_ok=True)
+    tabs = Tabs(browser, site, folder, [])
+    yield tabs
+    for tab in tabs.open:
+        await tab.context.close()
+    assert [error for tab in tabs.open for error in tab.errors] == []
+    assert [url for tab in tabs.open for url in tab.foreign] == []
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def tab(tabs: Tabs) -> Tab:
+    return await tabs.new()

@@ -1,0 +1,44 @@
+"""Documents are untrusted: whatever they hold is shown as the text that it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from query import page
+from tests.web.conftest import Tab
+
+pytestmark = [pytest.mark.stack]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_what_a_document_holds_neither_runs_nor_loads(tab: Tab) -> None:
+    """That nothing was loaded from elsewhere and no script was refused is asserted by the fixture."""
+    await tab.open("?q=turnips+beets+harvest+cellar")
+    assert "<img" in (await tab.results())[0]
+    for button in await tab.page.locator(".more").all():
+        await button.click()
+    shown = await tab.page.inner_text("#results")
+    assert "<script>window.harmed = 'script'</script>" in shown
+    assert "![beets](http://harm.invalid/pixel.png)" in shown
+    assert "<b onmouseover=alert(1)>Mallory</b>" in shown
+    await tab.page.click("#results a.title")
+    await tab.page.wait_for_selector("#story .whole")
+    assert "<iframe" in await tab.page.inner_text("#story .whole")
+    assert await tab.page.evaluate("window.harmed") is None
+    made = "#results :is(img, script, iframe, style), #story :is(img, script, iframe, style)"
+    assert await tab.page.locator(made).count() == 0
+    targets = await tab.page.evaluate("[...document.querySelectorAll('a[href]')].map(a => a.href)")
+    assert targets
+    assert [target for target in targets if not re.match(r"https?://", target)] == []
+
+
+def test_no_script_of_the_page_reads_markup_or_makes_code() -> None:
+    folder = Path(page.__file__).parent
+    scripts = {path.name: path.read_text() for path in folder.glob("*.js")}
+    assert len(scripts) > 10
+    forbidden = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|\.srcdoc|https?://(?!www\.w3\.org/2000/svg)"
+    assert [(name, hit) for name, text in scripts.items() for hit in re.findall(forbidden, text)] == []
+    assert all(len(text.splitlines()) < 300 for text in scripts.values())

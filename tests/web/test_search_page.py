@@ -1,0 +1,237 @@
+"""Searching in a real browser: live results, why they were found, filters, keyboard, address, a document's story."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import httpx
+import pytest
+
+from tests.web.conftest import PHONE, Site, Tab, Tabs
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
+
+
+async def test_results_come_while_one_types_with_the_words_marked(tab: Tab) -> None:
+    await tab.open()
+    await tab.page.locator("#query").press_sequentially("undoing comm", delay=20)
+    assert "Undoing things" in (await tab.results())[:2]
+    marked = await tab.page.locator("#results mark").all_inner_texts()
+    assert {"commit", "undo"} <= {word.lower() for word in marked}
+    assert re.fullmatch(r"\d+ passages? · \d+ ms", await tab.page.inner_text("#status"))
+    assert "q=undoing+comm" in tab.page.url
+    assert await tab.page.title() == "undoing comm – Penstock"
+
+
+async def test_it_says_why_a_passage_was_found_and_where_else_it_stands(tab: Tab) -> None:
+    await tab.open("?q=undo+a+hard+reset+with+the+reflog")
+    titles = await tab.results()
+    assert titles[0] in ("Reset, restore and revert", "Reset (copied from the guide)")
+    first = tab.page.locator("#results article").first
+    why = await first.locator(".why").inner_text()
+    assert "meaning #" in why
+    assert "words #" in why
+    assert "Also in Reset" in await first.locator(".also").inner_text()
+    link = first.locator(".origin a")
+    assert await link.get_attribute("rel") == "noopener noreferrer"
+    assert re.match(r"(git|wiki)\.example\.com ↗\s+\(opens the source in a new tab\)", await link.inner_text())
+
+
+async def test_the_older_question_never_overwrites_the_newer_ones_results(tab: Tab) -> None:
+    """The first answer is held back until after the second has come."""
+    await tab.open()
+    held: list[str] = []
+
+    async def hold(route) -> None:  # type: ignore[no-untyped-def]
+        asked = route.request.post_data_json["query"]
+        if asked == "receipts":
+            held.append(asked)
+            await asyncio.sleep(1.0)
+        await route.continue_()
+
+    await tab.page.route("**/v1/search", hold)
+    await tab.page.fill("#query", "receipts")
+    async with asyncio.timeout(10):
+        while not held:
+            await asyncio.sleep(0.02)
+    async with tab.page.expect_event("requestfailed", lambda request: request.url.endswith("/v1/search")):
+        await tab.page.fill("#query", "stash pop")
+    await tab.page.wait_for_selector("#results:not([aria-busy]) article")
+    await tab.page.wait_for_timeout(1_200)
+    assert (await tab.results())[0] == "Putting work aside"
+
+
+async def test_what_somebody_else_may_read_is_not_there(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open("?q=the+board+undoes+commits+by+decree")
+    assert "For the board" not in await tab.results()
+    stranger = await tabs.new(who="mallory")
+    await stranger.open("?q=undo+commits")
+    await stranger.page.wait_for_selector("#empty h2")
+    assert await stranger.page.inner_text("#empty h2") == "Nothing relevant was found"
+
+
+async def test_filters_narrow_and_can_be_taken_away_again(tab: Tab) -> None:
+    await tab.open("?q=undo+reset+release")
+    everything = await tab.results()
+    await tab.page.click("#filters-open")
+    await tab.page.check("#filter-source-runbooks")
+    await tab.until("document.querySelectorAll('#results article').length === 1")
+    assert await tab.results() == ["Rolling back a release"]
+    assert "source=runbooks" in tab.page.url
+    await tab.page.click(".chip")
+    await tab.until(f"document.querySelectorAll('#results article').length === {len(everything)}")
+    await tab.page.fill("#filter-before", "2026-02-15")
+    await tab.until("document.querySelector('#results h3').textContent.includes('copied')")
+    assert "before=2026-02-15" in tab.page.url
+
+
+async def test_back_and_forward_go_through_what_was_asked(tab: Tab) -> None:
+    await tab.open()
+    for words in ("stash", "travel receipts"):
+        await tab.page.fill("#query", words)
+        await tab.page.press("#query", "Enter")
+        await tab.until("!document.querySelector('#results[aria-busy]') && document.querySelector('#results article')")
+    await tab.page.click("#modes label:has-text('Words')")
+    await tab.until("location.search.includes('mode=keyword')")
+    await tab.page.go_back()
+    await tab.until("!location.search.includes('mode')")
+    assert await tab.page.is_checked("#modes input[value=hybrid]")
+    await tab.page.go_back()
+    await tab.until("document.querySelector('#query').value === 'stash'")
+    await tab.until("document.querySelector('#results h3')?.textContent === 'Putting work aside'")
+    await tab.page.go_forward()
+    await tab.until("document.querySelector('#results h3')?.textContent === 'Travel expenses'")
+
+
+async def test_the_keyboard_alone_is_enough(tab: Tab) -> None:
+    keyboard = tab.page.keyboard
+    await tab.open("?q=undo+commits")
+    titles = await tab.results()
+    await tab.page.evaluate("document.activeElement.blur()")
+    focused = "document.activeElement.closest('article')?.querySelector('.title').textContent"
+    await keyboard.press("j")
+    assert await tab.page.evaluate(focused) == titles[0]
+    await keyboard.press("ArrowDown")
+    await keyboard.press("k")
+    await keyboard.press("j")
+    assert await tab.page.evaluate(focused) == titles[1]
+    await keyboard.press("Enter")
+    await tab.page.wait_for_selector("#story[open] .verdict")
+    assert await tab.page.inner_text("#story-title") == titles[1]
+    await keyboard.press("Escape")
+    await tab.page.wait_for_selector("#story", state="hidden")
+    assert await tab.page.evaluate(focused) == titles[1], "focus goes back to where it was"
+    assert "doc=" not in tab.page.url
+    await keyboard.press("/")
+    assert await tab.page.evaluate("document.activeElement.id") == "query"
+    await keyboard.press("Escape")
+    await keyboard.press("?")
+    assert await tab.page.is_visible("#help[open]")
+    await keyboard.press("Escape")
+    assert not await tab.page.is_visible("#help")
+
+
+async def test_a_documents_story_tells_how_it_came_to_be_found(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open("?q=how+do+I+undo+a+commit+others+already+have")
+    await tab.page.click("#results a.title:has-text('Undoing things')")
+    await tab.page.wait_for_selector("#story .timeline")
+    story = await tab.page.inner_text("#story")
+    assert "It can be found" in story
+    assert "Published: new" in story
+    assert "By meaning: up to date" in story
+    assert "By words: up to date" in story
+    assert "Ann Archer" in story
+    assert "git revert -m 1 MERGE" in await tab.page.inner_text("#story .whole")
+    assert "undo a commit that others" in (await tab.page.inner_text("#story .here")).replace("\n", " ")
+    assert f"{tab.url}/?q=how" in tab.page.url
+    assert "doc=" in tab.page.url
+    await tab.shoot("story")
+    again = await tabs.new()
+    await again.open(tab.page.url.removeprefix(f"{tab.url}/"))
+    await again.page.wait_for_selector("#story[open] .timeline")
+
+
+async def test_a_document_that_is_gone_is_said_kindly(tab: Tab) -> None:
+    await tab.open("?q=stash&doc=7b7e4f0c-9f0b-4f57-93c5-3a3b8f2f0d11")
+    await tab.page.wait_for_selector("#story .doubt")
+    assert "not yours to read" in await tab.page.inner_text("#story .doubt")
+
+
+async def test_colours_follow_the_system_until_somebody_chooses(tabs: Tabs) -> None:
+    tab = await tabs.new(theme="dark")
+    await tab.open("?q=undo+commits")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = await tab.page.evaluate(background)
+    await tab.results()
+    await tab.page.evaluate("document.activeElement.blur()")
+    await tab.shoot("dark")
+    await tab.page.click("#theme")
+    light = await tab.page.evaluate(background)
+    assert light != dark
+    await tab.page.reload()
+    assert await tab.page.evaluate(background) == light
+    await tab.page.click("#theme")
+    assert await tab.page.evaluate(background) == dark
+
+
+async def test_nothing_is_wider_than_a_phone(tabs: Tabs) -> None:
+    tab = await tabs.new(size=PHONE, scale=2)
+    await tab.open("?q=how+do+I+undo+a+commit")
+    await tab.results()
+    await tab.page.evaluate("document.activeElement.blur()")
+    await tab.shoot("phone")
+    await tab.page.click("#filters-open")
+    assert await tab.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    small = await tab.page.evaluate(
+        """[...document.querySelectorAll('button, .tabs a, #modes label')].filter(e => e.offsetParent)
+           .filter(e => !e.matches('.link') && e.getBoundingClientRect().height < 24).map(e => e.outerHTML)"""
+    )
+    assert small == [], "WCAG 2.2: a target is at least 24 pixels"
+
+
+async def test_who_wants_less_motion_gets_none(tabs: Tabs) -> None:
+    tab = await tabs.new(motion="reduce")
+    await tab.open("?q=stash")
+    await tab.results()
+    await tab.page.click("#results a.title")
+    duration = await tab.page.evaluate(
+        "parseFloat(getComputedStyle(document.querySelector('#story')).animationDuration)"
+    )
+    assert duration < 0.001
+
+
+async def test_the_first_page_says_what_there_is(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open()
+    await tab.page.wait_for_selector(".landing strong")
+    assert "git-guide" in await tab.page.inner_text(".landing")
+    await tab.search("how do I undo a commit")
+    await tab.page.evaluate("document.activeElement.blur()")
+    await tab.shoot("search")
+
+
+async def test_the_page_is_asked_for_once_and_its_parts_are_kept(site: Site) -> None:
+    async with httpx.AsyncClient(base_url=site.url) as client:
+        page = await client.get("/")
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert "script-src 'self'" in page.headers["content-security-policy"]
+        assert "unsafe" not in page.headers["content-security-policy"]
+        assert page.headers["cache-control"] == "no-cache"
+        assert (await client.get("/", headers={"if-none-match": page.headers["etag"]})).status_code == 304
+        parts = re.findall(r'(?:href|src)="(assets/[^"]+)"', page.text)
+        assert len(parts) >= 5
+        for part in parts:
+            got = await client.get(f"/{part}")
+            assert got.status_code == 200
+            assert "immutable" in got.headers["cache-control"]
+            assert got.headers["content-encoding"] == "gzip"
+            known = await client.get(f"/{part}", headers={"if-none-match": f"W/{got.headers['etag']}"})
+            assert known.status_code == 304
+            assert known.content == b""
+        older = re.sub(r"assets/\w+/", "assets/0123456789abcdef/", parts[0])
+        assert (await client.get(f"/{older}")).status_code == 404
+        assert (await client.get("/assets/../../secrets")).status_code == 404
+        assert not re.search(r"<script>|<style|style=|onclick=", page.text), "nothing inline"
