@@ -89,7 +89,7 @@ class ServeSettings(Part):
     waiting_seconds: float = Field(2.0, gt=0)
     """… and so is one that has waited this long."""
     search_seconds: float = Field(10.0, gt=0)
-    """For a whole search, reranking included; its parts are given shares of it (query/http/budget.py)."""
+    """For a whole search, reranking included; its parts are given shares of it (query.budget.py)."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that a request's Host header may have, without the port. Empty: any (in development: loopback's only)."""
     allowed_origins: tuple[str, ...] = ()

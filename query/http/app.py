@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from query.http import health, reads
+from query.http import answering, health, judging, reads
 from query.http.auth import Authenticator
 from query.http.gate import Gate
 from query.http.health import Health
@@ -89,7 +89,8 @@ def described() -> FastAPI:
     )
     made.include_router(health.routes)
     proofs = [Depends(_BEARER), Depends(_KEY)]  # for the description: the gate has looked at them
-    made.include_router(reads.routes, dependencies=proofs, responses=_PROBLEMS)
+    for part in (reads, answering, judging):
+        made.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
     made.include_router(page)
     made.add_exception_handler(HTTPException, _http_error)
     made.add_exception_handler(RequestValidationError, _invalid)

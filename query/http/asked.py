@@ -87,3 +87,7 @@ class FeedbackAsked(Body):
     query: Text | None = None
     verdict: Literal["up", "down"]
     note: Annotated[str, Field(max_length=2_000), AfterValidator(_sayable)] | None = None
+
+
+class ResolutionAsked(Body):
+    verdict: Literal["right", "wrong"]

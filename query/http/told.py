@@ -134,3 +134,16 @@ class FacetsTold(Told):
     sources: list[str]
     authors: list[str]
     media_types: list[str]
+
+
+class ReviewTold(Told):
+    waiting: list[dict[str, Any]]
+
+
+class PipelineTold(BaseModel):
+    """docs/page.md describes the parts. One that is away is null, and named in `away`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: str
+    away: list[str]
