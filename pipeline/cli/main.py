@@ -15,6 +15,7 @@ from pipeline.cli.audit import audit
 from pipeline.cli.connector import connector
 from pipeline.cli.dead import dead
 from pipeline.cli.ingest import ingest, watch
+from pipeline.cli.mcp import mcp
 from pipeline.cli.rebuild import rebuild
 from pipeline.cli.recover import recover
 from pipeline.cli.search import search
@@ -64,7 +65,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords o
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, serve, ingest, watch, search, why, rebuild, recover, audit):
+for command in (up, down, status, serve, mcp, ingest, watch, search, why, rebuild, recover, audit):
     app.command()(command)
 app.add_typer(dead)
 app.add_typer(connector)

@@ -15,6 +15,7 @@ from pipeline.settings import Settings
 from query.embedder import QueryEmbedder
 from query.http.app import app
 from query.http.auth import open_authenticator, require
+from query.mcp.transports import mount
 from query.service import Service, open_service
 from query.settings import QuerySettings
 
@@ -32,9 +33,11 @@ async def serving(
         service = await closing.enter_async_context(open_service(settings, query, embedder=embedder))
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
         service.warm()
+        application = app(service, authenticator)
+        mount(application, service)
         host, port = query.serve.host, query.serve.port
         try:
-            address = await closing.enter_async_context(served(app(service, authenticator), host, port))
+            address = await closing.enter_async_context(served(application, host, port))
         except OSError as error:
             raise Misconfigured(
                 f"cannot serve on {host}:{port}: {error.strerror or error}"

@@ -1,0 +1,135 @@
+"""The tools as an MCP server, whatever the transport. Errors are tool errors of one line, for a model to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from traceback import extract_tb
+from typing import Any
+
+import structlog
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel import Server
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+from pydantic import BaseModel, ValidationError
+
+from query.access import Caller
+from query.http import problems
+from query.mcp import tools
+from query.mcp.shapes import NOTICE, FetchArguments, FetchGiven, SearchArguments, SearchGiven
+from query.service import Service
+
+log = structlog.get_logger()
+
+Context = ServerRequestContext[dict[str, Any], Any]
+Identify = Callable[[Context], Awaitable[Caller]]
+"""Who makes this call, and what that caller may read now. Asked at every call: never a session's first one."""
+
+INSTRUCTIONS = f"""\
+Search over this organisation's documents, as far as the person you act for may read them. `search` finds passages;
+`fetch` gives a whole document by the id of a result. Cite the url. {NOTICE}"""
+
+
+@dataclass(frozen=True)
+class _Tool:
+    name: str
+    title: str
+    description: str
+    takes: type[BaseModel]
+    gives: type[BaseModel]
+    does: Callable[[Service, Caller, Any], Awaitable[BaseModel]]
+
+    def described(self) -> Tool:
+        return Tool(
+            name=self.name, title=self.title, description=self.description,
+            input_schema=self.takes.model_json_schema(), output_schema=self.gives.model_json_schema(),
+            annotations=ToolAnnotations(
+                title=self.title, read_only_hint=True, destructive_hint=False, idempotent_hint=True,
+                open_world_hint=False,
+            ),
+        )  # fmt: skip
+
+
+TOOLS = (
+    _Tool(
+        "search",
+        "Search documents",
+        "Find the documents that answer a question, by meaning and by keyword at once, with the passages that match."
+        " Exact identifiers (PROJ-4821, an error code, a file name) are found as they stand."
+        f" Only what you may read is found. {NOTICE}",
+        SearchArguments, SearchGiven, tools.search,
+    ),
+    _Tool(
+        "fetch",
+        "Read a document",
+        f"The text of one document by the id of a search result, a long one in parts. {NOTICE}",
+        FetchArguments, FetchGiven, tools.fetch,
+    ),
+)  # fmt: skip
+
+
+def server(service: Service, identify: Identify) -> Server[dict[str, Any]]:
+    """Keeps nothing between calls. identify: raises PenstockError."""
+    named = {tool.name: tool for tool in TOOLS}
+
+    async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
+        return ListToolsResult(tools=[tool.described() for tool in TOOLS])
+
+    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+        tool = named.get(params.name)
+        if tool is None:
+            raise MCPError(INVALID_PARAMS, f"there is no tool of this name: {' and '.join(named)} are there")
+        try:
+            asked = tool.takes.model_validate(params.arguments or {})
+        except ValidationError as error:
+            return _failed(_wrong(error))
+        try:
+            given = await tool.does(service, await identify(context), asked)
+        except tools.Missing as error:
+            return _failed(str(error))
+        except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
+            _log(tool.name, error)
+            return _failed(problems.of(error).detail)
+        told = given.model_dump(mode="json")
+        text = json.dumps(told, ensure_ascii=False)
+        return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=told)
+
+    return Server(
+        "penstock", title="Penstock", version="1", instructions=INSTRUCTIONS, on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )  # fmt: skip
+
+
+def _failed(line: str) -> CallToolResult:
+    return CallToolResult(content=[TextContent(type="text", text=line)], is_error=True)
+
+
+def _wrong(error: ValidationError) -> str:
+    """Where and what is expected there; never what was sent."""
+    found = error.errors(include_input=False, include_url=False, include_context=False)
+    first = found[0]
+    where = ".".join(str(part)[:100] for part in first["loc"]) or "the arguments"
+    return " ".join(f"{where}: {first['msg'][:200]}".split())
+
+
+def _log(tool: str, error: Exception) -> None:
+    """As ``query.http.gate`` does: a word about what is ours to mend, and nothing that could quote content."""
+    problem = problems.of(error)
+    if problem.kind == "bad-query":
+        return
+    if problem.kind == "failed":
+        frames = [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in extract_tb(error.__traceback__)]
+        log.error("tool_failed", tool=tool, error=type(error).__name__, at=frames)
+    else:
+        log.warning("tool_unavailable", tool=tool, reason=str(error))

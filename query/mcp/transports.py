@@ -1,0 +1,93 @@
+"""The server over streamable HTTP, behind the service's own gate, and over stdio for one person."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from fastapi import FastAPI
+from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from pipeline.core.errors import Misconfigured
+from query.access import Caller
+from query.http.auth import LOOPBACK_NAMES
+from query.http.problems import Problem
+from query.http.who import Who
+from query.mcp.server import Context, server
+from query.service import Service
+from query.settings import ServeSettings
+
+PATH = "/mcp"
+
+
+class _Endpoint:
+    """Stateless, one JSON answer a request: any of several processes may take the next one, each request carries its
+    own proof of who asks (``query.http.gate`` has checked it), and nothing of a caller outlives its request."""
+
+    path = PATH
+
+    def __init__(self, sessions: StreamableHTTPSessionManager) -> None:
+        self._sessions = sessions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self  # for the gate's metrics
+        if scope["method"] != "POST":  # GET would wait for messages that never come, and hold a caller's place
+            problem = Problem("method-not-allowed", "POST is taken here", headers={"Allow": "POST"})
+            await problem.response()(scope, receive, send)
+            return
+        await self._sessions.handle_request(scope, receive, send)
+
+
+def mount(app: FastAPI, service: Service) -> None:
+    """Serve it at PATH of an application whose gate is ``query.http.gate``, for as long as that serves."""
+
+    async def identify(context: Context) -> Caller:
+        who = getattr(context.request and context.request.state, "who", None)
+        if who is None:
+            raise Misconfigured("the MCP endpoint is not behind the gate")
+        asker = cast(Who, who)
+        return await service.search.identify(asker.tenant, principals=asker.principals, tags=asker.tags)
+
+    serve = service.query.serve
+    sessions = StreamableHTTPSessionManager(
+        server(service, identify), json_response=True, stateless=True, security_settings=security(serve),
+        max_request_body_size=serve.max_body_bytes,
+    )  # fmt: skip
+    app.router.routes.append(Route(PATH, endpoint=_Endpoint(sessions), include_in_schema=False))
+    others = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with others(application) as state, sessions.run():
+            yield state or {}
+
+    app.router.lifespan_context = lifespan
+
+
+def security(serve: ServeSettings) -> TransportSecuritySettings:
+    """Against names that were rebound to this address. Without allowed_hosts only development needs it: elsewhere a
+    page that was tricked here has no token to show."""
+    hosts = serve.allowed_hosts or (sorted(LOOPBACK_NAMES) if serve.development else ())
+    named = [f"[{host}]" if ":" in host else host for host in hosts]
+    origins = [f"{scheme}://{host}" for host in named for scheme in ("http", "https")]
+    return TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(hosts),
+        allowed_hosts=[*named, *(f"{host}:*" for host in named)],
+        allowed_origins=[*serve.allowed_origins, *origins, *(f"{origin}:*" for origin in origins)],
+    )
+
+
+async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tags: Sequence[str]) -> None:
+    """Until stdin ends. What these principals and tags hold is looked up at every call."""
+
+    async def identify(_: Context) -> Caller:
+        return await service.search.identify(tenant, principals=principals, tags=tags)
+
+    made = server(service, identify)
+    async with stdio_server() as (incoming, outgoing):
+        await made.run(incoming, outgoing, made.create_initialization_options())
