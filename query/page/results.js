@@ -15,6 +15,15 @@ const TYPES = {
 
 export const typeName = (type) => TYPES[type] ?? type?.replace(/^[^/]*\/(x-)?/, "") ?? "";
 
+const FEW_LINES = 4;
+/** So few need not be unfolded: a line loses nothing. */
+
+/** A passage without a heading that is shown above it already. */
+function headless(result) {
+  const heading = /^\s*#{1,6}\s+(.+)\n/.exec(result.text);
+  return heading && [result.title, ...(result.headings ?? [])].includes(heading[1].trim()) ? result.text.slice(heading[0].length) : result.text;
+}
+
 /** Those unfolded by hand, so that a new answer to the same words leaves them so. */
 const unfolded = new Set();
 
@@ -22,8 +31,9 @@ const unfolded = new Set();
 export function card(result, { stems, query, n, open }) {
   const id = `passage-${n ?? result.chunk_id}`;
   const body = el("div", { class: "text" });
-  const short = snippet(result.text, stems);
-  const more = short.whole && !result.text.includes("\n") ? null : el("button", { type: "button", class: "link more" });
+  const short = snippet(headless(result), stems);
+  const flat = short.whole && (result.text.match(/\S.*$/gm) ?? []).length < FEW_LINES;
+  const more = flat ? null : el("button", { type: "button", class: "link more" });
   const show = (all) => {
     body.classList.toggle("all", all);
     body.replaceChildren(marked(all ? result.text : short.text, stems));

@@ -57,7 +57,7 @@ The stash keeps changes that are not ready to be committed. Apply brings them ba
 back and drops it.
 """
 REVIEW = """\
-# How we review
+# Code review
 
 Two people read every change to the release branch; one of them owns the code. A review that waits longer than a day is
 asked for again in the channel.
@@ -94,7 +94,7 @@ def documents() -> list[DocumentUpserted]:
                  source_url="file:///srv/guide/stash.md", **guide),
         document("wiki/reset", RESET, title="Reset (copied from the guide)", source_modified_at=_at(300),
                  source_url="https://wiki.example.com/reset", **wiki),
-        document("wiki/review", REVIEW, title="How we review", source_modified_at=_at(12),
+        document("wiki/review", REVIEW, title="Code review", source_modified_at=_at(12),
                  source_url="https://wiki.example.com/review", **wiki),
         document("runbooks/rollback", RELEASE, title="Rolling back a release", source="runbooks",
                  author="Chidi Anagonye", media_type="text/markdown", source_url="https://runbooks.example.com/rollback",
