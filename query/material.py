@@ -44,3 +44,6 @@ class Material:
     history: History | None = None
     relevant: bool = True
     """False: nothing that was found is about the question."""
+    budget_tokens: int | None = None
+    """Of whole documents: what their passages fit, headings included (cl100k). None: they were found, and what they
+    may fill is the settings' ``context_tokens``."""
