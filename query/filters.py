@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
+
+from psycopg import sql
+
+from query.access import sayable
+from query.model import BadQuery
+
+MOST_VALUES = 1_000
+"""Of one filter; a longer list is no filter that somebody chose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,11 +23,87 @@ class Filters:
     sources: tuple[str, ...] = ()
     authors: tuple[str, ...] = ()
     media_types: tuple[str, ...] = ()
-    """As the source declares them; ``text/*`` stands for all that begin so."""
+    """As the ledger has them (``text/markdown``, no parameters); ``text/*`` stands for all that begin so."""
     since: datetime | None = None
     before: datetime | None = None
     """Of the document's time at its source; aware. One without a time is left out by either."""
     documents: tuple[UUID, ...] = ()
 
+    def __bool__(self) -> bool:
+        return self != NONE
+
+    @property
+    def families(self) -> list[str]:
+        """What a wanted media type may begin with: ``text/``."""
+        return [kind.lower().removesuffix("*") for kind in self.media_types if kind.endswith("/*")]
+
+    @property
+    def exact_types(self) -> list[str]:
+        return [kind.lower() for kind in self.media_types if not kind.endswith("/*")]
+
 
 NONE = Filters()
+
+
+def check(filters: Filters) -> None:
+    """Raises BadQuery where no store could be asked so."""
+    for field in fields(filters):
+        value = getattr(filters, field.name)
+        if isinstance(value, datetime):
+            if value.tzinfo is None:
+                raise BadQuery(f"{field.name} has no time zone: write e.g. 2026-01-31T00:00:00Z")
+        elif isinstance(value, tuple):
+            if len(value) > MOST_VALUES:
+                raise BadQuery(f"{field.name} has {len(value)} values, at most {MOST_VALUES} are taken")
+            texts = [one for one in value if isinstance(one, str)]
+            if len(sayable(texts)) < len(texts):
+                raise BadQuery(f"{field.name} holds a character that no document can carry")
+
+
+def conditions(filters: Filters) -> sql.Composable:
+    """What ``documents d`` must satisfy, to be put behind other conditions; its values are ``values(filters)``."""
+    wanted = []
+    if filters.sources:
+        wanted.append("d.source = ANY(%(sources)s::text[])")
+    if filters.authors:
+        wanted.append("d.author = ANY(%(authors)s::text[])")
+    if filters.media_types:
+        wanted.append(
+            "(d.media_type = ANY(%(exact_types)s::text[])"
+            " OR EXISTS (SELECT FROM unnest(%(families)s::text[]) f WHERE starts_with(d.media_type, f)))"
+        )
+    if filters.since is not None:
+        wanted.append("d.source_modified_at >= %(since)s")
+    if filters.before is not None:
+        wanted.append("d.source_modified_at < %(before)s")
+    if filters.documents:
+        wanted.append("d.id = ANY(%(filter_documents)s::uuid[])")
+    return sql.SQL("".join(f" AND {one}" for one in wanted))  # nothing in it is a caller's
+
+
+def values(filters: Filters) -> dict[str, Any]:
+    return {
+        "sources": list(filters.sources), "authors": list(filters.authors), "exact_types": filters.exact_types,
+        "families": filters.families, "since": filters.since, "before": filters.before,
+        "filter_documents": list(filters.documents),
+    }  # fmt: skip
+
+
+def clauses(filters: Filters) -> list[dict[str, Any]]:
+    """The same in Elasticsearch's terms: filter clauses of a bool query."""
+    wanted: list[dict[str, Any]] = []
+    if filters.sources:
+        wanted.append({"terms": {"source": list(filters.sources)}})
+    if filters.authors:
+        wanted.append({"terms": {"author": list(filters.authors)}})
+    if filters.media_types:
+        kinds: list[dict[str, Any]] = [{"prefix": {"media_type": family}} for family in filters.families]
+        kinds.append({"terms": {"media_type": filters.exact_types}})
+        wanted.append({"bool": {"should": kinds, "minimum_should_match": 1}})
+    before = filters.before + timedelta(milliseconds=1) if filters.before else None  # it counts whole ones: no more
+    moments = {name: at.isoformat() for name, at in (("gte", filters.since), ("lt", before)) if at is not None}
+    if moments:
+        wanted.append({"range": {"source_modified_at": moments}})
+    if filters.documents:
+        wanted.append({"terms": {"document_id": [str(id_) for id_ in filters.documents]}})
+    return wanted

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
+from pipeline.core.identifiers import identifiers
 from pipeline.core.identity import EVERYONE
 from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import translated
 from query.access import Caller, Readable
+from query.filters import NONE, Filters
+from query.filters import clauses as narrowing
 from query.model import Candidate
-from query.scoring import clauses
+from query.scoring import MOST_WORDS, clauses
 
 TERMS_A_CLAUSE = 65_536
 """index.max_terms_count."""
+IDENTIFIER_BOOST = 100.0
+"""Above every sum of BM25: who names an identifier wants the passages that hold it."""
+PART_BOOST = 0.1
+"""Enough to be found by "config" where only config.yaml stands, and not to move the order of what the words find."""
+MOST_IDENTIFIERS = 20
+_WORD = re.compile(r"[^\W_]{2,}")
 
 
 async def bm25(
@@ -26,17 +36,20 @@ async def bm25(
     readable: Readable,
     query: str,
     *,
+    filters: Filters = NONE,
+    excluded: Collection[UUID] = (),
     limit: int,
     timeout_seconds: float,
 ) -> list[Candidate]:
     """The best passages by keyword among those whose entry says that this caller may read them, best first.
 
+    excluded: chunks that were offered before and turned out to be withheld; they shall not stand in the way again.
     Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
         answer = await es.options(request_timeout=timeout_seconds).search(
             index=generation.keyword_index,
-            query=build(caller.tenant, readable, query),
+            query=build(caller.tenant, readable, query, filters, excluded),
             size=limit,
             source_includes=["document_id", "text"],
             track_total_hits=False,
@@ -48,19 +61,44 @@ async def bm25(
     ]
 
 
-def build(tenant: str, readable: Readable, query: str) -> dict[str, Any]:
-    """Access first, then what ``query.scoring`` says of the words."""
-    return {"bool": {"filter": _may_read(tenant, readable), **clauses(query)}}
+def build(
+    tenant: str,
+    readable: Readable,
+    query: str,
+    filters: Filters = NONE,
+    excluded: Collection[UUID] = (),
+) -> dict[str, Any]:
+    """Access and filters first; then what ``query.scoring`` says of the words, or an identifier, or a part of one."""
+    words = " ".join(query.split()[:MOST_WORDS]).lower()
+    matches: list[Mapping[str, Any]] = [
+        {"bool": clauses(query)},
+        {"terms": {"identifiers": sorted({*_WORD.findall(words)}), "boost": PART_BOOST}},
+        *(
+            {"constant_score": {"filter": {"term": {"identifiers": one}}, "boost": IDENTIFIER_BOOST}}
+            for one in identifiers(query)[:MOST_IDENTIFIERS]
+        ),
+    ]
+    asked: dict[str, Any] = {
+        "filter": [*_may_read(tenant, readable), *narrowing(filters)],
+        "must": {"bool": {"should": matches, "minimum_should_match": 1}},
+    }
+    if excluded:
+        asked["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
+    return {"bool": asked}
+
+
+def _portions(values: Sequence[str]) -> list[Sequence[str]]:
+    return [values[n : n + TERMS_A_CLAUSE] for n in range(0, len(values), TERMS_A_CLAUSE)]
 
 
 def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
     acl = readable.acl_tags
     if not acl:
         return [{"match_none": {}}]  # a bool of no clauses would match everything, whatever its minimum_should_match
-    clauses = [{"terms": {"acl_tags": acl[n : n + TERMS_A_CLAUSE]}} for n in range(0, len(acl), TERMS_A_CLAUSE)]
+    any_of = [{"terms": {"acl_tags": some}} for some in _portions(acl)]
     return [
         {"term": {"tenant": tenant}},
-        {"bool": {"should": clauses, "minimum_should_match": 1}},
+        {"bool": {"should": any_of, "minimum_should_match": 1}},
         {
             "terms_set": {
                 "required_tags": {

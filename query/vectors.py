@@ -3,7 +3,10 @@
 The graph filters while it walks: to find n rows where r of t rows pass, it visits about n · t / r. An exact scan reads
 the r rows once each, and a visit costs about as much as VISIT_COST rows. So the scan is the cheaper one up to
 r = √(VISIT_COST · n · t), and that is where we change over. (It is the better one too: the narrower the filter, the
-more of the nearest a walk misses.)
+more of the nearest a walk misses.) Rows that pass are those that access and the question's filters leave.
+
+Without filters a walk believes the rows' own access_id and looks nothing up. With them, or when too much of what it
+offered turned out to be withheld, it asks the ledger about every row that it visits.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 from query.access import Caller, Readable
+from query.filters import NONE, Filters, conditions, values
 from query.model import Candidate
 
 Scan = Literal["graph", "exact"]
@@ -43,18 +47,29 @@ class Tuning:
     """The index is in memory or the service is too slow anyway; with the default a sequential scan looks cheaper."""
 
 
-async def choose(
-    connection: Connection, generation: Generation, caller: Caller, readable: Readable, *, limit: int, tuning: Tuning
-) -> Scan:
-    """Count what the caller may read, but no further than the changeover."""
-    rows, per_document = await _size(connection, generation)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What is near to what, and for whom."""
+
+    generation: Generation
+    caller: Caller
+    readable: Readable
+    filters: Filters = NONE
+    proven: bool = False
+    """Offer only what the ledger and the manifest say may be shown: slower, and nothing of it is withheld later."""
+
+
+async def choose(connection: Connection, asked: Asked, *, limit: int, tuning: Tuning) -> Scan:
+    """Count what access and filters leave, but no further than the changeover."""
+    rows, per_document = await _size(connection, asked.generation)
     most_rows = max(tuning.always_exact_rows, isqrt(VISIT_COST * OVERFETCH * limit * rows))
     cursor = await connection.execute(
         sql.SQL(
             """
             WITH mine AS MATERIALIZED (
-                SELECT id FROM documents
-                WHERE tenant = %(tenant)s AND access_id = ANY(%(ids)s::bigint[]) LIMIT %(documents)s + 1
+                SELECT d.id FROM documents d
+                WHERE d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) {filters}
+                LIMIT %(documents)s + 1
             )
             SELECT (SELECT count(*) FROM mine) <= %(documents)s AND (
                 SELECT count(*) FROM (
@@ -62,11 +77,12 @@ async def choose(
                 ) counted
             ) <= %(rows)s
             """
-        ).format(chunks=sql.Identifier(generation.chunk_table)),
+        ).format(chunks=sql.Identifier(asked.generation.chunk_table), filters=conditions(asked.filters)),
         {
-            "tenant": caller.tenant, "ids": list(readable.access_ids), "rows": most_rows,
-            "documents": max(1, most_rows // per_document),
+            **values(asked.filters), "tenant": asked.caller.tenant, "ids": list(asked.readable.access_ids),
+            "rows": most_rows, "documents": max(1, most_rows // per_document),
         },
+        prepare=False,  # the best plan depends on the filter's values
     )  # fmt: skip
     row = await cursor.fetchone()
     return "exact" if row and row[0] else "graph"
@@ -85,9 +101,7 @@ async def _size(connection: Connection, generation: Generation) -> tuple[int, in
 
 async def nearest(
     connection: Connection,
-    generation: Generation,
-    caller: Caller,
-    readable: Readable,
+    asked: Asked,
     vector: Vectors,
     scan: Scan,
     *,
@@ -101,12 +115,10 @@ async def nearest(
     """
     async with connection.transaction():
         await connection.execute(LOCAL_SETTINGS, local_settings(limit, timeout_seconds, tuning))
-        statement, values = build(generation, caller, readable, vector, scan, limit=limit)
-        found = await _candidates(connection, statement, values)
+        found = await _candidates(connection, *build(asked, vector, scan, limit=limit))
         if scan == "graph" and len(found) < limit:
             scan = "exact"
-            statement, values = build(generation, caller, readable, vector, scan, limit=limit)
-            found = await _candidates(connection, statement, values)
+            found = await _candidates(connection, *build(asked, vector, scan, limit=limit))
     return found, scan
 
 
@@ -131,28 +143,42 @@ def local_settings(limit: int, timeout_seconds: float, tuning: Tuning) -> Sequen
 
 _GRAPH = """
     WITH nearest AS MATERIALIZED (
-        SELECT id, document_id, text, embedding <=> %(vector)s AS distance FROM {chunks}
-        WHERE access_id = ANY(%(ids)s::bigint[])
-        ORDER BY embedding <=> %(vector)s LIMIT %(walked)s
+        SELECT c.id, c.document_id, c.text, c.embedding <=> %(vector)s AS distance FROM {chunks} c
+        WHERE c.access_id = ANY(%(ids)s::bigint[]) {ledger}
+        ORDER BY c.embedding <=> %(vector)s LIMIT %(walked)s
     )
     SELECT id, document_id, text, 1 - distance FROM nearest ORDER BY distance + 0, id LIMIT %(limit)s
 """
 _EXACT = """
     SELECT c.id, c.document_id, c.text, 1 - (c.embedding <=> %(vector)s)
     FROM documents d JOIN {chunks} c ON c.document_id = d.id
-    WHERE d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) AND d.deleted_at IS NULL
+    WHERE {mine} {filters} {listed}
     ORDER BY (c.embedding <=> %(vector)s) + 0, c.id LIMIT %(limit)s
 """
+_MINE = "d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[]) AND d.deleted_at IS NULL"
+_IN_LEDGER = "AND EXISTS (SELECT FROM documents d WHERE d.id = c.document_id AND {mine} {filters} {listed} OFFSET 0)"
+"""OFFSET 0: asked for each row that the walk visits. As a join, all that may be read would be collected first."""
+_LISTED = """AND EXISTS (
+    SELECT FROM manifests m
+    WHERE m.document_id = c.document_id AND m.generation = %(generation)s AND c.id = ANY(m.chunk_ids) OFFSET 0)"""
 
 
-def build(
-    generation: Generation, caller: Caller, readable: Readable, vector: Vectors, scan: Scan, *, limit: int
-) -> tuple[sql.Composed, dict[str, Any]]:
+def build(asked: Asked, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
     """relaxed_order hands rows over slightly out of order: twice as many are taken and sorted again, by an expression
     that the graph does not serve."""
+    generation = asked.generation
     value = HalfVector(vector) if generation.vector_type == "halfvec" else Vector(vector)
-    statement = sql.SQL(_GRAPH if scan == "graph" else _EXACT).format(chunks=sql.Identifier(generation.chunk_table))
+    parts = {
+        "mine": sql.SQL(_MINE), "filters": conditions(asked.filters),
+        "listed": sql.SQL(_LISTED if asked.proven else ""),
+    }  # fmt: skip
+    chunks = sql.Identifier(generation.chunk_table)
+    if scan == "exact":
+        statement = sql.SQL(_EXACT).format(chunks=chunks, **parts)
+    else:
+        ledger = sql.SQL(_IN_LEDGER).format(**parts) if asked.filters or asked.proven else sql.SQL("")
+        statement = sql.SQL(_GRAPH).format(chunks=chunks, ledger=ledger)
     return statement, {
-        "vector": value, "ids": list(readable.access_ids), "tenant": caller.tenant,
-        "limit": limit, "walked": OVERFETCH * limit,
+        **values(asked.filters), "vector": value, "ids": list(asked.readable.access_ids),
+        "tenant": asked.caller.tenant, "generation": generation.name, "limit": limit, "walked": OVERFETCH * limit,
     }  # fmt: skip

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 from uuid import UUID
+
+from psycopg import sql
 
 from pipeline.stores.postgres import Connection
 from query.access import Caller
-from query.model import Candidate, Passage
+from query.arrange import Detail
+from query.filters import NONE, Filters, conditions, values
+from query.model import Passage
+
+
+class Refers(Protocol):
+    """Names a chunk and its document."""
+
+    @property
+    def chunk_id(self) -> UUID: ...
+
+    @property
+    def document_id(self) -> UUID: ...
+
 
 _VERIFY = """
     SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1,
@@ -19,23 +35,50 @@ _VERIFY = """
     CROSS JOIN LATERAL (SELECT array_position(m.chunk_ids, c.chunk_id) AS position OFFSET 0) p
     WHERE d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL
       AND a.tenant = d.tenant AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[]
-      AND p.position IS NOT NULL
+      AND p.position IS NOT NULL {filters}
 """
 
 
 async def verify(
-    connection: Connection, generation: str, caller: Caller, candidates: Iterable[Candidate]
+    connection: Connection,
+    generation: str,
+    caller: Caller,
+    candidates: Iterable[Refers],
+    filters: Filters = NONE,
 ) -> dict[UUID, Passage]:
-    """Of these candidates, those that exist, are not deleted, may be read by this caller and stand in the document's
-    manifest, each as the ledger has it now. One statement."""
+    """Of these candidates, those that exist, are not deleted, may be read by this caller, pass the filters and stand in
+    the document's manifest, each as the ledger has it now. One statement."""
     offered = {c.chunk_id: c.document_id for c in candidates}
     if not offered or not caller.tags:
         return {}
     cursor = await connection.execute(
-        _VERIFY,
+        sql.SQL(_VERIFY).format(filters=conditions(filters)),
         {
+            **values(filters),
             "chunks": list(offered), "documents": list(offered.values()), "generation": generation,
             "tenant": caller.tenant, "tags": sorted(caller.tags),
         },
     )  # fmt: skip
     return {row[0]: Passage(*row) for row in await cursor.fetchall()}
+
+
+async def describe(connection: Connection, generation: str, passages: Iterable[Passage]) -> dict[UUID, Detail]:
+    """Spans and heading paths of chunks that still stand in their documents' manifests. Apart from ``verify``: a long
+    document's spans are long, and only what is shown needs them."""
+    wanted = {p.chunk_id: p.document_id for p in passages}
+    if not wanted:
+        return {}
+    cursor = await connection.execute(
+        """
+        SELECT c.chunk_id, m.spans -> p.position - 1, m.headings -> p.position - 1
+        FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id)
+        JOIN manifests m ON m.document_id = c.document_id AND m.generation = %(generation)s
+        CROSS JOIN LATERAL (SELECT array_position(m.chunk_ids, c.chunk_id) AS position OFFSET 0) p
+        WHERE p.position IS NOT NULL
+        """,
+        {"chunks": list(wanted), "documents": list(wanted.values()), "generation": generation},
+    )
+    return {
+        id_: Detail(tuple((start, end) for start, end in spans), tuple(headings))
+        for id_, spans, headings in await cursor.fetchall()
+    }

@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE
 from pipeline.core.model import Span
 from pipeline.ledger.work import Work
@@ -46,4 +47,6 @@ def entries(
     common = common_fields(w, metadata)
     for chunk, spans, headings in zip(w.chunk_ids, w.manifest.spans, w.manifest.headings, strict=True):
         if only is None or chunk in only:
-            yield chunk, {**common, "text": cut(body, spans), "headings": list(headings)}
+            text = cut(body, spans)
+            named = terms("\n".join((w.title, *headings, text)))
+            yield chunk, {**common, "text": text, "headings": list(headings), "identifiers": named}

@@ -27,7 +27,7 @@ METADATA_IGNORE_ABOVE = 8_000
 ANALYSIS: Mapping[str, Any] = {
     "analyzer": {
         "body": {"type": "english"},
-        # Unstemmed. PROJ-4821 becomes two neighbouring terms (search it as a phrase), foo_bar and 10.0.0.1 stay one.
+        # Unstemmed. PROJ-4821 becomes two neighbouring terms, foo_bar and 10.0.0.1 stay one: see `identifiers`.
         "exact": {"type": "standard"},
     }
 }
@@ -47,6 +47,8 @@ MAPPING: Mapping[str, Any] = {
         },
         "headings": {"type": "text", "analyzer": "body"},
         "text": {"type": "text", "analyzer": "body", "fields": {"exact": {"type": "text", "analyzer": "exact"}}},
+        # What must be found exactly, and its parts: recognised by us (pipeline.core.identifiers), not by an analyzer.
+        "identifiers": {"type": "keyword", "doc_values": False},
         "acl_tags": {"type": "keyword"},
         "required_tags": {"type": "keyword"},
         "required_count": {"type": "integer"},

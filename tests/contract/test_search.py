@@ -32,7 +32,7 @@ from query.access import Caller, readable
 from query.embedder import QueryEmbedder
 from query.model import MODES, BadQuery, Found, Mode, as_json
 from query.retrieval import Search, Timeouts
-from query.vectors import Tuning
+from query.vectors import Asked, Tuning
 from tests.library import Library, WordEmbedder, access, deletion, document
 from tests.questions import QUESTIONS
 from topics.messages import DocumentUpserted
@@ -53,7 +53,8 @@ def tenant() -> str:
 
 
 def external_ids(found: Found) -> list[str]:
-    return [result.passage.external_id for result in found.results]
+    """The twins of a result behind it."""
+    return [passage.external_id for result in found.results for passage in (result.passage, *result.also)]
 
 
 async def ask(library: Library, tenant: str, query: str, *tags: str, mode: Mode = "hybrid", top: int = 10) -> list[str]:
@@ -391,8 +392,9 @@ async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Sta
             can = {caller: await readable(connection, caller) for caller in (wide, narrow)}
 
             async def plan(caller: Caller) -> str:
-                scan = await vectors.choose(connection, library.generation, caller, can[caller], **limits)
-                statement, values = vectors.build(library.generation, caller, can[caller], centre, scan, limit=50)
+                asked = Asked(library.generation, caller, can[caller])
+                scan = await vectors.choose(connection, asked, **limits)
+                statement, values = vectors.build(asked, centre, scan, limit=50)
                 async with connection.transaction():
                     await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(50, 5, tuning))
                     cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
@@ -400,7 +402,12 @@ async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Sta
 
             async def nearest(caller: Caller, scan: vectors.Scan) -> tuple[set[UUID], vectors.Scan]:
                 found, used = await vectors.nearest(
-                    connection, library.generation, caller, can[caller], centre, scan, timeout_seconds=30, **limits
+                    connection,
+                    Asked(library.generation, caller, can[caller]),
+                    centre,
+                    scan,
+                    timeout_seconds=30,
+                    **limits,
                 )
                 return {c.chunk_id for c in found}, used
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pipeline.cli.search import SNIPPET_CHARACTERS, snippet, wanted
@@ -10,7 +12,7 @@ from query.access import Readable
 from query.embedder import QueryEmbedder, bounded
 from query.keywords import TERMS_A_CLAUSE, build
 from query.model import Found, Step, as_json
-from query.scoring import MOST_WORDS
+from query.scoring import MOST_WORDS, clauses
 from query.steps import Steps
 
 READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
@@ -25,8 +27,8 @@ def test_tenant_and_tags_are_a_filter() -> None:
 
 def test_a_caller_with_more_tags_than_a_clause_takes() -> None:
     tags = tuple(f"wiki/{n}" for n in range(TERMS_A_CLAUSE + 1))
-    clauses = build("acme", Readable((1,), tags, ()), "x")["bool"]["filter"][1]["bool"]["should"]
-    assert [len(c["terms"]["acl_tags"]) for c in clauses] == [TERMS_A_CLAUSE, 1]
+    any_of = build("acme", Readable((1,), tags, ()), "x")["bool"]["filter"][1]["bool"]["should"]
+    assert [len(c["terms"]["acl_tags"]) for c in any_of] == [TERMS_A_CLAUSE, 1]
 
 
 def test_no_tag_is_no_match_not_no_filter() -> None:
@@ -35,8 +37,9 @@ def test_no_tag_is_no_match_not_no_filter() -> None:
 
 
 def test_a_pasted_page_is_cut() -> None:
-    words = build("acme", READABLE, "word " * 5000)["bool"]["must"]["combined_fields"]["query"]
+    words = clauses("word " * 5000)["must"]["combined_fields"]["query"]
     assert len(words.split()) == MOST_WORDS
+    assert len(json.dumps(build("acme", READABLE, "word " * 5000))) < 3_000
 
 
 def test_a_failing_step_is_recorded_and_still_fails() -> None:

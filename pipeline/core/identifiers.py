@@ -1,0 +1,101 @@
+"""Names that must be found exactly: ``PROJ-4821``, ``ERR_CONN_RESET``, ``0x80070057``, ``src/app/main.py``, ``v2.3.1``.
+
+Analyzers tear them apart or stem them, and a model has never seen them. So they are recognised here, by the same rules
+in a chunk (when its keyword entry is made) and in a question, and compared as they are, in lower case. Nothing depends
+on what analysis a server offers. What the rules take for an identifier by mistake ("and/or/not") costs a term.
+"""
+
+from __future__ import annotations
+
+import re
+
+LONGEST = 200
+"""Characters. Longer ones are base64, not names."""
+MOST_TERMS = 2_000
+"""Of one text; more is a listing that nobody looks up line by line."""
+
+_APART = re.compile(r"""[\s"'`´“”„‘’«»(){}\[\]<>,;|=*!?&…]+|(?<!:):(?!:)|:?//""")
+_RIM = ".:-_/%+^$~"
+_PLAIN = re.compile(r"[^\W\d_]+")
+_FILE = r"\.?[\w-]{2,}(?:\.[\w-]+)*\.[^\W\d_][^\W_]{0,9}"
+_KINDS = re.compile(
+    "|".join(
+        (
+            r"0[xX][0-9a-fA-F]{2,}",
+            r"(?=\w*\d)(?=\w*[a-fA-F])[0-9a-fA-F]{7,64}",  # an abbreviated or a whole hash
+            r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+            r"[A-Z][A-Z0-9]+-\d+(?:[-.]\w+)*",  # a ticket
+            r"[^\W\d_]{2,}-\d{3,}(?:[-.]\w+)*",  # … or an error code, in small letters
+            r"[\w.$-]*[^\W_]_+[^\W_][\w.$-]*",  # snake_case
+            r"[vV]\d+(?:\.\d+)+(?:[-+.]\w+)*",
+            r"\d+(?:\.\d+){2,}(?:[-+.]\w+)*",  # a version, an address
+            _FILE,
+            r"\.[^\W\d_][\w-]{2,}",  # .gitignore
+            r"\w+(?:::\w+)+",
+            r"--[^\W_][\w-]+",  # an option
+            r"#\d{2,}",
+            r"[^\W\d_]+\d{3,}[^\W_]*",  # KB5034441
+            r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+        )
+    )
+)
+_FILE_NAME = re.compile(_FILE)
+_SEGMENT = re.compile(r"[\w.@+~%-]+")
+_WORD = re.compile(r"[^\W_]{2,}")
+
+
+def identifiers(text: str) -> tuple[str, ...]:
+    """Those that stand in a text, whole, in lower case, in their order, each once."""
+    found: dict[str, None] = {}
+    for piece in _APART.split(text):
+        if piece and len(piece) <= LONGEST and not _PLAIN.fullmatch(piece) and (one := _recognised(piece)):
+            found[one] = None
+    return tuple(found)
+
+
+def terms(text: str) -> list[str]:
+    """What a text can be found by: its identifiers whole, the ends of its paths (``app/main.py``, ``main.py``), and
+    the words they are made of. Sorted, at most MOST_TERMS."""
+    whole = identifiers(text)
+    found = set(whole)
+    for one in whole:
+        if len(found) >= MOST_TERMS:
+            break
+        found.update(_ends(one))
+        found.update(_WORD.findall(one))
+    return sorted(found)[:MOST_TERMS]
+
+
+def held(text: str) -> set[str]:
+    """The identifiers that a text holds exactly, as the ends of its paths too."""
+    whole = identifiers(text)
+    return {*whole, *(end for one in whole for end in _ends(one))}
+
+
+def _recognised(piece: str) -> str | None:
+    if _KINDS.fullmatch(piece):
+        return piece.lower()
+    name = piece.replace("\\", "/").rstrip(_RIM).lstrip("-:%+^$")
+    rooted = name.startswith(("/", "~/", "./", "../"))
+    name = name.lstrip("~./") if rooted else name
+    if "/" in name:
+        return name.lower() if _is_path(name, rooted=rooted) else None
+    name = name.lstrip("_")
+    return name.lower() if _KINDS.fullmatch(name) else None
+
+
+def _is_path(name: str, *, rooted: bool) -> bool:
+    segments = name.split("/")
+    if not all(_SEGMENT.fullmatch(segment) for segment in segments) or not re.search(r"[^\W\d_]", name):
+        return False
+    return rooted or len(segments) > 2 or bool(_FILE_NAME.fullmatch(segments[-1]))
+
+
+def _ends(one: str) -> list[str]:
+    """Of a path: what is left when folders are taken from the front, as far as that still is a name. A version without
+    its v."""
+    if re.match(r"v\d+\.\d", one):
+        return [one[1:]]
+    segments = one.split("/")
+    ends = ["/".join(segments[n:]) for n in range(1, len(segments))]
+    return [end for end in ends if "/" in end or _KINDS.fullmatch(end) or _KINDS.fullmatch(end.upper())]

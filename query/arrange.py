@@ -1,0 +1,193 @@
+"""A ranking of chunks → what is shown: neighbours as one text, the same thing once, not all from one document. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from uuid import UUID
+
+from pipeline.core.identifiers import held
+from pipeline.core.model import Span
+from query.model import Passage, Ranker, Result
+
+MERGED = 3
+"""Chunks that one passage may be made of; a longer run is a document, and is read as one."""
+SHINGLE = 3
+"""Words. Two texts with the same words in another order are two texts."""
+ALIKE = 0.9
+"""Share of shingles in common (Jaccard) from which on two passages say the same."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One chunk of the ranking."""
+
+    passage: Passage
+    text: str
+    score: float
+    ranks: Mapping[Ranker, int]
+    rerank_score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """What the manifest says of one chunk."""
+
+    spans: tuple[Span, ...]
+    headings: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Group:
+    """What is shown as one: chunks that follow each other, the best first, and where else the same stands."""
+
+    hits: list[Hit]
+    also: list[Passage] = field(default_factory=list)
+
+    @property
+    def document(self) -> UUID:
+        return self.hits[0].passage.document_id
+
+    @property
+    def in_order(self) -> list[Hit]:
+        return sorted(self.hits, key=lambda hit: hit.passage.chunk_index)
+
+    def takes(self, hit: Hit) -> bool:
+        """It stands just before or just behind, and there is room."""
+        if hit.passage.document_id != self.document or len(self.hits) >= MERGED:
+            return False
+        places = [h.passage.chunk_index for h in self.hits]
+        return hit.passage.chunk_index in (min(places) - 1, max(places) + 1)
+
+
+def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
+    """named: the question's identifiers. Who names one wants the passages that hold it, before all that only hold its
+    parts or look alike; the more of them the better. Else the order stays."""
+    if not named:
+        return list(hits)
+    wanted = set(named)
+    return sorted(hits, key=lambda hit: -len(wanted & held(f"{hit.passage.title}\n{hit.text}")))
+
+
+def arrange(hits: Sequence[Hit], *, top: int, per_document: int) -> list[Group]:
+    """The first ``top`` passages of a ranking, best first, with at most ``per_document`` of one document unless nothing
+    else is left.
+
+    A chunk next to one that is shown already joins it; one that says the same as a shown one of another document is
+    named there. Neither takes a place of its own.
+    """
+    seen = _Seen()
+    shown: list[Group] = []
+    spare: list[Hit] = []
+    count: dict[UUID, int] = {}
+    for hit in hits:
+        if _joins(hit, shown, seen):
+            continue
+        if len(shown) == top:
+            break
+        document = hit.passage.document_id
+        if count.get(document, 0) < per_document:
+            count[document] = count.get(document, 0) + 1
+            shown.append(Group([hit]))
+        else:
+            spare.append(hit)
+    for hit in spare:
+        if not _joins(hit, shown, seen) and len(shown) < top:
+            shown.append(Group([hit]))
+    return shown
+
+
+def _joins(hit: Hit, shown: Sequence[Group], seen: _Seen) -> bool:
+    for group in shown:
+        if hit.passage.document_id != group.document and any(seen.alike(hit, other) for other in group.hits):
+            group.also.append(hit.passage)
+            return True
+    for group in shown:
+        if group.takes(hit):
+            group.hits.append(hit)
+            return True
+    return False
+
+
+class _Seen:
+    """Each text is cut into shingles once."""
+
+    def __init__(self) -> None:
+        self._prints: dict[UUID, tuple[list[str], frozenset[tuple[str, ...]]]] = {}
+
+    def alike(self, one: Hit, other: Hit) -> bool:
+        """Nearly the same words in the same order. Texts that differ in a number or an identifier are two: the
+        release notes of two versions."""
+        if one.text == other.text:
+            return True
+        (numbers, mine), (others, theirs) = self._print(one), self._print(other)
+        if numbers != others or not mine or not theirs:
+            return False
+        return len(mine & theirs) >= ALIKE * len(mine | theirs)
+
+    def _print(self, hit: Hit) -> tuple[list[str], frozenset[tuple[str, ...]]]:
+        id_ = hit.passage.chunk_id
+        if id_ not in self._prints:
+            words = _WORD.findall(hit.text.lower())
+            shingles = frozenset(tuple(words[n : n + SHINGLE]) for n in range(len(words) - SHINGLE + 1))
+            numbers = sorted({*held(hit.text), *(word for word in words if any(c.isdigit() for c in word))})
+            self._prints[id_] = numbers, shingles
+        return self._prints[id_]
+
+
+def present(group: Group, details: Mapping[UUID, Detail]) -> Result:
+    """A group as a result. Where the manifest has moved on meanwhile (no details), its best chunk alone."""
+    best = group.hits[0]
+    detail = details.get(best.passage.chunk_id)
+    hits = group.in_order if all(hit.passage.chunk_id in details for hit in group.hits) else [best]
+    text = best.text if len(hits) == 1 else joined([(details[h.passage.chunk_id].spans, h.text) for h in hits])
+    return Result(
+        best.passage,
+        text,
+        best.score,
+        {ranker: min(h.ranks[ranker] for h in hits if ranker in h.ranks) for h in hits for ranker in h.ranks},
+        tuple(hit.passage.chunk_id for hit in hits),
+        tuple(group.also),
+        best.rerank_score,
+        detail.headings if detail else (),
+    )
+
+
+def joined(chunks: Sequence[tuple[Sequence[Span], str]]) -> str:
+    """Chunks of one document (their spans, their texts) as one text, in reading order: what they both hold stands once.
+
+    Law: every character that a span covers is in it, once. Between spans that do not touch there was white space, or
+    text that is not shown: a line break stands there.
+    """
+    pieces: list[tuple[int, str]] = []
+    for spans, text in chunks:
+        at = 0
+        for start, end in spans:
+            pieces.append((start, text[at : at + end - start]))
+            at += end - start
+    pieces.sort(key=lambda piece: (piece[0], -len(piece[1])))
+    parts: list[tuple[int, str]] = []
+    reached = -1
+    for start, piece in pieces:
+        if start + len(piece) > reached:
+            skipped = max(0, reached - start)
+            parts.append((start + skipped, piece[skipped:]))
+            reached = start + len(piece)
+    text = parts[0][1] if parts else ""
+    for (start, before), (following, piece) in pairwise(parts):
+        gap = following - start - len(before)
+        text += ("\n" * min(gap, 2)) + piece
+    return text
+
+
+def renamed(result: Result, current: Mapping[UUID, Passage]) -> Result:
+    """A remembered result with title, place and author as the ledger has them now."""
+    return replace(
+        result,
+        passage=current[result.passage.chunk_id],
+        also=tuple(current[other.chunk_id] for other in result.also),
+    )

@@ -1,0 +1,124 @@
+"""What was asked before: vectors of questions, and answers.
+
+An answer is kept for an access set, never for anybody else, and is given again only after the ledger was asked once
+more: every passage that it shows or counts must still be readable by this caller, and no store may have followed since
+in a document that this caller may read. So a revocation, a deletion or an edit is answered as without a cache, and
+nothing that happens to what the caller may not read shows, not even in how long an answer takes
+(docs/adr/0019-retrieval.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from cachetools import LRUCache, TTLCache
+
+from pipeline.core.model import Generation
+from pipeline.embedding.port import Embedder, Vectors
+from pipeline.stores.postgres import Connection
+from query.access import Caller, Readable
+from query.filters import Filters
+from query.model import Mode, Result, Step
+
+KEPT_SECONDS = 300.0
+"""However quiet it is: what the ledger cannot tell (a restored index, another server's analysis) shows after this."""
+MOST_CHANGES = 1_000
+"""Settled documents that are looked at one by one; after more of them an answer is worked out anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Two questions with equal keys, asked at the same moment, have the same answer."""
+
+    query: str
+    mode: Mode
+    top: int
+    filters: Filters
+    rerank: bool
+    generation: Generation
+    tenant: str
+    readable: Readable
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    chunk_id: UUID
+    document_id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    results: Sequence[Result]
+    steps: Sequence[Step]
+    relevant: bool
+    counted: Sequence[Ref]
+    """Everything that was ranked: the steps' counts tell of it."""
+    snapshot: str
+    """pg_snapshot taken before the stores were asked."""
+
+
+Embedded = tuple[Embedder, Vectors]
+
+
+class Cache:
+    """Bounded; safe within one event loop."""
+
+    def __init__(self, size: int) -> None:
+        """size: questions whose vectors are kept, and answers; 0: none of either."""
+        self._vectors: LRUCache[tuple[str, str], Embedded] = LRUCache(size)
+        self._answers: TTLCache[Key, Remembered] = TTLCache(size, KEPT_SECONDS)
+        self.enabled = size > 0
+
+    def vector(self, tenant: str, query: str) -> Embedded | None:
+        """By the one model that a process asks. A tenant does not learn what another one asks."""
+        return self._vectors.get((tenant, query))
+
+    def keep_vector(self, tenant: str, query: str, embedded: Embedded) -> None:
+        if self.enabled:
+            self._vectors[tenant, query] = embedded
+
+    def answer(self, key: Key) -> Remembered | None:
+        return self._answers.get(key)
+
+    def keep_answer(self, key: Key, remembered: Remembered) -> None:
+        if self.enabled:
+            self._answers[key] = remembered
+
+    def forget(self, key: Key) -> None:
+        self._answers.pop(key, None)
+
+
+async def snapshot(connection: Connection) -> str:
+    cursor = await connection.execute("SELECT pg_current_snapshot()::text")
+    row = await cursor.fetchone()
+    return str(row[0]) if row else ""
+
+
+async def changed_since(
+    connection: Connection, taken: str, generation: str, caller: Caller, readable: Readable
+) -> bool:
+    """Whether a store has followed the ledger, in a document that the caller may read, in a transaction that a snapshot
+    did not see. Reads what was settled since and no more than MOST_CHANGES of that."""
+    cursor = await connection.execute(
+        """
+        WITH settled AS MATERIALIZED (
+            SELECT document_id FROM index_state
+            WHERE settled_xid >= pg_snapshot_xmin(%(taken)s::pg_snapshot)
+              AND NOT pg_visible_in_snapshot(settled_xid, %(taken)s::pg_snapshot)
+              AND generation = %(generation)s
+            LIMIT %(most)s + 1
+        )
+        SELECT (SELECT count(*) FROM settled) > %(most)s OR EXISTS (
+            SELECT FROM settled s JOIN documents d ON d.id = s.document_id
+            WHERE d.tenant = %(tenant)s AND d.access_id = ANY(%(ids)s::bigint[])
+        )
+        """,
+        {
+            "taken": taken, "generation": generation, "most": MOST_CHANGES, "tenant": caller.tenant,
+            "ids": list(readable.access_ids),
+        },
+    )  # fmt: skip
+    row = await cursor.fetchone()
+    return row is None or bool(row[0])

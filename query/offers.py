@@ -1,0 +1,196 @@
+"""What both stores offer to a question, and how much of it may be shown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+from uuid import UUID
+
+from elasticsearch import AsyncElasticsearch
+
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.model import Generation
+from pipeline.stores.postgres import Connection, Pool, translated
+from query import vectors
+from query.access import Caller, Readable
+from query.arrange import Detail
+from query.cache import Embedded
+from query.embedder import bounded, require_same
+from query.filters import Filters
+from query.fusion import Ranking
+from query.keywords import bm25
+from query.model import Candidate, Facts, Mode, Passage, Ranker
+from query.steps import Steps
+from query.vectors import Asked, Tuning
+from query.verify import describe, verify
+
+MOST_CANDIDATES = 1000
+"""Of one round, when much of what Elasticsearch offers is withheld."""
+
+Embedding = asyncio.Task[Embedded]
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Seconds. A store that is slower is left out, and the answer says so."""
+
+    keywords: float = 5.0
+    vectors: float = 5.0
+    ledger: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    text: str
+    top: int
+    mode: Mode
+    rerank: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What one query is asked within: pinned once, so that both stores answer for the same generation and access."""
+
+    generation: Generation
+    caller: Caller
+    readable: Readable
+    filters: Filters
+    snapshot: str
+    """The ledger's, before any store was asked."""
+
+
+@dataclass(slots=True)
+class Offer:
+    """One store's candidates, best first, or why there are none."""
+
+    limit: int
+    """How many it was asked for."""
+    candidates: list[Candidate] = field(default_factory=list)
+    facts: Facts = field(default_factory=dict)
+    error: PenstockError | None = None
+    withheld: frozenset[UUID] = frozenset()
+    """Chunks that it offered in vain, in this round or before."""
+
+    def look(self, passages: Mapping[UUID, Passage]) -> None:
+        """Remember what may not be shown."""
+        self.withheld |= {c.chunk_id for c in self.candidates if c.chunk_id not in passages}
+
+    def holds(self, depth: int, passages: Mapping[UUID, Passage]) -> bool:
+        """More than ``depth`` of what was offered may be shown, or there is no more to offer than was asked for."""
+        return len(self.candidates) < self.limit or sum(c.chunk_id in passages for c in self.candidates) > depth
+
+    def ranking(self, depth: int, passages: Mapping[UUID, Passage]) -> Ranking:
+        shown = [c for c in self.candidates if c.chunk_id in passages]
+        first = shown[:depth]
+        following = shown[depth].score if len(shown) > depth else 0.0
+        return Ranking([c.chunk_id for c in first], [c.score for c in first], following)
+
+
+Offers = Mapping[Ranker, Offer]
+
+
+class Stores:
+    """Both stores and the ledger, as a search asks them. A pool connection is held for one store's statements, never
+    while a model or Elasticsearch is waited for."""
+
+    def __init__(self, pool: Pool, es: AsyncElasticsearch, timeouts: Timeouts, tuning: Tuning) -> None:
+        self._pool = pool
+        self._es = es
+        self.timeouts = timeouts
+        self._tuning = tuning
+
+    async def offers(
+        self, question: Question, scope: Scope, embedding: Embedding | None, steps: Steps, *, depth: int, spare: int
+    ) -> tuple[Offers, Mapping[UUID, Passage]]:
+        """What both stores offer, and all of it that may be shown: ``depth`` of each and one more, unless there are no
+        more. Raises Retryable or Misconfigured when nothing can answer.
+
+        Who offered too little is asked again, and then what was withheld is excluded or the ledger asked on the way.
+        """
+        rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
+        offers = {ranker: Offer(0) for ranker in rankers}
+        short: Sequence[Ranker] = rankers
+        give_up = perf_counter() + self.timeouts.ledger
+        first = True
+        while True:
+            asked: dict[Ranker, Awaitable[Offer]] = {}
+            for ranker in short:
+                if ranker == "vector":
+                    asked[ranker] = self._vectors(scope, embedding, steps, depth + spare, proven=not first)
+                else:
+                    limit = max(depth + spare, min(MOST_CANDIDATES, offers[ranker].limit * 4))
+                    asked[ranker] = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
+            offers |= dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
+            _require_one(offers)
+            candidates = [c for offer in offers.values() for c in offer.candidates]
+            with steps.step("verify"):
+                passages = await self.verify(scope, candidates)
+            for ranker in short:
+                offers[ranker].look(passages)
+            short = [ranker for ranker, offer in offers.items() if not offer.holds(depth, passages)]
+            if not short:
+                return offers, passages
+            if perf_counter() > give_up:
+                raise Retryable("search did not come to an end: the stores are far behind the ledger; try again")
+            first = False
+
+    async def _vectors(
+        self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, proven: bool
+    ) -> Offer:
+        seconds = self.timeouts.vectors
+        offer = Offer(limit)
+        try:
+            if embedding is None:
+                raise Misconfigured("no embedding model is set: only keyword search can answer")
+            made_by, vector = await asyncio.shield(embedding)
+            with steps.step("vectors") as offer.facts:
+                require_same(made_by, scope.generation)
+                async with self.connection(2 * seconds, "vector search") as connection:
+                    asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
+                    scan = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
+                    offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
+                        connection, asked, vector, scan, limit=limit, timeout_seconds=seconds, tuning=self._tuning
+                    )
+        except PenstockError as error:
+            offer.error = error
+        return offer
+
+    async def _keywords(self, text: str, scope: Scope, steps: Steps, limit: int, withheld: frozenset[UUID]) -> Offer:
+        seconds = self.timeouts.keywords
+        offer = Offer(limit, withheld=withheld)
+        try:
+            with steps.step("keywords") as offer.facts:
+                async with bounded(seconds, "Elasticsearch"):
+                    offer.candidates = await bm25(
+                        self._es, scope.generation, scope.caller, scope.readable, text,
+                        filters=scope.filters, excluded=withheld, limit=limit, timeout_seconds=seconds,
+                    )  # fmt: skip
+        except PenstockError as error:
+            offer.error = error
+        return offer
+
+    async def verify(self, scope: Scope, candidates: Iterable[Candidate]) -> dict[UUID, Passage]:
+        async with self.connection(self.timeouts.ledger, "search") as connection:
+            return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
+
+    async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
+        async with self.connection(self.timeouts.ledger, "search") as connection:
+            return await describe(connection, scope.generation.name, passages)
+
+    @asynccontextmanager
+    async def connection(self, seconds: float, doing: str) -> AsyncIterator[Connection]:
+        async with bounded(seconds, "Postgres"):
+            with translated(doing):
+                async with self._pool.connection() as connection:
+                    yield connection
+
+
+def _require_one(offers: Offers) -> None:
+    """Raise when no store answered."""
+    errors = [offer.error for offer in offers.values() if offer.error is not None]
+    if len(errors) == len(offers):
+        kind = Retryable if any(isinstance(error, Retryable) for error in errors) else Misconfigured
+        raise kind("; ".join(dict.fromkeys(str(error) for error in errors))) from errors[0]
