@@ -26,7 +26,7 @@ _KINDS = re.compile(
             r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
             r"[A-Z][A-Z0-9]+-\d+(?:[-.]\w+)*",  # a ticket
             r"[^\W\d_]{2,}-\d{3,}(?:[-.]\w+)*",  # … or an error code, in small letters
-            r"[\w.$-]*[^\W_]_+[^\W_][\w.$-]*",  # snake_case
+            r"[\w.$-]*[^\W_]_+[^\W_](?:[\w.$-]*\w)?",  # snake_case
             r"[vV]\d+(?:\.\d+)+(?:[-+.]\w+)*",
             r"\d+(?:\.\d+){2,}(?:[-+.]\w+)*",  # a version, an address
             _FILE,

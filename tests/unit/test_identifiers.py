@@ -1,0 +1,87 @@
+"""What must be found exactly, in questions and in texts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.identifiers import LONGEST, MOST_TERMS, held, identifiers, terms
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("what became of PROJ-4821?", ["proj-4821"]),
+        ("(PROJ-4821's) and PROJ-4821.", ["proj-4821"]),
+        ("proj-4821", ["proj-4821"]),
+        ("net::ERR_CONN_RESET", ["net::err_conn_reset"]),
+        ("it says ERR_CONN_RESET, twice", ["err_conn_reset"]),
+        ("error 0x80070057 again", ["0x80070057"]),
+        ("open `config.yaml`.", ["config.yaml"]),
+        ("in src/app/main.py:42", ["src/app/main.py"]),
+        ("C:\\Windows\\System32", ["windows/system32"]),
+        ("/etc/hosts and ./run.sh", ["etc/hosts", "run.sh"]),
+        ("v2.3.1 after 2.3.0-rc1", ["v2.3.1", "2.3.0-rc1"]),
+        ("CVE-2024-3094, ORA-00942, KB5034441, #1234", ["cve-2024-3094", "ora-00942", "kb5034441", "#1234"]),
+        ("git push --force-with-lease", ["--force-with-lease"]),
+        ("std::vector or os.path.join()", ["std::vector", "os.path.join"]),
+        ("a9f3c21 and 10.0.0.1:8080", ["a9f3c21", "10.0.0.1"]),
+        ("https://git.example/browse/PROJ-7?at=1", ["git.example/browse/proj-7"]),
+    ],
+)
+def test_identifiers_are_recognised_wherever_they_stand(text: str, found: list[str]) -> None:
+    assert list(identifiers(text)) == found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "and/or, TCP/IP, e.g. this, i.e. that, U.S. law",
+        "a well-known high-speed boundary-layer",
+        "in 1957 at m=2.5, 3.5 mm, 1990s, fig. 3",
+        "What is the meaning of life?",
+        "1/2/3 and 01/02/2024",
+        "F-104 at mach-2",
+        "",
+    ],
+)
+def test_plain_words_are_no_identifiers(text: str) -> None:
+    assert identifiers(text) == ()
+
+
+def test_a_text_is_found_by_the_whole_by_the_ends_of_a_path_and_by_the_parts() -> None:
+    assert {"src/app/main.py", "app/main.py", "main.py", "src", "app", "main"} <= set(terms("see src/app/main.py"))
+    assert {"err_conn_reset", "err", "conn", "reset"} <= set(terms("ERR_CONN_RESET"))
+    assert "2.3.1" in terms("v2.3.1")
+
+
+def test_a_text_does_not_hold_what_only_begins_or_ends_alike() -> None:
+    for other in ("PROJ-48210", "PROJ-4821-B", "XPROJ-4821", "PROJ 4821", "4821 PROJ"):
+        assert "proj-4821" not in held(other)
+    assert "main.py" in held("src/app/main.py")
+    assert "main.py" not in held("src/app/domain.py src/app/main.pyc")
+    assert "v2.3.1" not in held("v2.3.10 v2.3")
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    whole = identifiers(text)
+    assert len(whole) == len(set(whole))
+    assert set(whole) <= set(terms(text)) or len(terms(text)) == MOST_TERMS
+    assert set(whole) <= held(text)
+
+
+NAMES = ("PROJ-4821", "ERR_CONN_RESET", "0x80070057", "config.yaml", "src/app/main.py", "v2.3.1")
+AROUND = ("{}", "({})", "{}.", "“{}”", "see {}, please", "`{}`", "[{}](x)", "{}\n", "{}?", "*{}*", "{}:")
+
+
+@given(st.sampled_from(NAMES), st.sampled_from(AROUND))
+def test_what_stands_around_it_does_not_matter(one: str, around: str) -> None:
+    assert one.lower() in identifiers(around.format(one))
+
+
+def test_what_is_no_name_costs_little() -> None:
+    assert identifiers("A_1" * LONGEST) == ()
+    assert len(terms(" ".join(f"X_{n}/y{n}.txt" for n in range(MOST_TERMS)))) == MOST_TERMS
+    assert identifiers("_" * 199 + " " + "a_" * 99 + "!" + " " + "-a." * 66) is not None
