@@ -19,12 +19,13 @@ from pathlib import Path
 import psutil
 from pydantic import ValidationError
 
-from deploy.local import dist, process, workers
+from deploy.local import dist, process, query, workers
 from deploy.local.elasticsearch import Elasticsearch
 from deploy.local.kafka import Kafka
 from deploy.local.lock import exclusive
 from deploy.local.ports import Ports
 from deploy.local.postgres import Postgres
+from deploy.local.query import QueryService
 from deploy.local.service import LocalSettings, Place, Server, require_space
 from deploy.local.starting import Progress, Starter, run_together
 from deploy.local.workers import Worker
@@ -79,14 +80,20 @@ class Stack:
         self.start(name, on_progress)
 
     def kill(self, name: str) -> None:
-        """SIGKILL a service, or a worker (``detect``, ``detect-1``): a fault. Raises KeyError if it does not run."""
-        victims = self._server_processes(name) if name in SERVERS else workers.processes(self.home, name)
+        """SIGKILL a service, a worker (``detect``, ``detect-1``) or ``query``: a fault. KeyError if it does not run."""
+        if name in SERVERS:
+            victims = self._server_processes(name)
+        else:
+            victims = query.processes(self.home) if name == query.NAME else workers.processes(self.home, name)
         if not victims:
             raise KeyError(name)
         process.stop(victims, ask=None, grace_seconds=0)
 
     def stop(self, name: str) -> None:
-        """Stop one service or worker in good order, and wait for its end; nothing if it does not run."""
+        """Stop one service or worker, or ``query``, in good order, and wait for its end; nothing if it does not run."""
+        if name == query.NAME:
+            self.stop_query()
+            return
         if name not in SERVERS:
             workers.stop(self.home, name)
             return
@@ -94,12 +101,15 @@ class Stack:
             self._stop_server(name)
 
     def down(self, on_progress: Progress | None = None) -> list[str]:
-        """Stop workers, then services. Returns the names of what was running. Leaves nothing running."""
+        """Stop the query service, workers, then services: nothing runs on. Returns the names of what was running."""
         progress = on_progress or _silent
         if not self.home.is_dir():
             return []
         with self._locked(progress):
-            stopped = workers.stop_all(self.home, progress)
+            with ThreadPoolExecutor(1) as beside:
+                asked = beside.submit(self.stop_query, progress)
+                stopped = workers.stop_all(self.home, progress)
+            stopped += [query.NAME] if asked.result() else []
             running = [name for name in SERVERS if self._server_processes(name)]
             with ThreadPoolExecutor(len(SERVERS)) as pool:
                 list(pool.map(lambda name: self._stop_server(name, progress), SERVERS))
@@ -132,6 +142,21 @@ class Stack:
 
     def workers(self) -> list[Worker]:
         return workers.listed(self.home)
+
+    def start_query(self, *, env: Mapping[str, str] | None = None) -> QueryService:
+        """Start ``penstock serve``, with env added to ours, and wait until it answers /readyz; the same again is a
+        no-op while it runs. Its address is in endpoints.json from then on. Raises Misconfigured with one line."""
+        if self._die_with_parent:
+            self._start_watchdog()
+        with self._locked(_silent):
+            return query.start(self.home, Ports(self.home, _settings()), env=env or {})
+
+    def stop_query(self, on_progress: Progress | None = None) -> bool:
+        """Whether it ran."""
+        return query.stop(self.home, on_progress or _silent)
+
+    def query(self) -> QueryService:
+        return query.look(self.home)
 
     def mark_prepared(self) -> None:
         """Remember that topics, tables and indexes were made for the services as they run now."""

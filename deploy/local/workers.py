@@ -66,7 +66,7 @@ def start(
             entry = replace(process.spawn(command(name), log=log, env=given), address=f"http://{HOST}:{port}")
             process.save(_pid_file(home, key), entry)
     if wait:
-        _wait_ready(home, key, entry, offset)
+        wait_ready(f"worker {key}", log, entry, offset)
     return _look(home, key)
 
 
@@ -108,26 +108,27 @@ def _look(home: Path, key: str) -> Worker:
     entry = process.load(_pid_file(home, key))
     running = process.running(entry)
     address = entry.address if entry else ""
-    ready = running is not None and _answers(address)
+    ready = running is not None and answers(address)
     stages = _stages(address) if ready else []
     stuck = next((stage for stage in stages if stage["waiting_for"]), {"waiting_for": None, "reason": None})
     return Worker(key, running.pid if running else None, ready, address, stuck["waiting_for"], stuck["reason"])
 
 
-def _wait_ready(home: Path, key: str, entry: process.Record, offset: int) -> None:
+def wait_ready(name: str, log: Path, entry: process.Record, offset: int) -> None:
+    """Until it answers /readyz. offset: of the log, where this start begins. Raises Misconfigured with one line."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
-    log = _log(home, key)
-    while not _answers(entry.address):
+    while not answers(entry.address):
         if process.running(entry) is None:
-            raise Misconfigured(f"worker {key} stopped while starting: {reason(log, offset)} (log: {log})")
+            raise Misconfigured(f"{name} stopped while starting: {reason(log, offset)} (log: {log})")
         if time.monotonic() > deadline:
             raise Misconfigured(
-                f"worker {key} is not ready after {START_TIMEOUT_SECONDS:.0f} s: {reason(log, offset)} (log: {log})"
+                f"{name} is not ready after {START_TIMEOUT_SECONDS:.0f} s: {reason(log, offset)} (log: {log})"
             )
         time.sleep(0.1)
 
 
-def _answers(address: str) -> bool:
+def answers(address: str) -> bool:
+    """Whether /readyz does, with 200."""
     return _get(address, "/readyz") is not None
 
 

@@ -21,18 +21,19 @@ from pipeline import settings
 from pipeline.core.errors import PenstockError
 
 WORKERS = ("detect", "vectors", "keywords")
+QUERY = "query"
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def up(
     json_output: Json = False,
-    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start the services only.")] = False,
+    no_workers: Annotated[bool, typer.Option("--no-workers", help="Start the three servers only.")] = False,
 ) -> None:
-    """Start the local stack and its workers; what runs already is left alone."""
+    """Start the local stack, its workers and the query service; what runs already is left alone."""
     stack = Stack(settings.home())
     with _errors(), _progress() as progress:
-        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors()))
+        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), QUERY))
     if json_output:
         _print_json(_status(stack))
         return
@@ -42,7 +43,7 @@ def up(
 
 
 def down(json_output: Json = False) -> None:
-    """Stop the workers and the services; their data stays."""
+    """Stop the query service, the workers and the services; their data stays."""
     with _errors(), _progress() as progress:
         stopped = Stack(settings.home()).down(progress)
     if json_output:
@@ -61,6 +62,8 @@ def status(json_output: Json = False) -> None:
     else:
         _print_table(stack)
     everything = [*found["services"].values(), *found["workers"]]
+    if found["query"]["url"]:
+        everything.append(found["query"])
     if not all(one["ready"] for one in everything):
         raise typer.Exit(1)
 
@@ -73,7 +76,9 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
         if stack.endpoints() != before:  # a port was taken meanwhile: workers that run look in the wrong place
             for worker in stack.workers():
                 stack.stop(worker.name)
+            stack.stop_query()
         running = {worker.name for worker in stack.workers() if worker.ready}
+        running |= {QUERY} if stack.query().ready else set()
         missing = [name for name in workers if name not in running]
         if missing or not stack.is_prepared():
             from pipeline.cli import setup
@@ -88,7 +93,10 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
 
         def start(name: str) -> None:
             progress(name, "starting")
-            stack.start_worker(name)
+            if name == QUERY:
+                stack.start_query(env=_query_environment())
+            else:
+                stack.start_worker(name)
             progress(name, "ready")
 
         pool = ThreadPoolExecutor(len(workers) or 1)
@@ -103,6 +111,16 @@ def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, 
     return started
 
 
+def _query_environment() -> dict[str, str]:
+    """On one's own machine callers are believed, unless it is set how they prove who they are."""
+    from query.settings import load
+
+    serves, auth = load().serve, load().auth
+    if auth.jwks_url is None and auth.keys_file is None and "development" not in serves.model_fields_set:
+        return {"PENSTOCK_SERVE_DEVELOPMENT": "true"}
+    return {}
+
+
 def _connectors() -> tuple[str, ...]:
     """The worker of the connectors, where any are declared. It looks for the file where we found it."""
     from connectors.declared import VARIABLE, file_of, load
@@ -115,6 +133,7 @@ def _connectors() -> tuple[str, ...]:
 
 
 def _status(stack: Stack) -> dict[str, Any]:
+    query = stack.query()
     return {
         "services": {
             one.name: {"url": one.url or None, "pid": one.pid, "ready": one.ready} for one in stack.services()
@@ -129,6 +148,7 @@ def _status(stack: Stack) -> dict[str, Any]:
             }
             for one in stack.workers()
         ],
+        "query": {"url": query.url or None, "pid": query.pid, "ready": query.ready},
     }
 
 
@@ -146,6 +166,8 @@ def _print_table(stack: Stack) -> None:
     workers = stack.workers()
     rows = [(one.name, re.sub(r":[^:@/]+@", ":***@", one.url), one.pid, one.ready, "") for one in stack.services()]
     rows += [(one.name, one.health, one.pid, one.ready, one.waiting_for or "") for one in workers]
+    if (query := stack.query()).is_wanted:
+        rows.append((QUERY, query.url, query.pid, query.ready, ""))
     for name, address, pid, ready, waiting_for in rows:
         state = "[green]ready[/]" if ready else "[yellow]not ready[/]" if pid else "[red]not running[/]"
         if waiting_for:
