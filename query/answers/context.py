@@ -84,7 +84,7 @@ def build(results: Sequence[Result], *, whole: bool, budget_tokens: int, count: 
         around = count(heading) + DELIMITER_TOKENS
         tokens = around + count(body)
         if full or tokens > left:
-            room = left - around - count(CUT)
+            room = left - around - count(f"\n{CUT}") - 1
             fitted = "" if full or (shown and not whole) else beginning(body, room, count)
             full = full or whole
             if not fitted:

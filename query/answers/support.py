@@ -28,7 +28,9 @@ LEAST_WORDS = 3
 """A sentence with fewer claims nothing that could be checked, unless it has a number or a name."""
 
 _CITATION = re.compile(r"\[(\d+)\]")
-_FENCED = re.compile(r"^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_FENCED = re.compile(r"^ {0,3}(`{3,12}|~{3,12})[^\n]*\n.*?(?:^ {0,3}\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_ITEM = re.compile(r"^(?:[-*+•>|\s]|\d{1,3}[.)]\s)+")
+"""A list's marks are no numbers that a passage would have to say."""
 _HEADING = re.compile(r"^ {0,3}#{1,6}[ \t][^\n]*$", re.MULTILINE)
 
 
@@ -99,7 +101,7 @@ def claims_of(answer: str) -> list[Claim]:
         around = cites(paragraph)
         for sentence in sentences(paragraph):
             text = re.sub(r"\s+([.,;:!?])", r"\1", " ".join(_CITATION.sub("", sentence).split()))
-            text = text.lstrip("-*+•> |").strip()
+            text = _ITEM.sub("", text).strip()
             if says_something(text):
                 own = cites(sentence)
                 claims.append(Claim(text, own or around, bool(own)))

@@ -13,7 +13,9 @@ from pipeline.core.normalise import clean
 
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
 """Left by ``clean`` where a script or a flag may need them; a quotation does without."""
-_CODE = re.compile(r"(^ {0,3}(`{3,}|~{3,})[^\n]*\n.*?(?:^ {0,3}\2[`~]*[ \t]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
+_CODE = re.compile(
+    r"(^ {0,3}(`{3,12}|~{3,12})[^\n]*\n.*?(?:^ {0,3}\2[`~]*[ \t]*$|\Z)|`[^`\n]+`)", re.DOTALL | re.MULTILINE
+)
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _MARKDOWN_COMMENT = re.compile(r"^[ \t]{0,3}\[[^\]\n]{0,100}\]:[ \t]*(?:#|<>)[ \t]*[(\"'].*$", re.MULTILINE)
 """``[//]: # (…)``: a link definition that nothing uses and no page shows."""
@@ -32,11 +34,13 @@ _TEMPLATE = re.compile(
     re.IGNORECASE,
 )
 """Marks that chat templates end a turn with: some servers read them in a message as if they had written them."""
+_MARKS = r"(?:[^\w\n]|_){0,40}"
 _ROLE = re.compile(
-    r"^(?=[\W_]*(?:system|assistant|user|developer|human|tool|instructions?)(?:\s+(?:prompt|message|note))?[\W_]*:"
-    r"|#+[ \t]*(?:system|assistant|user|developer|human|new instructions?|instructions?)\b"
-    r"|[\W_]*(?:end|begin|start|close)\b[^\n]{0,40}\b(?:passages?|contexts?|documents?|sources?|quot\w*|data)\b"
-    r"[^\n\w]{0,10}[0-9a-f]{0,32}[^\n\w]{0,10}$)",
+    rf"^(?={_MARKS}(?:system|assistant|user|developer|human|tool|instructions?)(?:\s+(?:prompt|message|note))?{_MARKS}:"
+    r"|#{1,6}[ \t]{0,4}(?:system|assistant|user|developer|human|new instructions?|instructions?)\b"
+    rf"|{_MARKS}(?:end|begin|start|close)\b[^\n]{{0,40}}\b(?:passages?|contexts?|documents?|sources?|quot\w{{0,8}}|data)\b"
+    r"[^\n\w]{0,10}[0-9a-f]{0,32}[^\n\w]{0,10}$"
+    rf"|{_MARKS}(?:end|passage)[ \t]{{1,4}}(?:\d{{1,4}}|history)\b)",
     re.IGNORECASE | re.MULTILINE,
 )
 _FENCES = str.maketrans({"\u27e6": "[", "\u27e7": "]", "\u301a": "[", "\u301b": "]", "\u2e28": "(", "\u2e29": ")"})

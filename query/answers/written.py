@@ -25,12 +25,13 @@ _ELEMENTS = (
 _CONSTRUCT = regex.compile(
     r"(?P<image>!(?=\[))"
     r"|(?P<definition>(?<![^\n])[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){1,500}\]:)"
-    r"|(?P<cite>[ \t]*[\[\u3010](?P<numbers>" + _NUMBERS + r")(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011]"
+    r"|(?P<cite>[ \t]{0,8}[\[\u3010](?P<numbers>" + _NUMBERS + r")(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011]"
     r"(?:\(" + _SPAN + r"\)|(?P<open>(?=\()))?)"
     r"|(?P<link>\]\((?P<target>" + _SPAN + r")\))"
     r"|(?P<broken>\](?=\())"
     r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000})>)"
-    r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z)|<!--.{0,4000}?-->)"
+    r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
+    r"|(?P<comment><!--)"
     r"|(?P<element><(?P<name>/?(?:" + _ELEMENTS + r"))(?=[\s/>])[^<>]{0,4000}>)"
     r"|(?P<url>\b" + _URL + r")"
     r"|(?P<ticks>`{1,20})",
@@ -45,16 +46,15 @@ def _prefixes(*words: str) -> str:
 
 _PENDING = regex.compile(
     r"(?:!"
-    r"|[ \t]+"
+    r"|[ \t]{1,8}"
     r"|[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){0,500}\\?"
     r"|(?<![^\n])[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){0,500}\]"
-    r"|[ \t]*[\[\u3010]" + r"[\d \t,;\u2013-]{0,150}(?:\u2020[^\]\u3011\n]{0,100})?"
-    r"|[ \t]*[\[\u3010]"
+    r"|[ \t]{0,8}[\[\u3010]" + r"[\d \t,;\u2013-]{0,150}(?:\u2020[^\]\u3011\n]{0,100})?"
+    r"|[ \t]{0,8}[\[\u3010]"
     + _NUMBERS
     + r"(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
     r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
     r"|<[^<>]{0,4000}"
-    r"|<!--(?:(?!-->).){0,4000}"
     r"|<think>(?:(?!</think>).){0,200000}|<think>.{0,200000}?</think>\s*"
     r"|\b(?:" + _prefixes("https://", "http://", "ftp://", "www.") + r"|" + _URL + r")"
     r"|`{1,19})\Z",
@@ -130,6 +130,8 @@ class Writing:
             return self._address(groups["address"] or groups["url"])
         if groups["unseen"]:
             return " "  # and not nothing: what stands before and after must not become one construct
+        if groups["comment"]:
+            return "\u2039!--"  # to be seen, as the rest of it
         if groups["broken"] is not None:
             return "] "
         if groups["definition"]:
