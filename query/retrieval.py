@@ -28,6 +28,8 @@ from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
 from query.offers import Embedding, Offers, Question, Scope, Stores, Timeouts
 from query.ranking import ranked, relevant
+from query.rerank.apply import rerank
+from query.rerank.port import Reranker
 from query.settings import RetrievalSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
@@ -55,12 +57,16 @@ class Search:
         tuning: Tuning | None = None,
         settings: RetrievalSettings | None = None,
         metrics: QueryMetrics | None = None,
+        reranker: Reranker | None = None,
+        rerank_pool: int = 50,
     ) -> None:
-        """query_embedder: None answers by keyword alone."""
+        """query_embedder: None answers by keyword alone. rerank_pool: passages that the reranker reads."""
         self._stores = Stores(pool, es, timeouts or Timeouts(), tuning or Tuning())
         self._embedder = query_embedder
         self._settings = settings or RetrievalSettings()
         self._metrics = metrics
+        self._reranker = reranker
+        self._rerank_pool = rerank_pool
         self._cache = Cache(self._settings.cached_queries)
 
     async def identify(self, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()) -> Caller:
@@ -165,9 +171,15 @@ class Search:
         return found
 
     async def _results(self, question: Question, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
+        named = identifiers(question.text) if question.mode != "vector" else ()
+        hits = exact_first(hits, named)
+        if question.rerank and self._reranker is not None:
+            hits = await rerank(
+                self._reranker, question.text, hits, tenant=scope.caller.tenant, pool=self._rerank_pool, steps=steps
+            )
+            hits = exact_first(hits, named)  # what a question names by its identifier, no likeness outweighs
         with steps.step("arrange") as facts:
-            named = identifiers(question.text) if question.mode != "vector" else ()
-            groups = arrange(exact_first(hits, named), top=question.top, per_document=self._settings.per_document)
+            groups = arrange(hits, top=question.top, per_document=self._settings.per_document)
             shown = [hit.passage for group in groups for hit in group.hits]
             details = await self._stores.describe(scope, shown)
             results = [present(group, details) for group in groups]

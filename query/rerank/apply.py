@@ -1,38 +1,38 @@
-"""One search's reranking: the first of the fusion, read again by whoever reads the question and a passage together."""
+"""One search's reranking: the first of the ranking, read again by whoever reads the question and a passage together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pipeline.core.errors import PenstockError
+from query.arrange import Hit
 from query.rerank.port import Reranker
 from query.steps import Steps
 
-T = TypeVar("T")
-
 
 async def rerank(
-    reranker: Reranker, query: str, ranked: Sequence[T], read: Callable[[T], str], *, pool: int, steps: Steps
-) -> list[tuple[T, float | None]]:
-    """ranked: best first, and all of it what the caller may read. read: what the reranker is given of one.
+    reranker: Reranker, query: str, hits: Sequence[Hit], *, tenant: str, pool: int, steps: Steps
+) -> list[Hit]:
+    """hits: best first, and all of them what the caller may read.
 
     The first ``pool`` by their new score (equal ones in the order that they had), then the others, without one, as they
     were. A reranker that fails leaves everything as it was; the step says so.
     """
-    first = ranked[:pool]
+    first = hits[:pool]
     try:
         # Recorded for an empty list too: who may read nothing looks like who finds nothing.
         with steps.step("rerank") as facts:
             facts["passages"] = len(first)
-            scores = await reranker.rerank(query, [read(one) for one in first]) if first else []
+            texts = [readable(hit) for hit in first]
+            scores = await reranker.rerank(query, texts, tenant=tenant) if texts else []
     except PenstockError:
-        return [(one, None) for one in ranked]  # the step has recorded it
-    best_first = sorted(zip(first, scores, strict=True), key=lambda pair: -pair[1])
-    return [*best_first, *((one, None) for one in ranked[pool:])]
+        return list(hits)  # the step has recorded it
+    scored = [replace(hit, rerank_score=score) for hit, score in zip(first, scores, strict=True)]
+    return [*sorted(scored, key=lambda hit: -(hit.rerank_score or 0.0)), *hits[pool:]]
 
 
-def readable(title: str, headings: Sequence[str], text: str) -> str:
-    """A passage with what it stands under: a chunk seldom repeats its document's title."""
-    above = " › ".join(part for part in (title, *headings) if part)
-    return f"{above}\n{text}" if above else text
+def readable(hit: Hit) -> str:
+    """Its title in front: a chunk seldom repeats its document's."""
+    title = hit.passage.title
+    return f"{title}\n{hit.text}" if title else hit.text

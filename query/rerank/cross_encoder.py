@@ -48,7 +48,7 @@ class CrossEncoder:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rerank")
         self._batches = Batches(self._run, len)
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
         """From 0 to 1: the sigmoid of the model's logit."""
         return await self._batches.scores(await asyncio.to_thread(self.pairs, query, texts))
 

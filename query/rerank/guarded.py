@@ -38,7 +38,7 @@ class Guarded:
         on_outcome: Callable[[Outcome], None] = lambda outcome: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """cached_pairs: scores that are remembered, by model, question and text; 0 remembers none. on_outcome: told
+        """cached_pairs: scores that are remembered, by model, tenant, question and text; 0: none. on_outcome: told
         once a call, unless the caller leaves."""
         self._inner = inner
         self._timeout = timeout_seconds
@@ -53,8 +53,8 @@ class Guarded:
     def model(self) -> str:
         return self._inner.model
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        keys = [self._key(query, text) for text in texts]
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
+        keys = [self._key(tenant, query, text) for text in texts]
         scores = {key: score for key in keys if (score := self._cache.get(key)) is not None}
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in scores}
         if missing:
@@ -119,9 +119,9 @@ class Guarded:
         else:
             self._breaker.ended({"rerank"})
 
-    def _key(self, query: str, text: str) -> bytes:
+    def _key(self, tenant: str, query: str, text: str) -> bytes:
         digest = blake2b(digest_size=16)
-        for part in (self.model, query, text):
+        for part in (self.model, tenant, query, text):
             encoded = part.encode("utf-8", "surrogatepass")
             digest.update(len(encoded).to_bytes(8) + encoded)
         return digest.digest()

@@ -35,7 +35,7 @@ class HttpReranker:
         self._url = _address(settings.url or "")
         self._client = httpx.AsyncClient(timeout=settings.timeout_seconds, headers=_headers(settings))
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
         most = MOST_TEXTS.get(self._settings.flavour, len(texts))
         parts = [texts[n : n + most] for n in range(0, len(texts), most or 1)]
         requests = [asyncio.ensure_future(self._ask(query, part)) for part in parts]

@@ -12,8 +12,10 @@ class Reranker(Protocol):
     @property
     def model(self) -> str: ...
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
         """How relevant each text is, in their order; larger is better, comparable within one query only.
+
+        tenant: whose question it is. What is remembered of it is remembered for that tenant alone.
 
         Raises Retryable (Deferred) when it is away or slow, Misconfigured when it refuses, Poison when it cannot read
         this very question (too long, rejected).

@@ -30,7 +30,7 @@ class Inner:
         self.wait: Callable[[], Awaitable[object]] | None = None
         self.closed = False
 
-    async def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
         self.asked.append((query, list(texts)))
         if self.wait is not None:
             await self.wait()
@@ -71,6 +71,13 @@ async def test_a_score_is_asked_for_once() -> None:
     assert await bench.guarded.rerank("one", []) == []
     assert bench.inner.asked == [("one", ["a", "bb"]), ("one", ["ccc"]), ("two", ["a"])]
     assert bench.outcomes == ["reranked", "reranked", "cached", "reranked", "cached"]
+
+
+async def test_a_tenant_does_not_learn_what_another_one_asked() -> None:
+    bench = Bench()
+    for tenant in ("acme", "globex", "acme"):
+        await bench.guarded.rerank("q", ["a"], tenant=tenant)
+    assert len(bench.inner.asked) == 2
 
 
 async def test_the_border_between_question_and_passage_counts() -> None:
