@@ -17,8 +17,9 @@ from query.conversations import History, history
 from query.embedder import QueryEmbedder, bounded
 from query.filters import Filters
 from query.material import AnswerMode, CallerClass, Material, Question
-from query.model import BadQuery, Found, Mode, Result, check
+from query.model import BadQuery, Facts, Found, Mode, Result, check
 from query.modes import decide as deciding
+from query.modes import words
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
 from query.modes.documents import Whole, read, read_whole, readable_of
@@ -26,7 +27,6 @@ from query.modes.narrow import narrowed
 from query.modes.order import interleave
 from query.modes.past import needs_vector, vector_of
 from query.modes.survey import LOCAL_SETTINGS, MOST_DOCUMENTS, Scope, Survey, coverage, of_sources, survey
-from query.modes.words import left_out, plural, trimmed, unknown_documents
 from query.retrieval import Search
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
 from query.steps import Steps
@@ -145,17 +145,15 @@ class _Gathering:
 
     async def _decide(self, scope: Scope) -> tuple[Decision, Known]:
         """Facts are gathered as far as the decision asks for them. One that cannot be had is said, and gone without."""
-        known = Known(self.budget, self.question.mode, bool(self.question.documents), self._is_personal(scope))
+        sources = self.filters.sources
+        personal = bool(sources) and self.modes._settings.personal_sources.issuperset(sources)
+        known = Known(self.budget, self.question.mode, bool(self.question.documents), personal)
         while isinstance(wanted := deciding.decide(known), str):
             if wanted == "size":
                 known = replace(known, size=await self._size(scope, deciding.most_tokens(self.budget)))
             else:
                 known = replace(known, coverage=await self._coverage(scope))
         return wanted, known
-
-    def _is_personal(self, scope: Scope) -> bool:
-        personal = self.modes._settings.personal_sources
-        return bool(self.filters.sources) and personal.issuperset(self.filters.sources)
 
     async def _size(self, scope: Scope, most_tokens: int | None) -> deciding.Size:
         try:
@@ -198,9 +196,9 @@ class _Gathering:
                 whole = await self._read(connection, scope, there)
             facts |= {"named": len(named), **self._facts(whole)}
         if len(there) < len(named):
-            self.notes.append(unknown_documents(len(named) - len(there), len(named)))
+            self.notes.append(words.unknown_documents(len(named) - len(there), len(named)))
         if whole.left_out or whole.is_cut:
-            self.notes.append(left_out(whole, self.budget))
+            self.notes.append(words.left_out(whole, self.budget))
         return self._whole("focused", whole)
 
     async def _long_context(self, scope: Scope, known: Known) -> Material:
@@ -215,21 +213,19 @@ class _Gathering:
                 whole = await self._read(connection, scope, [one.id for one in seen.documents])
             facts |= self._facts(whole)
         if whole.left_out or whole.is_cut:
-            self.notes.append(trimmed(whole, self.budget))
+            self.notes.append(words.trimmed(whole, self.budget))
         if known.coverage is not None:
-            self.notes.append(f"{round(100 * known.coverage.share)} % of the passages have no embedding yet")
+            self.notes.append(words.not_embedded(known.coverage.share))
         return self._whole("long_context", whole)
 
     async def _read(self, connection: Connection, scope: Scope, ids: Sequence[UUID]) -> Whole:
         return await read_whole(connection, scope, ids, budget_tokens=self.budget, count=byte_pairs().count)
 
-    def _facts(self, whole: Whole) -> dict[str, int | str | bool]:
+    def _facts(self, whole: Whole) -> Facts:
         if whole.unprepared:
-            self.notes.append(f"{plural(whole.unprepared, 'document')} changed a moment ago and cannot be read yet")
-        return {
-            "documents": whole.read, "passages": len(whole.results), "tokens": whole.tokens,
-            "budget_tokens": self.budget,
-        }  # fmt: skip
+            self.notes.append(words.unprepared(whole.unprepared))
+        numbers = {"documents": whole.read, "passages": len(whole.results), "tokens": whole.tokens}
+        return {**numbers, "budget_tokens": self.budget}
 
     def _whole(self, mode: AnswerMode, whole: Whole) -> Material:
         return Material(
@@ -241,9 +237,7 @@ class _Gathering:
     async def _found(self, scope: Scope, decision: Decision, known: Known) -> Material:
         mode = decision.mode
         if known.coverage is not None and known.coverage.share > deciding.MOST_MISSING:
-            self.notes.append(
-                f"{round(100 * known.coverage.share)} % of the passages have no embedding yet: found by keyword alone"
-            )
+            self.notes.append(f"{words.not_embedded(known.coverage.share)}: found by keyword alone")
         top = self.question.top or (BEST if mode == "semantic" else self.modes._top)
         try:
             found = await self._ask(mode, top)

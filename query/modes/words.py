@@ -24,5 +24,13 @@ def trimmed(whole: Whole, budget_tokens: int) -> str:
     return f"the newest {left_out(whole, budget_tokens)}; the older rest was left out"
 
 
+def unprepared(documents: int) -> str:
+    return f"{plural(documents, 'document')} changed a moment ago and cannot be read yet"
+
+
+def not_embedded(share: float) -> str:
+    return f"{round(100 * share)} % of the passages have no embedding yet"
+
+
 def _fit(whole: Whole) -> str:
     return "fit, the last one without its end," if whole.is_cut else "fit"

@@ -1,0 +1,116 @@
+"""A member's own history beside the documents: for nobody else, within its share, and never missing without a word."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from deploy.local.stack import Stack
+from pipeline.conversations.embed import ConversationVectors
+from pipeline.conversations.record import Conversations
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.settings import ConversationSettings
+from pipeline.stages.stage import Incoming
+from query.conversations import K
+from query.embedder import QueryEmbedder
+from query.material import Material, Question
+from query.modes import Modes
+from query.modes.budget import HISTORY_SHARE
+from query.settings import ChatSettings, RetrievalSettings
+from tests.contract.conversations_kit import recorded, sent
+from tests.leak_paths import BrokenModel
+from tests.library import Library, WordEmbedder, document
+from topics.codec import encode
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+GATE = 400
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        yield library
+
+
+@pytest.fixture
+def tenant() -> str:
+    return f"t{uuid4().hex[:8]}"
+
+
+async def record(library: Library, tenant: str, member: str, pairs: int, *, topic: str = "leave") -> None:
+    settings = ConversationSettings(gate_tokens=GATE, embeddings_per_second=10_000)
+    stage = Conversations(library.pool, library.detect._dead, byte_pairs().count, library.metrics, settings)
+    message = encode(recorded(*(sent(n, topic) for n in range(pairs)), tenant=tenant, member=member))
+    await stage.handle([Incoming("conversations", 0, 1, message.key, message.value, message.headers, "live")])
+    vectors = ConversationVectors(library.pool, library.embedder, library.metrics, settings)
+    for _ in range(20):
+        if not await vectors.turn():
+            return
+    raise AssertionError("the chunks were not embedded")
+
+
+async def gather(
+    library: Library, tenant: str, question: Question, *, model: QueryEmbedder | None = None, budget: int = 30_000
+) -> Material:
+    model = model or QueryEmbedder(WordEmbedder)
+    settings = RetrievalSettings(standard_tokens=budget)
+    modes = Modes(library.search, library.pool, settings, ChatSettings(), query_embedder=model)
+    return await modes.gather(question, await library.caller(tenant, "staff"), "standard")
+
+
+def step(material: Material) -> dict[str, object]:
+    [one] = [s for s in material.steps if s.name == "history"]
+    return dict(one.facts)
+
+
+async def test_a_short_history_is_read_whole_and_takes_from_the_budget(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 3)
+    await library.put(document("a.md", "Rules of leave.", tenant=tenant))
+    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert found.history is not None
+    assert (found.history.served, len(found.history.pieces), found.notes) == ("whole", 3, [])
+    assert step(found) == {
+        "served": "whole", "pieces": 3, "tokens": found.history.tokens, "budget_tokens": int(HISTORY_SHARE * 30_000),
+    }  # fmt: skip
+    assert found.budget_tokens == 30_000 - found.history.tokens
+    assert [r.passage.external_id for r in found.passages] == ["a.md"]
+
+
+async def test_a_long_history_is_searched_by_meaning(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 80, topic="travel")
+    found = await gather(library, tenant, Question("travel number 7", member="ada"))
+    assert found.history is not None
+    assert (found.history.served, len(found.history.pieces)) == ("nearest", K)
+    assert found.notes == []
+    small = await gather(library, tenant, Question("travel number 7", member="ada"), budget=1_000)
+    assert small.history is not None
+    assert step(small)["tokens"] <= 200  # type: ignore[operator]
+    assert small.notes == [f"the history's {small.history.left_out} chunks did not fit the budget"]
+
+
+async def test_without_the_model_a_long_history_is_searched_by_time_and_that_is_said(
+    library: Library, tenant: str
+) -> None:
+    await record(library, tenant, "ada", 80)
+    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert found.history is not None
+    assert found.history.served == "newest"
+    said = "the history was searched by time and not by meaning: the model is overloaded (429)"
+    assert said in found.notes
+    assert (step(found)["degraded"], step(found)["reason"]) == (True, said)
+
+
+async def test_nobody_reads_anothers_history(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 3, topic="secrets")
+    unasked = await gather(library, tenant, Question("secrets"))
+    assert unasked.history is None
+    assert "history" not in [s.name for s in unasked.steps]
+    for of, member in ((tenant, "bob"), (f"{tenant}x", "ada"), (tenant, "ad%"), (tenant, "a\x00da")):
+        found = await gather(library, of, Question("secrets", member=member))
+        assert found.history is not None
+        assert list(found.history.pieces) == []
+        assert step(found) == {"served": "whole", "pieces": 0, "tokens": 0, "budget_tokens": 6_000}
