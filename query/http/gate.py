@@ -110,10 +110,10 @@ class Gate:
 
         try:
             await self._handle(scope, receive, sending, exchange)
-        except (_ClientLeft, asyncio.CancelledError) as error:
+        except (_ClientLeft, asyncio.CancelledError):
+            # Cancelled is what the server does to the requests that outlive its grace when it stops; this is the
+            # outermost call of the request's own task, and whoever it works for is told by the cut connection.
             exchange.left = True
-            if isinstance(error, asyncio.CancelledError):
-                raise
         except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
             if not isinstance(error, Problem):
                 _log(error, scope)

@@ -75,8 +75,8 @@ async def why(document_id: UUID, service: Serving, asker: Asker, caller: Reader)
 
 @routes.get("/v1/facets", response_model=FacetsTold, tags=["search"])
 async def facets(service: Serving, caller: Reader) -> FacetsTold:
-    """What there is to narrow a search to, of what the caller may read. Of a large library a sample, which misses no
-    source."""
+    """What there is to narrow a search to, of what the caller may read. Of a large library a sample, spread
+    over its sources."""
     async with ledger(service, "facets") as connection:
         found = await reading.facets(connection, caller)
     return FacetsTold(sources=found.sources, authors=found.authors, media_types=found.media_types)
