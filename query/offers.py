@@ -40,6 +40,8 @@ class Timeouts:
     keywords: float = 5.0
     vectors: float = 5.0
     ledger: float = 10.0
+    embed: float = 65.0
+    """The query's vector, the model's loading included: a minute the first time on a machine, when it is converted."""
 
 
 @dataclass(frozen=True, slots=True)

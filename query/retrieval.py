@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from uuid import UUID
 
@@ -22,15 +22,16 @@ from pipeline.stores.postgres import Pool, open_pool
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
 from query.cache import Cache, Embedded, Key, Ref, Remembered, changed_since, snapshot
-from query.embedder import QueryEmbedder
+from query.embedder import QueryEmbedder, bounded
 from query.filters import NONE, Filters
 from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
 from query.offers import Embedding, Offers, Question, Scope, Stores, Timeouts
 from query.ranking import ranked, relevant
 from query.rerank.apply import rerank
+from query.rerank.choose import open_reranker
 from query.rerank.port import Reranker
-from query.settings import RetrievalSettings
+from query.settings import RerankSettings, RetrievalSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
 from query.vectors import Tuning
@@ -111,7 +112,8 @@ class Search:
         known = self._cache.vector(caller.tenant, text)
         self._count("embeddings", hit=known is not None)
         if known is None:
-            known = await embedder.embed(text)
+            async with bounded(self._stores.timeouts.embed, "the embedding model"):
+                known = await embedder.embed(text)
             self._cache.keep_vector(caller.tenant, text, known)
         return known
 
@@ -188,14 +190,19 @@ class Search:
 
 
 @asynccontextmanager
-async def open_search(settings: Settings, query_embedder: QueryEmbedder | None) -> AsyncIterator[Search]:
+async def open_search(
+    settings: Settings, query_embedder: QueryEmbedder | None, rerank: RerankSettings | None = None
+) -> AsyncIterator[Search]:
     """A Search on connections of its own, closed at the end together with the embedder. Raises Retryable when Postgres
-    cannot be reached."""
-    es = connect(settings.elasticsearch)
-    try:
-        async with open_pool(settings.postgres) as pool:
-            yield Search(pool, es, query_embedder)
-    finally:
+    cannot be reached, Misconfigured."""
+    rerank = rerank or RerankSettings(url=None, onnx_path=None)
+    async with AsyncExitStack() as closing:
         if query_embedder is not None:
-            await query_embedder.aclose()
-        await es.close()
+            closing.push_async_callback(query_embedder.aclose)
+        es = connect(settings.elasticsearch)
+        closing.push_async_callback(es.close)
+        reranker = await open_reranker(rerank)
+        if reranker is not None:
+            closing.push_async_callback(reranker.aclose)
+        pool = await closing.enter_async_context(open_pool(settings.postgres))
+        yield Search(pool, es, query_embedder, reranker=reranker, rerank_pool=rerank.pool)

@@ -99,8 +99,10 @@ async def open_service(
             closing.push_async_callback(chat.aclose)
         search = Search(
             pool, es, embedder,
-            timeouts=Timeouts(keywords=budget.keywords, vectors=budget.vectors, ledger=budget.ledger),
-            settings=query.retrieval, metrics=metrics,
+            timeouts=Timeouts(
+                keywords=budget.keywords, vectors=budget.vectors, ledger=budget.ledger, embed=budget.embed
+            ),
+            settings=query.retrieval, metrics=metrics, reranker=reranker, rerank_pool=query.rerank.pool,
         )  # fmt: skip
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, query_embedder=embedder)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)

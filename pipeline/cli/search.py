@@ -75,8 +75,9 @@ async def _search(
         embedder.start()  # loads while the clients are imported and connected
         await asyncio.sleep(0)
     from query.retrieval import open_search
+    from query.settings import load as load_query
 
-    async with open_search(settings, embedder) as library:
+    async with open_search(settings, embedder, load_query().rerank) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
         return caller, await library.search(query, caller, top=top, mode=mode)
 
