@@ -23,10 +23,10 @@ WINDOW = timedelta(minutes=15)
 """What counts as now."""
 BUCKET = timedelta(minutes=30)
 BUCKETS = 48
-SLICES = 8
+SLICES = 4
 """Of a bucket, each looked at for …"""
 OF_A_SLICE = 50
-"""… so many settlements: in all at most 19,200 rows by index, each with two look-ups by key."""
+"""… so many settlements: in all at most 9,600 rows by index, each with two look-ups by key."""
 MOST_COUNTED = 10_000
 """Rows that wait, or letters, are counted no further."""
 MOST_CONNECTORS = 500

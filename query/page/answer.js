@@ -138,7 +138,7 @@ function frame(question, close, halt) {
       }
       remark(...fresh.map((note) => ["note", note]));
       const doubtful = (done.unsupported ?? []).length;
-      if (doubtful) remark(["doubt", `${plural(doubtful, "sentence")} below that no passage supports ${doubtful === 1 ? "is" : "are"} underlined: check ${doubtful === 1 ? "it" : "them"} yourself.`.replace("below ", "")]);
+      if (ranges.length) remark(["doubt", ranges.length === 1 ? "One sentence is underlined because no passage supports it: check it yourself." : `${ranges.length} sentences are underlined because no passage supports them: check them yourself.`]);
       for (const sentence of missing) remark(["doubt", `Not supported: ${sentence}`]);
       if (done.grounded === false && !doubtful && !nothing && done.model) remark(["doubt", "This answer does not say where it comes from: read the passages before you rely on it."]);
       if (nothing) remark(["note", "Try other words, fewer filters, or ask somebody who may read more."]);

@@ -98,13 +98,19 @@ function cited(hit, context) {
   return links.every(Boolean) ? links : [hit[0]];
 }
 
+const SIGNS = "(?:\\s*\\[[\\d\\s,;]*\\])*";
+/** Citations, which sentences are given without and the text has. */
+
+const literal = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
+
 /** Where sentences stand in a text, sorted and without overlap, and those that do not stand there word for word. */
 export function located(text, sentences) {
   const found = [];
   const missing = [];
   for (const sentence of sentences ?? []) {
-    const words = sentence.trim().split(/\s+/).map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"));
-    const hit = words[0] ? new RegExp(words.join("\\s+")).exec(text) : null;
+    const words = sentence.replace(/\[[\d\s,;]*\]/g, "").trim().split(/\s+/).filter(Boolean);
+    const parts = words.map((word) => /^(.*?)([.,;:!?]*)$/.exec(word)).map(([, core, end]) => literal(core) + (end ? `${SIGNS}\\s*${literal(end)}` : ""));
+    const hit = parts.length ? new RegExp(parts.join(`${SIGNS}\\s+`)).exec(text) : null;
     if (hit) found.push([hit.index, hit.index + hit[0].length]);
     else missing.push(sentence);
   }

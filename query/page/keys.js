@@ -11,7 +11,7 @@ const KEYS = [
 export function help() {
   const card = $("help");
   card.replaceChildren(
-    el("header", {}, el("h2", { id: "help-title" }, "Keyboard"),
+    el("div", { class: "head" }, el("h2", { id: "help-title" }, "Keyboard"),
       el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => card.close() }, "×")),
     el("dl", { class: "keys" }, KEYS.map(([keys, what]) => el("div", {}, el("dt", {}, keys.split(" ").map((key, n) => [n ? " " : null, key === "or" ? "or" : el("kbd", {}, key)])), el("dd", {}, what)))),
   );

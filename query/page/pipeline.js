@@ -134,5 +134,5 @@ function stores(all) {
 
 function lag(found) {
   if (!found) return null;
-  return panel("Waiting in Kafka", table(["Consumers", "Topic", "Events"], found.groups.map((one) => row(one.group, one.topic, one.records.toLocaleString("en"))), "No consumer has read anything yet."));
+  return panel("Waiting in Kafka", table(["Consumers", "Topic", "Events"], found.groups.filter((one) => one.records).map((one) => row(one.group, one.topic, one.records.toLocaleString("en"))), "Every event has been taken."));
 }

@@ -53,7 +53,7 @@ export function card(result, { stems, query, n, open }) {
     el(
       "header", {},
       el("h3", { id: `${id}-title` },
-        n && el("span", { class: "number", "aria-label": `Passage ${n}` }, String(n)),
+        n && el("span", { class: "number" }, String(n)),
         el("a", { href: `?doc=${result.document_id}`, class: "title", onclick: (event) => opened(event, open, result) },
           marked(result.title || result.external_id, stems)),
       ),
@@ -113,15 +113,15 @@ function also(result, open) {
 
 function why(result) {
   const ranks = Object.entries(result.ranks ?? {}).filter(([, rank]) => rank);
-  const only = ranks.length === 1 && `only by ${RANKERS[ranks[0][0]]}`;
+  const only = ranks.length === 1 ? `, only by ${RANKERS[ranks[0][0]]}` : "";
   const merged = (result.chunk_ids ?? []).length;
-  return el(
-    "p", { class: "why", "aria-label": "Why it was found" },
-    ranks.map(([ranker, rank]) => el("span", { class: `rank ${ranker}`, title: `Number ${rank} by ${RANKERS[ranker] ?? ranker}${only ? `, ${only}` : ""}` },
-      `${RANKERS[ranker] ?? ranker} #${rank}`)),
-    typeof result.rerank_score === "number" && el("span", { class: "rank rerank", title: "What the reranker gave it" }, `rerank ${result.rerank_score.toFixed(2)}`),
-    merged > 1 && el("span", { class: "rank", title: "Neighbouring passages shown as one" }, `${plural(merged, "passage")} joined`),
-  );
+  const told = [
+    ...ranks.map(([ranker, rank]) => [ranker, `${RANKERS[ranker] ?? ranker} #${rank}`, `Number ${rank} by ${RANKERS[ranker] ?? ranker}${only}`]),
+    typeof result.rerank_score === "number" && ["rerank", `rerank ${result.rerank_score.toFixed(2)}`, "What the reranker gave it"],
+    merged > 1 && ["merged", `${plural(merged, "passage")} joined`, "Neighbouring passages shown as one"],
+  ].filter(Boolean);
+  if (!told.length) return el("span", {});
+  return el("ul", { class: "why", "aria-label": "Why it was found" }, told.map(([kind, words, more]) => el("li", { class: `rank ${kind}`, title: more }, words)));
 }
 
 /** Thumbs for an answer or a passage: what is judged goes with the verdict. */

@@ -35,7 +35,7 @@ export function open(done, why = "") {
   };
   card.replaceChildren(
     el("form", { method: "dialog", onsubmit: submit },
-      el("header", {}, el("h2", { id: "signin-title" }, "Who asks?"),
+      el("div", { class: "head" }, el("h2", { id: "signin-title" }, "Who asks?"),
         el("button", { type: "button", class: "icon", "aria-label": "Close", onclick: () => card.close() }, "×")),
       el("p", { class: "quiet-text" }, "You see what you may read, and nothing else. What you enter is kept in this tab only."),
       why && el("p", { class: "doubt", role: "alert" }, why),

@@ -44,7 +44,7 @@ export async function show(id, { passage, stems = [], closed }) {
 }
 
 function head(title, drawer) {
-  return el("header", {}, el("h2", { id: "story-title" }, title),
+  return el("div", { class: "head" }, el("h2", { id: "story-title" }, title),
     el("button", { type: "button", class: "icon", "aria-label": "Close", title: "Close (Esc)", onclick: () => drawer.close() }, "×"));
 }
 

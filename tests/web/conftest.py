@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, ConsoleMessage, Page, async_playwright
+from pydantic import SecretStr
 
 from deploy.local.browser import require
 from deploy.local.stack import Stack
 from query.http.auth import local_user
+from query.service import Service
+from query.settings import ChatSettings
 from tests.contract.http_kit import service_over
+from tests.fakes.chat import FakeChat
+from tests.fakes.chat_faults import Faults
 from tests.library import Library, WordEmbedder
 from tests.web.library_of_git import documents
 
@@ -40,6 +45,8 @@ async def browser() -> AsyncIterator[Browser]:
 class Site:
     url: str
     library: Library
+    service: Service
+    chat: FakeChat
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -52,8 +59,10 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
                     "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
                     " VALUES ('acme', %s, %s, '{staff}', now())", source, principal
                 )  # fmt: skip
-        async with service_over(library) as (client, _):
-            yield Site(str(client.base_url).rstrip("/"), library)
+        async with FakeChat() as chat:
+            model = ChatSettings(base_url=chat.url, api_key=SecretStr("k"), model=chat.model, first_token_seconds=5)
+            async with service_over(library, chat=model) as (client, service):
+                yield Site(str(client.base_url).rstrip("/"), library, service, chat)
 
 
 class Tab:
@@ -113,18 +122,20 @@ class Tabs:
 
     async def new(
         self, *, theme: str = "light", size: dict[str, int] | None = None, who: str | None = "ann", scale: float = 1,
-        motion: str = "no-preference",
+        motion: str = "no-preference", url: str | None = None,
     ) -> Tab:  # fmt: skip
-        """who None: the local user, who operates the service in development mode."""
+        """who None: the local user, who operates the service in development mode; "": nobody yet. url: of another
+        site than the shared one."""
         context = await self.browser.new_context(
             viewport=size or DESK, color_scheme=theme, device_scale_factor=scale, reduced_motion=motion,
             locale="en-GB", timezone_id="UTC",
         )  # fmt: skip
         access = json.dumps({"tenant": "acme"} | ({"as": who} if who else {}))
-        await context.add_init_script(f"sessionStorage['penstock-access'] ??= {json.dumps(access)}")
+        if who != "":
+            await context.add_init_script(f"sessionStorage['penstock-access'] ??= {json.dumps(access)}")
         page = await context.new_page()
         page.set_default_timeout(20_000)
-        tab = Tab(page, context, self.site.url, self.folder)
+        tab = Tab(page, context, url or self.site.url, self.folder)
         self.open.append(tab)
         return tab
 
@@ -134,6 +145,7 @@ async def tabs(browser: Browser, site: Site, tmp_path: Path) -> AsyncIterator[Ta
     """Law: whatever a test does, no script fails, nothing is loaded from elsewhere."""
     folder = Path(os.environ.get("PENSTOCK_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
+    site.chat.faults = Faults()
     tabs = Tabs(browser, site, folder, [])
     yield tabs
     for tab in tabs.open:

