@@ -11,9 +11,11 @@ from typing import Annotated
 
 import typer
 
+from pipeline.cli.ask import ask
 from pipeline.cli.audit import audit
 from pipeline.cli.connector import connector
 from pipeline.cli.dead import dead
+from pipeline.cli.eval import evaluate
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.mcp import mcp
 from pipeline.cli.rebuild import rebuild
@@ -65,8 +67,9 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords o
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, serve, mcp, ingest, watch, search, why, rebuild, recover, audit):
+for command in (up, down, status, serve, mcp, ingest, watch, search, ask, why, rebuild, recover, audit):
     app.command()(command)
+app.command("eval")(evaluate)
 app.add_typer(dead)
 app.add_typer(connector)
 

@@ -247,8 +247,9 @@ class _Answering:
         self.answers._count("grounded" if judged.grounded else "unsupported")
         cited = [p for p in passages if p.n in found.cited]
         answer = self._answer(text, cited, model=model, grounded=judged.grounded, judged=judged)
-        if judged.reasons and await self._record(answer, passages):
-            answer = replace(answer, review=True, steps=tuple(self.steps.done))
+        if judged.reasons:
+            queued = await self._record(answer, passages)
+            answer = replace(answer, review=queued, steps=tuple(self.steps.done))
         return answer
 
     async def _record(self, answer: Answer, passages: Sequence[Numbered]) -> bool:

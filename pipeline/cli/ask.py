@@ -1,0 +1,171 @@
+"""``penstock ask``: an answer with its passages, as somebody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from uuid import UUID
+
+import typer
+
+from pipeline.cli.output import Json, print_json, printable, stdout
+
+if TYPE_CHECKING:
+    from query.access import Caller
+    from query.answers.model import Answer
+    from query.material import Question
+    from query.service import Service
+
+
+def ask(
+    query: Annotated[str, typer.Argument(help="The question, in your own words.")],
+    tenant: Annotated[str, typer.Option(help="Whose documents.")] = "default",
+    principals: Annotated[
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+    ] = None,
+    documents: Annotated[
+        list[str] | None,
+        typer.Option("--document", metavar="ID", help="Answer from this document: id, file, URL or title. Repeatable."),
+    ] = None,
+    collection: Annotated[str | None, typer.Option(metavar="SOURCE", help="Answer from this source alone.")] = None,
+    mode: Annotated[str | None, typer.Option(help="How it is read; default: the service decides and says so.")] = None,
+    top: Annotated[int | None, typer.Option(help="Passages that the answer is made from, 1 to 100.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Ask. Every sentence of the answer names the passages that say it. Without --as and --tag you are the local user.
+
+    The answering model is set by PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL; without one the passages are quoted.
+
+    Example: penstock ask "how do I undo a commit that others have pulled"
+    """
+    from query.material import AnswerMode
+    from query.model import BadQuery
+
+    modes = get_args(AnswerMode)
+    if mode is not None and mode not in modes:
+        _refuse(f"mode is {mode!r}, must be one of {', '.join(modes)}")
+    if not principals and not tags:
+        from pipeline.cli.readers import local_user
+
+        principals = [local_user("say who asks with --as or --tag")]
+    try:
+        answer = asyncio.run(
+            _ask(
+                query, tenant, principals or [], tags or [], documents or [], collection, mode, top,
+                live=not json_output and stdout.is_terminal,
+            )
+        )  # fmt: skip
+    except BadQuery as error:
+        _refuse(str(error))
+    if json_output:
+        from query.answers.model import answer_json
+
+        print_json(answer_json(answer))
+        return
+    _show(answer)
+
+
+async def _ask(
+    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], documents: Sequence[str],
+    collection: str | None, mode: str | None, top: int | None, *, live: bool,
+) -> Answer:  # fmt: skip
+    from pipeline.settings import load
+    from query import settings
+    from query.material import Question
+    from query.model import check
+
+    check(query, 1 if top is None else top, "hybrid")
+    from query.service import open_service  # slow to import: not for a question that is refused
+
+    async with open_service(load(), settings.load()) as service:
+        caller = await service.search.identify(tenant, principals=principals, tags=tags)
+        named = await _named(service, tenant, documents)
+        question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
+        if live:
+            return await _live(service, question, caller)
+        return await service.answers.whole(question, caller)
+
+
+async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tuple[UUID, ...]:
+    """Raises BadQuery where a name means none or several. Whether the asker may read them is decided later."""
+    from pipeline.cli.why import names
+    from pipeline.ledger import story
+    from pipeline.stores.postgres import translated
+    from query.access import sayable
+    from query.model import BadQuery
+
+    ids: list[UUID] = []
+    for document in documents:
+        try:
+            ids.append(UUID(document))
+        except ValueError:
+            with translated("ask"):
+                async with service.pool.connection() as connection:
+                    found = await story.find(connection, tenant, sayable(names(document)))
+            if len(found) != 1:
+                what = f"may mean {len(found)} documents" if found else "is no document"
+                raise BadQuery(f"{document!r} {what} of tenant {tenant!r}: give its id") from None
+            ids.append(found[0][0].id)
+    return tuple(ids)
+
+
+async def _live(service: Service, question: Question, caller: Caller) -> Answer:
+    """Written to the terminal as it comes."""
+    from query.answers.model import Delta, Done, Failed
+
+    streamed = ""
+    async with aclosing(service.answers.answer(question, caller)) as events:
+        async for event in events:
+            match event:
+                case Delta(text):
+                    streamed += text
+                    _write(text)
+                case Failed(error):
+                    raise error
+                case Done(answer):
+                    if answer.text != streamed.strip():
+                        _write(f"\n\n{answer.text}" if streamed else answer.text)
+                    _write("\n")
+                    return answer
+    raise AssertionError("an answer ends with Done or Failed")
+
+
+def _write(text: str) -> None:
+    stdout.file.write("".join(c if c in "\n\t" else printable(c) for c in text))
+    stdout.file.flush()
+
+
+def _show(answer: Answer) -> None:
+    """What stands under the answer; in a pipe, the answer too."""
+    from rich.text import Text
+
+    if not stdout.is_terminal:
+        _write(f"{answer.text}\n")
+    if answer.cited:
+        stdout.print()
+    for passage in answer.cited:
+        place = passage.result.passage
+        where = printable(place.source_url or f"{place.source}/{place.external_id}")
+        stdout.print(
+            Text.assemble(
+                f"[{passage.n}] ", (printable(place.title or place.external_id), "bold"), "  ", (where, "cyan")
+            ),
+            soft_wrap=True,
+        )
+    for sentence in answer.unsupported:
+        stdout.print(Text(f"not said by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
+    for note in answer.notes:
+        stdout.print(Text(f"note: {printable(note)}", "yellow"), soft_wrap=True)
+    how = ", ".join(f"{step.name} {step.took_ms:g}" for step in answer.steps)
+    stdout.print(Text(f"{answer.mode}, {answer.model or 'no model'} ({how})", "dim"), soft_wrap=True)
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.echo(f"error: {why}", err=True)
+    raise typer.Exit(2)
