@@ -28,7 +28,7 @@ async def connected(
     address: str, *, auth: Bearer | None = None, headers: Mapping[str, str] | None = None, mode: str = "auto"
 ) -> AsyncIterator[Client]:
     async with (
-        httpx2.AsyncClient(auth=auth, headers=headers, timeout=60) as http,
+        httpx2.AsyncClient(auth=auth, headers=headers, timeout=60, verify=False) as http,
         Client(streamable_http_client(f"{address}/mcp", http_client=http), mode=mode) as client,
     ):
         yield client

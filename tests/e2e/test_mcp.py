@@ -1,0 +1,212 @@
+"""Programs of other people on the whole of Penstock, with its own workers and model: language-model clients that speak
+MCP, over stdio and HTTP, and the example of another team's query service."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from deploy.local.stack import Stack
+from pipeline.core.identity import document_id
+from tests.contract.mcp_kit import call, connected, refused
+from tests.space import PROJECT, Space, now
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
+from topics.registry import IDENTITIES
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+COMMAND = (sys.executable, "-m", "pipeline.cli.main")
+PLACE = {"tenant": "acme", "source": "wiki"}
+
+
+def page(external_id: str, content: str, *acl_tags: str, version: int = 1) -> DocumentUpserted:
+    return DocumentUpserted(
+        **PLACE, external_id=external_id, observed_at=now(), version=version, title=external_id.removesuffix(".md"),
+        content=content, media_type="text/markdown", acl_tags=list(acl_tags) or ["staff"],
+        source_url=f"https://wiki.example.org/{external_id}",
+    )  # fmt: skip
+
+
+LEAVE = page("leave.md", "Everybody has thirty days of paid holiday a year. Ask your manager before you book a trip.")
+TRAVEL = page("travel.md", "Train tickets in second class are paid back within two weeks of the journey.")
+SALARY = page("salary.md", "The salary bands of next year, for the board alone.", "board")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def site(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Space]:
+    async with Space.create(stack, tmp_path_factory.mktemp("mcp")) as space:
+        space.start("detect", "vectors", "keywords")
+        await space.publish(
+            *(IdentityChanged(**PLACE, observed_at=now(), principal=name, groups=["staff"]) for name in ("ann", "bob")),
+            topic=IDENTITIES,
+        )  # fmt: skip
+        await space.publish(LEAVE, TRAVEL, SALARY)
+        await space.settled([LEAVE, TRAVEL, SALARY])
+        yield space
+
+
+def id_of(document: DocumentUpserted) -> str:
+    return str(document_id("acme", "wiki", document.external_id))
+
+
+async def check(client: Client) -> None:
+    """By meaning: no word in common with what is asked."""
+    found = await call(client, "search", query="How much vacation do I get?")
+    assert found["results"][0]["id"] == id_of(LEAVE)
+    assert found["results"][0]["url"] == "https://wiki.example.org/leave.md"
+    assert found["notes"] == []
+    assert (await call(client, "fetch", id=id_of(LEAVE)))["text"] == LEAVE.content
+    assert id_of(SALARY) not in {one["id"] for one in (await call(client, "search", query="salary bands"))["results"]}
+    assert "no document of this id" in await refused(client, "fetch", id=id_of(SALARY))
+
+
+async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
+    started = StdioServerParameters(
+        command=COMMAND[0], args=[*COMMAND[1:], "mcp", "--tenant", "acme", "--as", "ann"], env=site.environment,
+        cwd=PROJECT,
+    )  # fmt: skip
+    async with Client(started, read_timeout_seconds=60) as client:
+        await check(client)
+
+
+async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout(site: Space) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "mcp", "--tenant", "acme", "--tag", "wiki/board", env=site.environment, cwd=PROJECT,
+        stdin=PIPE, stdout=PIPE, stderr=PIPE,
+    )  # fmt: skip
+    begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
+    asked = {"name": "fetch", "arguments": {"id": id_of(SALARY)}}
+    sent: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": begin},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": asked},
+        {"id": 3, "method": "tools/call", "params": {"name": "fetch", "arguments": {"id": id_of(LEAVE)}}},
+    ]
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answers: dict[int, Any] = {}
+    for message in sent:
+        process.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        await process.stdin.drain()
+        if "id" in message:
+            told = json.loads(await asyncio.wait_for(process.stdout.readline(), 60))  # every line is a message
+            answers[told["id"]] = told["result"]
+    out, errors = await asyncio.wait_for(process.communicate(b""), 30)  # closes stdin: so a client says goodbye
+    assert (process.returncode, out) == (0, b""), errors.decode()
+    assert answers[2]["structuredContent"]["text"] == SALARY.content
+    assert answers[3]["isError"] is True
+
+
+async def test_a_client_connects_over_http(site: Space) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *COMMAND, "serve", "--port", "0", env={**site.environment, "PENSTOCK_SERVE_DEVELOPMENT": "true"}, cwd=PROJECT,
+        stdout=PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+        headers = {"X-Penstock-As": "ann", "X-Penstock-Tenant": "acme"}
+        async with connected(address, headers=headers) as client:
+            await check(client)
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+
+
+# Another team's query service
+
+
+@asynccontextmanager
+async def reading(site: Space) -> AsyncIterator[Process]:
+    """examples/reader.py, logged in as a member of penstock_reader."""
+    name, password = f"team_{secrets.token_hex(4)}", secrets.token_hex(8)
+    dsn = site.settings.postgres.dsn.get_secret_value()
+    theirs = make_conninfo(**{**conninfo_to_dict(dsn), "user": name, "password": password})
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}' IN ROLE penstock_reader")
+        environment = {
+            **site.environment, "READER_DSN": theirs, "ELASTICSEARCH_URL": site.settings.elasticsearch.url,
+            "KAFKA_BOOTSTRAP": site.settings.kafka.bootstrap, "TENANT": "acme", "PYTHONPATH": os.fspath(PROJECT),
+            "TOPIC": f"{site.settings.kafka.topic_prefix}documents.indexed.v1",
+        }  # fmt: skip
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "examples/reader.py", env=environment, cwd=PROJECT, stdin=PIPE, stdout=PIPE
+        )
+        try:
+            yield process
+            assert process.stdin is not None
+            process.stdin.close()
+            assert await asyncio.wait_for(process.wait(), 30) == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            connection.execute(f"DROP ROLE {name}")
+
+
+async def ask(reader: Process, principal: str, question: str) -> list[str]:
+    """The titles, the best first."""
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    reader.stdin.write(f"{principal} {question}\n".encode())
+    await reader.stdin.drain()
+    return [row["title"] for row in json.loads(await asyncio.wait_for(reader.stdout.readline(), 60))]
+
+
+async def comes(reader: Process, principal: str, question: str, title: str) -> list[str]:
+    """Ask until it is among the answers."""
+    async with asyncio.timeout(60):
+        while title not in (found := await ask(reader, principal, question)):
+            await asyncio.sleep(0.2)
+    return found
+
+
+async def test_the_example_is_under_eighty_lines() -> None:
+    assert len((PROJECT / "examples" / "reader.py").read_text().splitlines()) < 80
+
+
+async def test_the_example_of_another_teams_query_service(site: Space) -> None:
+    question, remote = "How much vacation do I get?", page("remote.md", "Vacation days can be spent working abroad.")
+    async with reading(site) as reader:
+        found = await ask(reader, "ann", question)
+        assert found[0] == "leave"
+        assert "salary" not in found
+        assert await ask(reader, "eve", question) == []
+        assert await ask(reader, "bob", question) == found
+
+        await site.publish(remote)  # what became searchable is announced: the remembered answer is worth nothing now
+        assert "leave" in await comes(reader, "ann", question, "remote")
+
+        narrowed = AccessChanged(
+            **PLACE, external_id="remote.md", observed_at=now(), acl_tags=["user:bob"], required_tags=[]
+        )
+        await site.publish(narrowed)
+        await site.settled([narrowed])
+        assert "remote" not in await ask(reader, "ann", question)
+        assert "remote" in await comes(reader, "bob", question, "remote")
+
+        gone = DocumentDeleted(**PLACE, external_id="remote.md", observed_at=now(), version=2)
+        await site.publish(gone)
+        await site.settled([gone])
+        assert "remote" not in await ask(reader, "bob", question)
+
+        left = IdentityChanged(**PLACE, observed_at=now(), principal="bob", groups=[])
+        await site.publish(left, topic=IDENTITIES)
+        async with asyncio.timeout(60):
+            while await ask(reader, "bob", question):
+                await asyncio.sleep(0.2)
+        assert await ask(reader, "ann", question) == found
