@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
@@ -14,13 +15,18 @@ from pipeline.core.identity import document_id
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.settings import ElasticsearchSettings
 from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import Connection
 from query.access import Caller
 from query.embedder import QueryEmbedder
 from query.filters import Filters
 from query.material import Material, Question
 from query.model import BadQuery
 from query.modes import Modes
+from query.modes import gather as gathering
+from query.modes import survey as surveying
 from query.modes.budget import PASSAGE_TOKENS
+from query.modes.decide import Coverage
+from query.modes.survey import Scope, coverage
 from query.retrieval import Search
 from query.settings import ChatSettings, RetrievalSettings
 from tests.leak_paths import BrokenModel
@@ -336,3 +342,63 @@ async def test_nobody_in_particular_is_given_nothing(library: Library, tenant: s
         for question in (Question("tide"), Question("tide", mode="hybrid"), Question("tide", mode="long_context")):
             found = await gather(library, caller, question)
             assert list(found.passages) == []
+
+
+# What cannot be found out, or not yet
+
+
+async def test_more_documents_than_are_looked_at(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveying, "FIRST_LOOK", 2)
+    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 5)
+    await library.put(*(note(tenant, n, source="diary") for n in range(6)))
+    caller = await library.caller(tenant, "staff")
+    found = await gather(library, caller)
+    assert (found.mode, step(found, "long_context")) == (
+        "hybrid", {"budget_tokens": 30_000, "fits": False, "more": True},
+    )  # fmt: skip
+    with pytest.raises(BadQuery, match="name a collection or documents"):
+        await gather(library, caller, Question("tide", mode="long_context"))
+    personal = await gather(library, caller, Question("tide3", collection="diary"), personal="diary")
+    assert personal.mode == "semantic"
+    assert [said for said in personal.notes if "the newest are not looked for" in said]
+    assert step(personal, "recent")["degraded"] is True
+    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 6)
+    assert len(documents_of(await gather(library, caller))) == 6
+
+
+async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await library.put(note(tenant, 1))
+    caller = await library.caller(tenant, "staff")
+    monkeypatch.setattr(gathering, "SURVEY_SECONDS", 0.2)
+    given_up = asyncio.Event()
+
+    async def looking(connection: Connection, scope: Scope) -> Coverage:
+        try:
+            return await coverage(connection, scope)
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(gathering, "coverage", looking)
+    async with library.pool.connection() as holding:
+        await holding.execute("LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE")
+        asked = asyncio.create_task(gather(library, caller))
+        await given_up.wait()
+        await holding.rollback()
+    found = await asked
+    assert (found.mode, documents_of(found)) == ("hybrid", ["1.md"])
+    assert found.notes[0].startswith("whether everything fits was not found out: counting what may be read")
+    assert found.notes[1].startswith("how much is embedded was not found out: counting what is embedded")
+    assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
+
+
+async def test_a_text_that_is_not_cut_yet_is_said_to_be_missing(library: Library, tenant: str) -> None:
+    notes = [note(tenant, 1), note(tenant, 2)]
+    await library.put(*notes)
+    await library.execute("UPDATE manifests SET content_hash = '\\x00' WHERE document_id = %s", id_of(notes[0]))
+    found = await gather(library, await library.caller(tenant, "staff"))
+    assert documents_of(found) == ["2.md"]
+    assert found.notes == ["1 document changed a moment ago and cannot be read yet"]
