@@ -1,0 +1,192 @@
+"""Golden judgements: questions about the documents that are there, with what answers them.
+
+A judgement names a document and words that stand in its passage (the anchor), never a chunk: it stands as long as
+those words do, whatever is edited around them, cut anew or embedded by another model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID, uuid5
+
+from pipeline.core.identity import document_id
+from pipeline.stores.postgres import Connection
+from query.evaluation.dataset import BadDataset
+from query.model import Found
+
+NAMESPACE = UUID("6f1f3a56-5e0b-5c0e-9d5f-0d6f0f4f7a11")
+LONGEST_ANCHOR = 500
+"""Characters: a sentence or two. A longer one would not fit into one passage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    source: str
+    external_id: str
+    anchor: str = ""
+    """Words of the passage; none: any passage of the document will do."""
+    gain: int = 1
+    """1 to 10, the larger the better it answers."""
+
+    @property
+    def key(self) -> str:
+        return json.dumps([self.source, self.external_id, self.anchor])
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    tenant: str
+    text: str
+    judged: tuple[Judged, ...]
+    principals: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    reference: str | None = field(default=None, repr=False)
+
+    @property
+    def id(self) -> UUID:
+        return uuid5(NAMESPACE, f"{self.tenant}\n{self.text}")
+
+
+def flat(text: str) -> str:
+    """As anchors are compared: case and white space do not count."""
+    return " ".join(text.split()).casefold()
+
+
+# Files: one JSON object a line
+
+
+def write(golden: Iterable[Golden]) -> Iterator[str]:
+    for g in golden:
+        judged = [
+            {"source": j.source, "external_id": j.external_id, "anchor": j.anchor, "gain": j.gain} for j in g.judged
+        ]
+        yield json.dumps(
+            {
+                "tenant": g.tenant, "query": g.text, "as": list(g.principals), "tags": list(g.tags),
+                "reference": g.reference, "judgements": judged,
+            },
+            ensure_ascii=False,
+        )  # fmt: skip
+
+
+def read(lines: Iterable[str]) -> Iterator[Golden]:
+    """Raises BadDataset, with the line's number."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield _parsed(json.loads(line))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                raise BadDataset(
+                    f'line {number} is no judgement: {{"tenant", "query", "as": […], "tags": […], "reference",'
+                    ' "judgements": [{"source", "external_id", "anchor", "gain": 1 to 10}]} is meant'
+                ) from error
+
+
+def _parsed(line: Mapping[str, Any]) -> Golden:
+    judged = tuple(
+        Judged(_text(j["source"]), _text(j["external_id"]), str(j.get("anchor") or "").strip(), int(j.get("gain", 1)))
+        for j in line["judgements"]
+    )
+    if not judged or not all(1 <= j.gain <= 10 and len(j.anchor) <= LONGEST_ANCHOR for j in judged):
+        raise ValueError("judgements")
+    reference = line.get("reference")
+    return Golden(
+        _text(line.get("tenant", "default")), _text(line["query"]), judged,
+        tuple(map(_text, line.get("as") or ())), tuple(map(_text, line.get("tags") or ())),
+        None if reference is None else _text(reference),
+    )  # fmt: skip
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or "\x00" in value:
+        raise ValueError("text")
+    return value.strip()
+
+
+# Postgres
+
+
+async def keep(connection: Connection, golden: Golden) -> None:
+    """Of a question that is known already, everything is replaced. One transaction. Raises psycopg.Error."""
+    async with connection.transaction():
+        await connection.execute(
+            "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference) VALUES (%s, %s, %s, %s, %s, %s)"
+            " ON CONFLICT (id) DO UPDATE SET principals = excluded.principals, tags = excluded.tags,"
+            " reference = excluded.reference",
+            [golden.id, golden.tenant, golden.text, list(golden.principals), list(golden.tags), golden.reference],
+        )
+        await connection.execute("DELETE FROM eval_judgements WHERE query_id = %s", [golden.id])
+        async with connection.cursor() as cursor:
+            await cursor.executemany(
+                "INSERT INTO eval_judgements (query_id, source, external_id, anchor, gain) VALUES (%s, %s, %s, %s, %s)"
+                " ON CONFLICT (query_id, source, external_id, anchor) DO UPDATE SET gain = excluded.gain",
+                [(golden.id, j.source, j.external_id, j.anchor, j.gain) for j in golden.judged],
+            )
+
+
+async def forget(connection: Connection, tenant: str, text: str) -> bool:
+    """Whether it was there. Raises psycopg.Error."""
+    cursor = await connection.execute("DELETE FROM eval_queries WHERE tenant = %s AND text = %s", [tenant, text])
+    return cursor.rowcount > 0
+
+
+async def kept(connection: Connection, tenant: str | None = None) -> list[Golden]:
+    """By tenant and text. tenant: None for all. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT q.tenant, q.text, q.principals, q.tags, q.reference, j.source, j.external_id, j.anchor, j.gain"
+        " FROM eval_queries q JOIN eval_judgements j ON j.query_id = q.id"
+        " WHERE q.tenant = coalesce(%s, q.tenant) ORDER BY q.tenant, q.text, j.gain DESC, j.source, j.external_id",
+        [tenant],
+    )
+    found: dict[tuple[str, str], Golden] = {}
+    for of, text, principals, tags, reference, *judged in await cursor.fetchall():
+        known = found.get((of, text)) or Golden(of, text, (), tuple(principals), tuple(tags), reference)
+        found[of, text] = Golden(
+            of, text, (*known.judged, Judged(*judged)), known.principals, known.tags, known.reference
+        )
+    return list(found.values())
+
+
+async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:
+    """What can still be judged, and how many judgements cannot: their document is gone, or their words are. They say
+    nothing about the search. Raises psycopg.Error."""
+    lost, left = 0, []
+    for one in golden:
+        ids = {document_id(one.tenant, j.source, j.external_id): None for j in one.judged}
+        cursor = await connection.execute(
+            "SELECT d.id, b.text FROM documents d JOIN document_bodies b ON b.document_id = d.id"
+            " WHERE d.id = ANY(%s) AND d.deleted_at IS NULL AND d.version IS NOT NULL",
+            [list(ids)],
+        )
+        texts = {id_: flat(text) for id_, text in await cursor.fetchall()}
+        judged = tuple(
+            j for j in one.judged if flat(j.anchor) in texts.get(document_id(one.tenant, j.source, j.external_id), "")
+            and document_id(one.tenant, j.source, j.external_id) in texts
+        )  # fmt: skip
+        lost += len(one.judged) - len(judged)
+        if judged:
+            left.append(Golden(one.tenant, one.text, judged, one.principals, one.tags, one.reference))
+    return left, lost
+
+
+def ranking(golden: Golden, found: Found) -> list[str]:
+    """The answer as a ranking of what was judged: each where the first passage that holds it stands, anything else
+    with a name of its own. A near-duplicate that is only named beside another counts as shown there."""
+    ranked: list[str] = []
+    for n, result in enumerate(found.results):
+        places = {(p.source, p.external_id) for p in (result.passage, *result.also)}
+        text = flat(result.text)
+        hits = [
+            j.key
+            for j in golden.judged
+            if (j.source, j.external_id) in places and flat(j.anchor) in text and j.key not in ranked
+        ]
+        ranked += hits or [f"other {n}"]
+    return ranked
+
+
+def gains(golden: Golden) -> dict[str, int]:
+    return {j.key: j.gain for j in golden.judged}

@@ -1,0 +1,76 @@
+"""What an evaluation found, as the command contract has it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from query.evaluation.dataset import Dataset
+from query.evaluation.measures import MEASURES, Interval, Rankings, Values, compare, interval, measure
+from query.evaluation.rank import by_slice
+from query.model import Mode
+
+TESTED = "nDCG@10"
+"""What configurations are compared by."""
+
+
+def report(dataset: Dataset, found: Mapping[Mode, Rankings], degraded: Mapping[str, int]) -> dict[str, Any]:
+    """``runs``: each measure's mean, its 95 % interval under ``intervals``; ``slices``: nDCG@10 by the queries' kind;
+    ``comparisons``: hybrid against each half; ``degraded``: how often something was left out, by its reason."""
+    values = {mode: measure(rankings, dataset.judgements) for mode, rankings in found.items()}
+    return {
+        "dataset": dataset.name,
+        "documents": len(dataset.documents),
+        "queries": len(dataset.queries),
+        "runs": {mode: _run(of) for mode, of in values.items()},
+        "slices": _slices(dataset, values),
+        "comparisons": {
+            f"hybrid over {mode}": _comparison(values["hybrid"], of)
+            for mode, of in values.items()
+            if mode != "hybrid" and "hybrid" in values
+        },
+        "degraded": dict(degraded),
+    }
+
+
+def _run(values: Values) -> dict[str, Any]:
+    intervals = {name: interval(of) for name, of in values.items()}
+    return {
+        **{name: round(i.mean, 4) for name, i in intervals.items()},
+        "intervals": {name: _ends(i) for name, i in intervals.items()},
+    }
+
+
+def _ends(of: Interval) -> list[float]:
+    return [round(of.low, 4), round(of.high, 4)]
+
+
+def _slices(dataset: Dataset, values: Mapping[Mode, Values]) -> dict[str, Any]:
+    return {
+        kind: {
+            "queries": len(positions),
+            **{
+                mode: {name: round(float(np.mean(of[name][positions])), 4) for name in MEASURES}
+                for mode, of in values.items()
+            },
+        }
+        for kind, positions in sorted(by_slice(dataset).items())
+    }
+
+
+def _comparison(one: Values, other: Values) -> dict[str, Any]:
+    """Of TESTED, and of recall@50."""
+    compared = {name: compare(one[name], other[name]) for name in (TESTED, "recall@50")}
+    return {
+        name: {
+            "difference": round(c.difference.mean, 4),
+            "interval": _ends(c.difference),
+            "p_randomisation": round(c.p_randomisation, 5),
+            "p_t": float(f"{c.p_t:.3g}"),
+            "wins": c.wins,
+            "losses": c.losses,
+        }
+        for name, c in compared.items()
+    }

@@ -1,0 +1,251 @@
+"""The golden judgements against the running service, again and again: every 15 minutes, by one process of them all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import structlog
+
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.ledger import generations
+from pipeline.stores.postgres import Connection, Pool, translated
+from query.access import Caller, identify
+from query.answers.answers import Answers
+from query.answers.chat import Chat, OpenAIChat
+from query.answers.model import Done, Sources
+from query.evaluation import golden as judgements
+from query.evaluation.golden import Golden
+from query.evaluation.judge import Embeds, Grades, grade
+from query.evaluation.measures import measure
+from query.evaluation.metrics import ALL, MOST_SLICES, EvalMetrics
+from query.material import Question
+from query.model import Found
+from query.settings import EvalSettings
+
+if TYPE_CHECKING:
+    from query.service import Service
+
+TOP = 50
+EVAL_LOCK = 7_300_009
+"""Held by the one process that decides whether a run is due."""
+KEPT_DAYS = 90
+NDCG, RECALL, FAITHFULNESS = "nDCG@5", "recall@50", "faithfulness"
+
+_log = structlog.get_logger(__name__)
+
+Means = dict[tuple[str, str], tuple[float, int]]
+"""Slice and measure → mean and the number of questions it is of."""
+
+
+class Searches(Protocol):
+    async def search(self, query: str, caller: Caller, *, top: int = ...) -> Found: ...
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Owns nothing that it is given. answers, chat and embedder: None measures retrieval alone."""
+
+    pool: Pool
+    search: Searches
+    settings: EvalSettings
+    metrics: EvalMetrics
+    answers: Answers | None = None
+    chat: Chat | None = None
+    embedder: Embeds | None = None
+    now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
+
+    async def run(self) -> Means | None:
+        """One run, its result kept and shown. None: there are no judgements. Raises PenstockError, also when a search
+        was not whole: half a world says nothing about the ranking."""
+        started = self.now()
+        async with connected(self.pool) as connection:
+            left, lost = await judgements.standing(connection, await judgements.kept(connection))
+            generation = await generations.active(connection)
+        self.metrics.lost.set(lost)
+        if not left:
+            return None
+        values: dict[str, dict[str, float]] = {}
+        for n, one in enumerate(left):
+            values[str(n)] = await self._retrieval(one)
+        if self.answers is not None and self.chat is not None and self.embedder is not None:
+            for n in self._chosen(len(left), started):
+                values[str(n)] |= await self._answer(left[n], self.answers, self.chat, self.embedder)
+        means = _means({n: _slices(one) for n, one in enumerate(left)}, values)
+        async with connected(self.pool) as connection:
+            before = await newest(connection)
+            await _keep(connection, started, generation.name, means)
+        self.show(started, means, before[1] if before else {})
+        return means
+
+    def _chosen(self, count: int, started: datetime) -> list[int]:
+        """A model's answers cost money: so many a run, the next ones at the next run."""
+        asked = min(count, self.settings.answers)
+        turn = int(started.timestamp() // self.settings.every_seconds)
+        return [(turn * asked + n) % count for n in range(asked)]
+
+    async def _retrieval(self, one: Golden) -> dict[str, float]:
+        found = await self.search.search(one.text, await self._caller(one), top=TOP)
+        if found.degraded:
+            raise Retryable(f"evaluation: a search was not whole: {found.degraded[0]}")
+        values = measure({"q": judgements.ranking(one, found)}, {"q": judgements.gains(one)})
+        return {name: float(values[name][0]) for name in (NDCG, RECALL)}
+
+    async def _answer(self, one: Golden, answers: Answers, chat: Chat, embedder: Embeds) -> dict[str, float]:
+        """Nothing, where the answer is made of quotations: no model wrote it."""
+        events = answers.answer(Question(one.text), await self._caller(one))
+        contexts: list[str] = []
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Sources):
+                    contexts = [shown.text for shown in event.passages]
+                elif isinstance(event, Done) and event.answer.model is not None:
+                    return _values(await grade(chat, embedder, one.text, event.answer.text, contexts, one.reference))
+        return {}
+
+    async def _caller(self, one: Golden) -> Caller:
+        async with connected(self.pool) as connection:
+            return await identify(connection, one.tenant, principals=one.principals, tags=one.tags)
+
+    def show(self, started: datetime, means: Means, before: Means) -> None:
+        shown = _largest(means)
+        for gauge in (self.metrics.ndcg, self.metrics.recall, self.metrics.faithfulness, self.metrics.queries,
+                      self.metrics.answers, self.metrics.change):  # fmt: skip
+            gauge.clear()
+        for (slice_, name), (value, queries) in means.items():
+            if slice_ not in shown:
+                continue
+            if name == NDCG:
+                self.metrics.ndcg.labels(slice_).set(value)
+                self.metrics.queries.labels(slice_).set(queries)
+            elif name == RECALL:
+                self.metrics.recall.labels(slice_).set(value)
+            elif name == FAITHFULNESS:
+                self.metrics.faithfulness.labels(slice_).set(value)
+            else:
+                self.metrics.answers.labels(name, slice_).set(value)
+            if (then := before.get((slice_, name))) and then[0] > 0:
+                self.metrics.change.labels(name, slice_).set(value / then[0] - 1)
+        self.metrics.ran_at.set(started.timestamp())
+
+
+@asynccontextmanager
+async def connected(pool: Pool) -> AsyncIterator[Connection]:
+    with translated("evaluation"):
+        async with pool.connection() as connection:
+            yield connection
+
+
+async def evaluate_forever(
+    evaluation: Evaluation, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Until cancelled. A run that fails is counted and tried again at its next turn; the other processes show what the
+    one that ran has kept."""
+    while True:
+        try:
+            await run_if_due(evaluation)
+        except Misconfigured as error:
+            evaluation.metrics.failures.inc()
+            _log.error("evaluation.refused", reason=str(error))
+        except PenstockError as error:
+            evaluation.metrics.failures.inc()
+            _log.warning("evaluation.failed", reason=str(error))
+        except Exception as error:  # noqa: BLE001  (a mistake of ours: counted; its text may quote a document)
+            evaluation.metrics.failures.inc()
+            _log.error("evaluation.broken", kind=type(error).__name__)
+        await sleep(evaluation.settings.every_seconds / 15)
+
+
+async def run(service: Service) -> None:
+    """``evaluate_forever`` for a running query service, until cancelled. The judge is the answering model's server."""
+    chat = OpenAIChat.by_settings(service.query.chat)
+    settings = service.query.evaluation
+    try:
+        await evaluate_forever(
+            Evaluation(
+                service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
+                service.answers, chat, service.embedder,
+            )
+        )  # fmt: skip
+    finally:
+        if chat is not None:
+            await chat.aclose()
+
+
+async def run_if_due(evaluation: Evaluation) -> bool:
+    """Whether this process ran. Raises PenstockError."""
+    async with connected(evaluation.pool) as connection:
+        cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [EVAL_LOCK])
+        [mine] = await cursor.fetchone() or (False,)
+        await connection.commit()
+        try:
+            last = await newest(connection)
+            late = last is None or evaluation.now() - last[0] >= timedelta(seconds=evaluation.settings.every_seconds)
+            await connection.commit()
+            if mine and late:
+                return await evaluation.run() is not None
+            if last is not None:
+                evaluation.show(last[0], last[1], await _second(connection, last[0]))
+            return False
+        finally:
+            if mine:
+                await connection.execute("SELECT pg_advisory_unlock(%s)", [EVAL_LOCK])
+                await connection.commit()
+
+
+async def newest(connection: Connection, before: datetime | None = None) -> tuple[datetime, Means] | None:
+    """The newest run that was kept, of those that began before a moment. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT started_at, slice, measure, value, queries FROM eval_runs WHERE started_at ="
+        " (SELECT max(started_at) FROM eval_runs WHERE started_at < coalesce(%s, 'infinity'::timestamptz))",
+        [before],
+    )
+    rows = await cursor.fetchall()
+    return (rows[0][0], {(s, m): (v, q) for _, s, m, v, q in rows}) if rows else None
+
+
+async def _second(connection: Connection, last: datetime) -> Means:
+    found = await newest(connection, last)
+    return found[1] if found else {}
+
+
+async def _keep(connection: Connection, started: datetime, generation: str, means: Means) -> None:
+    async with connection.transaction(), connection.cursor() as cursor:
+        await cursor.executemany(
+            "INSERT INTO eval_runs (started_at, generation, slice, measure, value, queries)"
+            " VALUES (%s, %s, %s, %s, %s, %s)",
+            [(started, generation, s, m, value, queries) for (s, m), (value, queries) in means.items()],
+        )
+        await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [started - timedelta(days=KEPT_DAYS)])
+
+
+def _slices(one: Golden) -> set[str]:
+    return {ALL, *(j.source for j in one.judged)}
+
+
+def _values(grades: Grades) -> dict[str, float]:
+    named = {
+        FAITHFULNESS: grades.faithfulness, "answer_relevancy": grades.answer_relevancy,
+        "context_precision": grades.context_precision, "context_recall": grades.context_recall,
+    }  # fmt: skip
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def _means(slices: Mapping[int, set[str]], values: Mapping[str, Mapping[str, float]]) -> Means:
+    gathered: dict[tuple[str, str], list[float]] = {}
+    for n, of in slices.items():
+        for name, value in values[str(n)].items():
+            for slice_ in of:
+                gathered.setdefault((slice_, name), []).append(value)
+    return {key: (float(np.mean(all_of)), len(all_of)) for key, all_of in gathered.items()}
+
+
+def _largest(means: Means) -> Sequence[str]:
+    """The slices with most questions, ``*`` first."""
+    sizes = {slice_: queries for (slice_, name), (_, queries) in means.items() if name == NDCG}
+    return sorted(sizes, key=lambda s: (s != ALL, -sizes[s], s))[: MOST_SLICES + 1]

@@ -1,0 +1,258 @@
+"""Evaluation on the real servers: a collection in a place of its own, and golden judgements of what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from deploy.local.stack import Stack
+from pipeline.core.errors import Retryable
+from query.answers.chat import OpenAIChat
+from query.embedder import QueryEmbedder
+from query.evaluation import golden as judgements
+from query.evaluation import place
+from query.evaluation.dataset import Dataset, Document
+from query.evaluation.golden import Golden, Judged
+from query.evaluation.judge import grade, precision
+from query.evaluation.metrics import EvalMetrics
+from query.evaluation.rank import rank
+from query.evaluation.report import report
+from query.evaluation.service import Evaluation, newest, run_if_due
+from query.model import MODES
+from query.retrieval import Search
+from query.settings import ChatSettings, EvalSettings
+from tests.fakes.chat import FakeChat
+from tests.library import Library, WordEmbedder, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+PLANETS = {
+    "mercury": "Mercury circles the sun in eighty-eight days and has no moon.",
+    "venus": "Venus turns backwards under thick clouds of acid.",
+    "mars": "Mars is red from rust; its two moons are called Phobos and Deimos.",
+    "saturn": "Saturn has rings of ice, and Titan is the largest of its moons.",
+}
+ASKED = {"q1": "which planet has rings of ice", "q2": "red from rust", "q3": "thick clouds of acid"}
+RIGHT = {"q1": {"saturn": 2, "mars": 1}, "q2": {"mars": 1}, "q3": {"venus": 1}}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*(document(name, text) for name, text in PLANETS.items()))
+        yield library
+
+
+def dataset() -> Dataset:
+    documents = [Document(name, name.title(), text) for name, text in PLANETS.items()]
+    return Dataset("planets", documents, ASKED, RIGHT, {"q1": "long", "q2": "short", "q3": "short"})
+
+
+def databases(library: Library) -> set[str]:
+    with psycopg.connect(library.settings.postgres.dsn.get_secret_value()) as connection:
+        return {name for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()}
+
+
+# A collection
+
+
+async def test_a_collection_is_measured_in_a_place_of_its_own_that_leaves_nothing_behind(library: Library) -> None:
+    model = WordEmbedder()
+    async with place.opened(library.settings, model, dataset()) as here:
+        assert await here.load(dataset().documents) == len(PLANETS)
+        search = Search(here.pool, here.es, QueryEmbedder(lambda: model))
+        caller = await search.identify(place.TENANT, tags=[place.TAG])
+        found = report(dataset(), *await rank(search, caller, dataset(), MODES))
+        name, index = here.pool.conninfo.partition("dbname=")[2].split()[0], here.generation.keyword_index
+        assert name in databases(library)
+    assert name not in databases(library)
+    assert not await library.es.indices.exists(index=index)
+    assert found["queries"] == 3
+    assert set(found["runs"]) == set(MODES)
+    for run in found["runs"].values():
+        assert run["MRR"] == 1.0
+        assert run["intervals"]["nDCG@10"][0] <= run["nDCG@10"] <= run["intervals"]["nDCG@10"][1]
+    assert found["slices"]["short"]["queries"] == 2
+    assert set(found["comparisons"]) == {"hybrid over keyword", "hybrid over vector"}
+    assert found["degraded"] == {}
+
+
+async def test_what_is_there_already_is_untouched_and_can_be_judged_itself(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    found = report(dataset(), *await rank(library.search, caller, dataset(), MODES))
+    assert found["runs"]["keyword"]["MRR"] == 1.0
+    stranger = await library.caller("acme", "nobody")
+    unseen = report(dataset(), *await rank(library.search, stranger, dataset(), MODES))
+    assert all(run["recall@50"] == 0 for run in unseen["runs"].values())
+
+
+async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "title": name, "text": text}) + "\n" for name, text in PLANETS.items())
+    )
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in ASKED.items()))
+    (tmp_path / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t{g}\n" for q, of in RIGHT.items() for d, g in of.items())
+    )
+    done = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["queries"] == 3
+    assert {mode: set(run) >= {"nDCG@10", "recall@50"} for mode, run in found["runs"].items()} == dict.fromkeys(
+        MODES, True
+    )
+    assert found["runs"]["hybrid"]["nDCG@10"] > 0.9
+    wrong = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path / "qrels"))
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ")
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+def _penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli.main", *arguments],
+        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+# Golden judgements
+
+
+def golden(text: str, *judged: Judged, tenant: str = "acme") -> Golden:
+    return Golden(tenant, text, judged, tags=("staff",), reference="It is so.")
+
+
+async def kept(library: Library, *all_of: Golden) -> None:
+    await library.execute("DELETE FROM eval_queries")
+    await library.execute("DELETE FROM eval_runs")
+    async with library.pool.connection() as connection:
+        for one in all_of:
+            await judgements.keep(connection, one)
+
+
+def evaluation(library: Library, *, moment: datetime | None = None, **fields: object) -> Evaluation:
+    settings = EvalSettings()
+    return Evaluation(
+        library.pool, library.search, settings, EvalMetrics(CollectorRegistry(), settings),
+        now=lambda: moment or datetime.now(UTC), **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(library: Library) -> None:
+    text = "Neptune has storms.\n\nIts moon Triton goes round the wrong way."
+    await library.put(document("neptune", text))
+    anchored = golden("which moon goes the wrong way", Judged("wiki", "neptune", "Triton  goes\nround"))
+    await kept(library, anchored)
+    one = evaluation(library)
+    means = await one.run()
+    assert means is not None
+    assert means["*", "nDCG@5"] == (1.0, 1)
+    assert means["wiki", "nDCG@5"] == (1.0, 1)
+    chunks = {row[0] for row in await library.execute("SELECT unnest(chunk_ids) FROM manifests")}
+    await library.put(document("neptune", f"A new paragraph about blue.\n\n{text} It will fall one day."))
+    assert chunks - {row[0] for row in await library.execute("SELECT unnest(chunk_ids) FROM manifests")}
+    again = await one.run()
+    assert again is not None
+    assert again["*", "nDCG@5"] == (1.0, 1)
+    await library.put(document("neptune", "Neptune is blue."))
+    assert await one.run() is None
+    assert one.metrics.lost._value.get() == 1
+    await library.put(deletion(document("neptune", "")))
+    assert await one.run() is None
+
+
+async def test_the_answer_with_the_words_counts_and_another_of_the_document_does_not(library: Library) -> None:
+    await kept(library, golden("rings of ice", Judged("wiki", "saturn", "no such words"), Judged("wiki", "saturn")))
+    async with library.pool.connection() as connection:
+        left, lost = await judgements.standing(connection, await judgements.kept(connection))
+    assert ([one.judged for one in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
+
+
+async def test_one_run_is_due_every_quarter_of_an_hour_and_is_compared_with_the_one_before(library: Library) -> None:
+    right = golden("rings of ice", Judged("wiki", "saturn"))
+    await kept(library, right)
+    start = datetime.now(UTC)
+    assert await run_if_due(evaluation(library, moment=start))
+    assert not await run_if_due(evaluation(library, moment=start + timedelta(minutes=14)))
+    await kept_also(library, golden("rings of ice and of nothing else", Judged("wiki", "venus", gain=3)))
+    later = evaluation(library, moment=start + timedelta(minutes=15))
+    assert await run_if_due(later)
+    async with library.pool.connection() as connection:
+        run = await newest(connection)
+    assert run is not None
+    worse, queries = run[1]["*", "nDCG@5"]
+    assert (worse < 0.9, queries) == (True, 2)
+    assert later.metrics.change.labels("nDCG@5", "*")._value.get() == pytest.approx(worse - 1)
+    other = evaluation(library, moment=start + timedelta(minutes=16))
+    assert not await run_if_due(other)
+    assert other.metrics.ndcg.labels("*")._value.get() == pytest.approx(worse)
+    assert other.metrics.floor.labels("nDCG@5")._value.get() == 0.82
+
+
+async def kept_also(library: Library, one: Golden) -> None:
+    async with library.pool.connection() as connection:
+        await judgements.keep(connection, one)
+
+
+def unreachable() -> WordEmbedder:
+    raise Retryable("the model's server is away")
+
+
+async def test_half_a_world_measures_nothing(library: Library) -> None:
+    await kept(library, golden("rings of ice", Judged("wiki", "saturn")))
+    one = evaluation(library)
+    one.search = Search(library.pool, library.es, QueryEmbedder(unreachable))
+    with pytest.raises(Retryable, match="not whole"):
+        await one.run()
+    async with library.pool.connection() as connection:
+        assert await newest(connection) is None
+
+
+# Answers
+
+
+async def test_an_answer_is_graded_by_the_published_definitions() -> None:
+    contexts = ["Saturn has rings of ice and dust.", "Bread is baked from flour."]
+    async with FakeChat() as fake:
+        chat = OpenAIChat(ChatSettings(base_url=fake.url, model=fake.model))
+        try:
+            words = QueryEmbedder(WordEmbedder)
+            good = await grade(
+                chat, words, "rings of Saturn", "Saturn has rings of ice.", contexts, "Saturn has rings."
+            )
+            bad = await grade(
+                chat, words, "rings of Saturn", "Saturn has rings. Pigs can fly over mountains.", contexts[::-1]
+            )
+            assert (good.faithfulness, good.context_recall, good.context_precision) == (1.0, 1.0, 1.0)
+            assert bad.faithfulness == 0.5
+            assert bad.context_recall is None
+            assert bad.context_precision == pytest.approx(0.5)
+            assert good.answer_relevancy is not None
+            assert 0 < good.answer_relevancy <= 1
+            fake.judge = lambda _: {"verdicts": "many"}
+            with pytest.raises(Retryable, match="lacks a list"):
+                await grade(chat, words, "q", "a", contexts)
+        finally:
+            await chat.aclose()
+
+
+@pytest.mark.parametrize(
+    ("useful", "expected"),
+    [([], None), ([False, False], 0.0), ([True, False], 1.0), ([False, True], 0.5), ([True, False, True], 5 / 6)],
+)
+async def test_context_precision_asks_whether_the_useful_ones_come_first(
+    useful: list[bool], expected: float | None
+) -> None:
+    assert precision(useful) == (None if expected is None else pytest.approx(expected))

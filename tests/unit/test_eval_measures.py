@@ -1,0 +1,57 @@
+"""Measures, and how sure they are."""
+
+from __future__ import annotations
+
+from math import log2
+
+import numpy as np
+import pytest
+
+from query.evaluation.measures import compare, interval, measure
+
+JUDGED = {"one": {"a": 4, "b": 1}, "two": {"c": 2}, "three": {"d": 1}}
+
+
+def test_the_measures_are_those_of_the_text_books() -> None:
+    values = measure({"one": ["x", "b", "a"], "two": ["c"], "three": ["x", "y"]}, JUDGED)
+    ideal = 4 + 1 / log2(3)
+    assert values["nDCG@10"] == pytest.approx([(1 / log2(3) + 4 / 2) / ideal, 1, 0])
+    assert values["recall@50"] == pytest.approx([1, 1, 0])
+    assert values["MRR"] == pytest.approx([1 / 2, 1, 0])
+
+
+def test_only_the_first_five_count_and_the_first_fifty() -> None:
+    late = [f"x{n}" for n in range(5)] + ["c"]
+    assert measure({"two": late}, JUDGED)["nDCG@5"][1] == 0
+    assert measure({"two": late}, JUDGED)["nDCG@10"][1] > 0
+    assert measure({"two": [f"x{n}" for n in range(50)] + ["c"]}, JUDGED)["recall@50"][1] == 0
+
+
+def test_a_query_that_found_nothing_counts() -> None:
+    assert measure({"two": ["c"]}, JUDGED)["nDCG@10"].mean() == pytest.approx(1 / 3)
+    assert measure({}, JUDGED)["MRR"].mean() == 0
+
+
+def test_an_interval_holds_its_mean_and_narrows_with_more_queries() -> None:
+    few, many = interval(np.array([0.0, 1.0] * 5)), interval(np.array([0.0, 1.0] * 200))
+    assert few.low < few.mean < few.high
+    assert many.high - many.low < (few.high - few.low) / 3
+    assert interval(np.array([0.4] * 9)).low == pytest.approx(0.4)
+
+
+def test_a_steady_difference_is_significant_and_noise_is_not() -> None:
+    noise = np.random.default_rng(1).normal(0, 0.1, 200)
+    base = np.random.default_rng(2).uniform(0.2, 0.8, 200)
+    better, same = compare(base + 0.05 + noise, base), compare(base + noise - noise.mean(), base)
+    assert better.difference.mean == pytest.approx(0.05, abs=0.02)
+    assert better.p_randomisation < 0.001
+    assert better.p_t < 0.001
+    assert better.difference.low > 0
+    assert same.p_randomisation > 0.5
+    assert same.difference.low < 0 < same.difference.high
+
+
+def test_equal_runs_do_not_differ() -> None:
+    values = np.array([0.1, 0.9, 0.5])
+    same = compare(values, values)
+    assert (same.p_randomisation, same.p_t, same.wins, same.losses) == (1.0, 1.0, 0, 0)
