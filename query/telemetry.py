@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
+SHARE_BUCKETS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 class QueryMetrics:
@@ -63,6 +64,23 @@ class QueryMetrics:
         )
         self.tokens = Counter(
             "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", ["kind"], registry=r
+        )
+        self.left_out = Counter(
+            "penstock_query_left_out_passages",
+            "Passages that were found or read and that the chat model's budget had no room for, whole or in part",
+            registry=r,
+        )
+        self.support = Histogram(
+            "penstock_query_answer_support",
+            "Share of a written answer's claims that the passages they cite support",
+            buckets=SHARE_BUCKETS,
+            registry=r,
+        )
+        self.review = Counter(
+            "penstock_query_review",
+            "Answers for the review queue, by reason: unsupported, uncited, bad_citation, active_content",
+            ["reason"],
+            registry=r,
         )
         self.degraded = Counter(
             "penstock_query_degraded", "Answers that one part was missing from: vectors, keywords, rerank, …",

@@ -21,7 +21,7 @@ import structlog
 from pipeline.core.errors import Deferred, PenstockError, Retryable
 from pipeline.core.normalise import clean
 from pipeline.embedding.tokens import byte_pairs
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Pool
 from query.access import Caller
 from query.answers.chat import Chat, End
 from query.answers.context import Context, build
@@ -38,18 +38,16 @@ from query.answers.model import (
     Sources,
     Usage,
 )
-from query.answers.prompt import ask
+from query.answers.prompt import Message, ask
+from query.answers.queue import enqueue
 from query.answers.quotes import quotations
 from query.answers.support import is_no_information
 from query.answers.written import Found, Writing
-from query.embedder import bounded
 from query.material import CallerClass, Material, Question
-from query.review import record
 from query.settings import ChatSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
 
-RECORD_SECONDS = 2.0
 WHOLE_SLACK_TOKENS = 256
 """What the headings of whole documents may take beyond their estimate; the prompt's own estimate has room for it."""
 LONGEST_REST_SECONDS = 60.0
@@ -148,6 +146,9 @@ class _Answering:
                 facts |= {"passages": len(self.context.shown), "tokens": self.context.tokens}
                 facts |= {"left_out": self.context.left_out}
             self.notes += self.context.notes
+            if metrics := self.answers._metrics:
+                cut = sum(shown.passage.cut for shown in self.context.shown)
+                metrics.left_out.inc(self.context.left_out + cut)
         passages = self.context.passages
         yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done))
         if not passages:
@@ -181,8 +182,9 @@ class _Answering:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
                 self._require_awake()
-                async with aclosing(self._stream(chat)) as pieces:
+                async with aclosing(chat.stream(self._messages())) as pieces:
                     async for piece in pieces:
+                        self.end = piece if isinstance(piece, End) else None
                         known = len(writing.found.cited)
                         shown = writing.end() if isinstance(piece, End) else writing.feed(piece)
                         shown = shown if text else shown.lstrip()
@@ -200,21 +202,17 @@ class _Answering:
         except PenstockError as error:
             self._rest(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
-            yield Done(await self._quoted(passages, degraded=True))
+            quoted = await self._quoted(passages, degraded=True)
+            if not text:
+                yield Delta(quoted.text)
+            yield Done(quoted)
             return
         yield Done(await self._checked(chat.model, text.strip(), writing.found, passages))
 
-    async def _stream(self, chat: Chat) -> AsyncGenerator[str | End, None]:
+    def _messages(self) -> list[Message]:
         today = datetime.now(UTC).date()
-        messages = ask(
-            self.question, self.context.shown, key=self.answers._key(), today=today, history=self.material.history
-        )
-        stream = chat.stream(messages)
-        async with aclosing(stream) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, End):
-                    self.end = piece
-                yield piece
+        history = self.material.history
+        return ask(self.question, self.context.shown, key=self.answers._key(), today=today, history=history)
 
     def _used(self) -> Usage:
         usage = self.end.usage if self.end else Usage()
@@ -245,6 +243,10 @@ class _Answering:
             facts |= {"claims": judged.verdict.claims, "unsupported": len(judged.verdict.unsupported)}
         self.notes += judged.notes
         self.answers._count("grounded" if judged.grounded else "unsupported")
+        if metrics := self.answers._metrics:
+            metrics.support.observe(judged.verdict.support)
+            for reason in judged.reasons:
+                metrics.review.labels(reason).inc()
         cited = [p for p in passages if p.n in found.cited]
         answer = self._answer(text, cited, model=model, grounded=judged.grounded, judged=judged)
         if judged.reasons:
@@ -260,11 +262,7 @@ class _Answering:
         private = history is not None and bool(history.pieces)
         try:
             with self.steps.step("review"):
-                async with bounded(RECORD_SECONDS, "Postgres"):
-                    with translated("the review queue"):
-                        async with pool.connection() as connection:
-                            tenant = self.caller.tenant
-                            await record(connection, tenant, self.question, answer, passages, private=private)
+                await enqueue(pool, self.caller.tenant, self.question, answer, passages, private=private)
         except PenstockError as error:
             _log.warning("answer not recorded for review", error=str(error))
             return False

@@ -130,9 +130,12 @@ async def test_without_a_model_a_whole_document_is_quoted_where_it_is_about_the_
 
 async def test_what_the_material_lacks_is_said(fake: FakeChat) -> None:
     long = [result(f"The reactor number {n} is cooled by pumps. " * 40, f"Doc {n}") for n in range(8)]
-    answer = await ask(material(*long, notes=("half a store is away",)), fake, QUESTION, context_tokens=600)
+    metrics = QueryMetrics()
+    given = material(*long, notes=("half a store is away",))
+    answer = await ask(given, fake, QUESTION, context_tokens=600, metrics=metrics)
     assert answer.notes[0] == "half a store is away"
     assert "7 passages did not fit" in answer.notes[1]
+    assert metric(metrics, "penstock_query_left_out_passages_total") == 7
 
 
 async def test_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
@@ -149,10 +152,13 @@ async def test_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
 
 async def test_an_unsupported_sentence_is_named(fake: FakeChat) -> None:
     fake.faults.hallucinate = True
-    answer = await ask(PUMPS, fake, QUESTION)
+    metrics = QueryMetrics()
+    answer = await ask(PUMPS, fake, QUESTION, metrics=metrics)
     assert answer.unsupported == (UNSUPPORTED,)
     assert not answer.grounded
     assert answer.reasons == ("unsupported",)
+    assert metric(metrics, "penstock_query_review_total", reason="unsupported") == 1
+    assert metric(metrics, "penstock_query_answer_support_sum") == pytest.approx(answer.support)
 
 
 async def test_citations_of_no_passage_are_taken_out_and_flagged(fake: FakeChat) -> None:
