@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from uuid import UUID
@@ -18,6 +18,8 @@ SHINGLE = 3
 """Words. Two texts with the same words in another order are two texts."""
 ALIKE = 0.9
 """Share of shingles in common (Jaccard) from which on two passages say the same."""
+
+SKETCH = 8
 
 _WORD = re.compile(r"\w+")
 
@@ -70,7 +72,13 @@ def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
     if not named:
         return list(hits)
     wanted = set(named)
-    return sorted(hits, key=lambda hit: -len(wanted & held(f"{hit.passage.title}\n{hit.text}")))
+
+    def count(hit: Hit) -> int:
+        text = f"{hit.passage.title}\n{hit.text}"
+        looked_at = text.lower().replace("\\", "/")
+        return len(wanted & held(text)) if any(name in looked_at for name in wanted) else 0
+
+    return sorted(hits, key=lambda hit: -count(hit))
 
 
 def arrange(hits: Sequence[Hit], *, top: int, per_document: int) -> list[Group]:
@@ -80,63 +88,80 @@ def arrange(hits: Sequence[Hit], *, top: int, per_document: int) -> list[Group]:
     A chunk next to one that is shown already joins it; one that says the same as a shown one of another document is
     named there. Neither takes a place of its own.
     """
-    seen = _Seen()
-    shown: list[Group] = []
+    shown = _Shown()
     spare: list[Hit] = []
     count: dict[UUID, int] = {}
     for hit in hits:
-        if _joins(hit, shown, seen):
+        if shown.joins(hit):
             continue
-        if len(shown) == top:
+        if len(shown.groups) == top:
             break
         document = hit.passage.document_id
-        if count.get(document, 0) < per_document:
-            count[document] = count.get(document, 0) + 1
-            shown.append(Group([hit]))
+        count[document] = count.get(document, 0) + 1
+        if count[document] <= per_document:
+            shown.add(hit)
         else:
             spare.append(hit)
     for hit in spare:
-        if not _joins(hit, shown, seen) and len(shown) < top:
-            shown.append(Group([hit]))
-    return shown
+        if not shown.joins(hit) and len(shown.groups) < top:
+            shown.add(hit)
+    return shown.groups
 
 
-def _joins(hit: Hit, shown: Sequence[Group], seen: _Seen) -> bool:
-    for group in shown:
-        if hit.passage.document_id != group.document and any(seen.alike(hit, other) for other in group.hits):
-            group.also.append(hit.passage)
-            return True
-    for group in shown:
-        if group.takes(hit):
-            group.hits.append(hit)
-            return True
-    return False
-
-
-class _Seen:
-    """Each text is cut into shingles once."""
+class _Shown:
+    """The groups so far, found by document and by what they say."""
 
     def __init__(self) -> None:
-        self._prints: dict[UUID, tuple[list[str], frozenset[tuple[str, ...]]]] = {}
+        self.groups: list[Group] = []
+        self._of_document: dict[UUID, list[Group]] = {}
+        self._saying: dict[int, list[tuple[Hit, Group]]] = {}
 
-    def alike(self, one: Hit, other: Hit) -> bool:
-        """Nearly the same words in the same order. Texts that differ in a number or an identifier are two: the
-        release notes of two versions."""
-        if one.text == other.text:
-            return True
-        (numbers, mine), (others, theirs) = self._print(one), self._print(other)
-        if numbers != others or not mine or not theirs:
-            return False
-        return len(mine & theirs) >= ALIKE * len(mine | theirs)
+    def add(self, hit: Hit) -> None:
+        group = Group([hit])
+        self.groups.append(group)
+        self._of_document.setdefault(group.document, []).append(group)
+        self._learn(hit, group)
 
-    def _print(self, hit: Hit) -> tuple[list[str], frozenset[tuple[str, ...]]]:
-        id_ = hit.passage.chunk_id
-        if id_ not in self._prints:
-            words = _WORD.findall(hit.text.lower())
-            shingles = frozenset(tuple(words[n : n + SHINGLE]) for n in range(len(words) - SHINGLE + 1))
-            numbers = sorted({*held(hit.text), *(word for word in words if any(c.isdigit() for c in word))})
-            self._prints[id_] = numbers, shingles
-        return self._prints[id_]
+    def joins(self, hit: Hit) -> bool:
+        for value in _sketch(hit.text):
+            for other, group in self._saying.get(value, ()):
+                if hit.passage.document_id != group.document and alike(hit.text, other.text):
+                    group.also.append(hit.passage)
+                    return True
+        for group in self._of_document.get(hit.passage.document_id, ()):
+            if group.takes(hit):
+                group.hits.append(hit)
+                self._learn(hit, group)
+                return True
+        return False
+
+    def _learn(self, hit: Hit, group: Group) -> None:
+        for value in _sketch(hit.text):
+            self._saying.setdefault(value, []).append((hit, group))
+
+
+def alike(one: str, other: str) -> bool:
+    """Nearly the same words in the same order. Texts that differ in a number or an identifier are two: the release
+    notes of two versions."""
+    if one == other:
+        return True
+    mine, theirs = _shingles(one), _shingles(other)
+    return len(mine & theirs) >= ALIKE * len(mine | theirs) and _numbers(one) == _numbers(other)
+
+
+def _sketch(text: str) -> list[int]:
+    """Minima of a hash over the shingles (Broder 1997): of two texts that are alike at least one is in both, but for
+    odds of ALIKE's complement to the power of SKETCH. So they are compared with few others."""
+    return sorted(map(hash, _shingles(text)))[:SKETCH]
+
+
+def _shingles(text: str) -> Set[tuple[str, ...]]:
+    words = _WORD.findall(text.lower())
+    return set(zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False))
+
+
+def _numbers(text: str) -> set[str]:
+    return {*held(text), *(word for word in _WORD.findall(text.lower()) if any(c.isdigit() for c in word))}
 
 
 def present(group: Group, details: Mapping[UUID, Detail]) -> Result:

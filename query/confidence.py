@@ -53,6 +53,16 @@ def coverage(asked: set[str], text: str) -> float:
     return len(asked & stems(text)) / len(asked) if asked else 0.0
 
 
+def best_coverage(asked: set[str], texts: Iterable[str]) -> float:
+    """Of any one text. A stem stands in a text only where its letters do: most texts need not be cut into words."""
+    best = 0.0
+    for text in texts:
+        lowered = text.lower()
+        if sum(stem in lowered for stem in asked) > best * len(asked):
+            best = max(best, coverage(asked, text))
+    return best
+
+
 def judge(query: str, cosine: float | None, texts: Iterable[str], model: str) -> tuple[bool, Facts]:
     """Whether to answer, and why. cosine: of the nearest passage; None: it was not asked for or could not be.
     texts: the passages that were found, with their titles; read only as far as they are needed."""
@@ -64,6 +74,5 @@ def judge(query: str, cosine: float | None, texts: Iterable[str], model: str) ->
     facts["floor"] = f"{floor.cosine:.2f}"
     if cosine >= floor.cosine:
         return True, facts
-    asked = stems(query)
-    best = max((coverage(asked, text) for text in texts), default=0.0)
+    best = best_coverage(stems(query), texts)
     return best >= floor.coverage, {**facts, "coverage": f"{best:.2f}", "coverage floor": f"{floor.coverage:.2f}"}

@@ -6,14 +6,18 @@ import asyncio
 import json
 import re
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from pipeline.cli.moment import past_moment
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from query.access import Caller
+    from query.filters import Filters
     from query.model import Found, Mode, Result
 
 SNIPPET_CHARACTERS = 320
@@ -37,12 +41,32 @@ def search(
     ] = None,
     top: Annotated[int, typer.Option(help="How many passages, 1 to 100.")] = 10,
     mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", metavar="SOURCE", help="Only from this source. Repeatable.")
+    ] = None,
+    authors: Annotated[
+        list[str] | None, typer.Option("--author", metavar="AUTHOR", help="Only by this author. Repeatable.")
+    ] = None,
+    media_types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", help="Only of this media type, e.g. text/markdown or text/*. Repeatable."
+        ),
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source since: 2h, 7d or a time."),
+    ] = None,
+    before: Annotated[
+        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source before.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Search. Without --as and --tag you are the local user, who reads what `penstock ingest` stored for him.
 
-    Example: penstock search "how do I undo a commit" --top 5
+    Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
     """
+    from query.filters import Filters
     from query.model import BadQuery, as_json
 
     if not principals and not tags:
@@ -50,7 +74,8 @@ def search(
 
         principals = [local_user("say who asks with --as or --tag")]
     try:
-        caller, found = asyncio.run(_search(query, tenant, principals or [], tags or [], top, mode))  # type: ignore[arg-type]  # checked there
+        filters = Filters(tuple(sources or ()), tuple(authors or ()), tuple(media_types or ()), since, before)
+        caller, found = asyncio.run(_search(query, tenant, principals or [], tags or [], top, mode, filters))  # type: ignore[arg-type]  # checked there
     except BadQuery as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -61,13 +86,15 @@ def search(
 
 
 async def _search(
-    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode
+    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
 ) -> tuple[Caller, Found]:
     from pipeline.settings import dist, load
     from query.embedder import QueryEmbedder
+    from query.filters import check as check_filters
     from query.model import check
 
     check(query, top, mode)
+    check_filters(filters)
     settings = load()
     embedder = None
     if mode != "keyword":
@@ -79,7 +106,7 @@ async def _search(
 
     async with open_search(settings, embedder, load_query().rerank) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
-        return caller, await library.search(query, caller, top=top, mode=mode)
+        return caller, await library.search(query, caller, top=top, mode=mode, filters=filters)
 
 
 def _show(found: Found, query: str, caller: Caller, names: Sequence[str]) -> None:
@@ -91,7 +118,9 @@ def _show(found: Found, query: str, caller: Caller, names: Sequence[str]) -> Non
         console = Console(highlight=False, width=120)
     for number, result in enumerate(found.results, start=1):
         _show_result(console, number, result, query)
-    if not found.results:
+    if noise := _noise(found):
+        console.print(noise)
+    elif not found.results:
         who = " ".join(names)
         console.print(
             f"Nothing readable as {escape(who)} in tenant {escape(caller.tenant)} matches; use --tag or --as."
@@ -102,6 +131,14 @@ def _show(found: Found, query: str, caller: Caller, names: Sequence[str]) -> Non
     console.print(f"[dim]{found.took_ms:g} ms ({escape(steps)})[/]")
 
 
+def _noise(found: Found) -> str | None:
+    """Why what was found is not shown."""
+    why = next((step.facts for step in found.steps if step.name == "confidence"), {})
+    if found.relevant or "cosine" not in why:
+        return None
+    return f"Nothing relevant: the nearest passage has a cosine of {why['cosine']}, below the floor of {why['floor']}."
+
+
 def _show_result(console: Console, number: int, result: Result, query: str) -> None:
     from rich.padding import Padding
     from rich.text import Text
@@ -110,6 +147,8 @@ def _show_result(console: Console, number: int, result: Result, query: str) -> N
 
     passage = result.passage
     ranks = ", ".join(f"{ranker} #{rank}" for ranker, rank in sorted(result.ranks.items(), reverse=True))
+    if result.rerank_score is not None:
+        ranks += f", reranked {result.rerank_score:.3f}"
     console.print(
         Text.assemble(
             f"{number:>2}. ",
@@ -120,10 +159,25 @@ def _show_result(console: Console, number: int, result: Result, query: str) -> N
     )
     place = printable(passage.source_url or f"{passage.source}/{passage.external_id}")
     console.print(Padding(Text(place, "cyan"), (0, 0, 0, 4)))
+    if about := _about(result):
+        console.print(Padding(Text(printable(about), "dim"), (0, 0, 0, 4)))
     text = Text(printable(snippet(result.text, query)))
     if words := wanted(query):
         text.highlight_regex(re.compile(rf"\b(?:{'|'.join(words)})\w*", re.IGNORECASE), "bold yellow")
     console.print(Padding(text, (0, 0, 1, 4)))
+
+
+def _about(result: Result) -> str:
+    """Where in its document, by whom, from when, and where else."""
+    at = result.source_modified_at
+    others = [passage.title or passage.external_id for passage in result.also]
+    parts = [
+        " › ".join(result.headings),
+        result.author or "",
+        f"{at:%Y-%m-%d}" if at else "",
+        f"also in {', '.join(others)}" if others else "",
+    ]
+    return "  ·  ".join(part for part in parts if part)
 
 
 def wanted(query: str) -> list[str]:

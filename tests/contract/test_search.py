@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
 from itertools import combinations, product
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -598,8 +599,9 @@ def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 async def test_the_command_answers_people_and_programs(library: Library, tenant: str, tmp_path: Path) -> None:
     await library.put(
         document("mine.md", "Kestrels nest on the mill.", tenant=tenant, acl_tags=[f"user:{getpass.getuser()}"]),
-        document("ann.md", "Kestrels hunt at dawn.", tenant=tenant, acl_tags=["user:ann"]),
-    )
+        document("ann.md", "Kestrels hunt at dawn.", tenant=tenant, acl_tags=["user:ann"], author="Ann",
+                 source_modified_at=datetime.now(UTC)),
+    )  # fmt: skip
     library.write_home(tmp_path)
 
     def found(*arguments: str) -> list[str]:
@@ -610,11 +612,16 @@ async def test_the_command_answers_people_and_programs(library: Library, tenant:
     assert found() == ["mine.md"]
     assert found("--as", "ann") == ["ann.md"]
     assert found("--tag", "user:ann", "--tag", f"wiki/user:{getpass.getuser()}") == ["ann.md", "mine.md"]
+    assert found("--as", "ann", "--type", "text/*", "--source", "wiki", "--author", "Ann", "--since", "2d") == [
+        "ann.md"
+    ]
+    assert found("--as", "ann", "--source", "drive") == found("--as", "ann", "--before", "7d") == []
     # The settings name another model than the one that filled this index: keywords answer, and it is said.
     people = penstock(tmp_path, "search", "kestrels", "--tenant", tenant, "--as", "ann")
     assert people.returncode == 0, people.stderr
     assert "Kestrels hunt at dawn." in people.stdout
     assert "keyword #1" in people.stdout
+    assert "Ann" in people.stdout
     assert "incomplete" in people.stdout
     assert "\x1b" not in people.stdout
     nothing = penstock(tmp_path, "search", "kestrels", "--tenant", tenant, "--as", "nobody", "--mode", "keyword")
