@@ -6,17 +6,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from psycopg import AsyncConnection, AsyncCursor, sql
+import pytest_asyncio
+from psycopg import AsyncCursor, sql
 
+from deploy.local.stack import Stack
 from pipeline.ledger import generations
-from pipeline.stores.postgres import Connection, open_pool
+from pipeline.stores.postgres import Connection
 from query.access import Caller, readable
 from query.filters import NONE, Filters
 from query.modes import survey as surveying
 from query.modes.documents import read, readable_of
 from query.modes.survey import COVERED_DOCUMENTS, LOCAL_SETTINGS, SAMPLED_ROWS, Scope, coverage, of_sources, survey
 from tests.contract.test_plans import Explaining
-from tests.space import Space
+from tests.library import Library, WordEmbedder
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 LEDGER = 20_000
 _FILL = """
@@ -36,7 +40,7 @@ _FILL = """
         FROM documents, unnest(ARRAY['vectors', 'keywords']) store;
     DROP INDEX chunks_g1_hnsw;
     INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding)
-        SELECT id, id, access_id, 'text', array_fill(0.1, ARRAY[384])::halfvec FROM documents WHERE seq % 3 > 0;
+        SELECT id, id, access_id, 'text', array_fill(0.1, ARRAY[64])::halfvec FROM documents WHERE seq % 3 > 0;
     ANALYZE;
 """
 
@@ -50,13 +54,20 @@ class Composed(Explaining):
         return await super().execute(statement, values)
 
 
-@pytest.fixture
-async def ledger(space: Space) -> AsyncIterator[AsyncConnection[Any]]:
-    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
-        await connection.execute(_FILL.encode())
-        await connection.commit()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        async with library.pool.connection() as connection:
+            await connection.execute(_FILL.encode())
+        yield library
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def ledger(library: Library) -> AsyncIterator[Connection]:
+    async with library.pool.connection() as connection:
         await connection.execute(LOCAL_SETTINGS, ["10000"])
         yield connection
+        await connection.rollback()
 
 
 async def scope_of(connection: Connection, *tags: str, filters: Filters = NONE) -> Scope:
@@ -65,7 +76,7 @@ async def scope_of(connection: Connection, *tags: str, filters: Filters = NONE) 
     return Scope(await generations.active(connection), "acme", frozenset(tags), sources, filters)
 
 
-async def test_deciding_reads_no_more_in_a_large_library(ledger: AsyncConnection[Any]) -> None:
+async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> None:
     wide = await scope_of(ledger, "wiki/all", "mail/few")
     few = await scope_of(ledger, "wiki/all", "mail/few", filters=Filters(sources=("mail",)))
     rare = await scope_of(ledger, "wiki/all", "mail/few", filters=Filters(authors=("ann",)))
@@ -99,7 +110,7 @@ async def test_deciding_reads_no_more_in_a_large_library(ledger: AsyncConnection
     assert 2 * SAMPLED_ROWS[0] < LEDGER
 
 
-async def test_a_sample_tells_the_share_of_all(ledger: AsyncConnection[Any]) -> None:
+async def test_a_sample_tells_the_share_of_all(ledger: Connection) -> None:
     """A third of them waits, and none of it is in the chunk table."""
     found = await coverage(ledger, await scope_of(ledger, "wiki/all", "mail/few"))
     assert found.sampled
@@ -109,7 +120,7 @@ async def test_a_sample_tells_the_share_of_all(ledger: AsyncConnection[Any]) -> 
     assert (none.chunks, none.missing, none.share) == (0, 0, 0.0)
 
 
-async def test_what_is_counted_is_all_that_may_be_read(ledger: AsyncConnection[Any]) -> None:
+async def test_what_is_counted_is_all_that_may_be_read(ledger: Connection) -> None:
     few = await scope_of(ledger, "mail/few")
     found = await survey(ledger, few, most_tokens=None)
     assert (found.complete, len(found.documents)) == (True, 2_000)
