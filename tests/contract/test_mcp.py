@@ -17,13 +17,21 @@ from mcp_types import TextContent
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from query.http.app import described
 from query.mcp.shapes import FETCHED_CHARACTERS, NOTICE
+from query.mcp.transports import mount
 from query.service import Service
 from tests.contract.http_kit import as_, service_over
 from tests.contract.mcp_kit import Person, call, connected, line, refused
 from tests.library import Library, WordEmbedder, access, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+WAY_IN = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+SEARCH = {
+    "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+    "params": {"name": "search", "arguments": {"query": "harbour"}},
+}  # fmt: skip
 
 
 @dataclass
@@ -188,14 +196,30 @@ async def test_an_unknown_tool_is_a_protocol_error(served: Served) -> None:
 
 async def test_a_service_without_its_ledger_says_to_come_back(served: Served, ann: Person) -> None:
     """And nothing about where it was looked for."""
-    with pytest.MonkeyPatch.context() as patch:
-        async with served.library.pool.connection() as connection:
-            await connection.execute("LOCK TABLE access_sets IN ACCESS EXCLUSIVE MODE")
-            patch.setattr(served.service.search._stores.timeouts.__class__, "ledger", 0.3, raising=False)
-            result = await ann.call_tool("search", {"query": "harbour"})
-            await connection.rollback()
+    async with served.library.pool.connection() as connection:
+        await connection.execute("LOCK TABLE access_sets IN ACCESS EXCLUSIVE MODE")
+        result = await ann.call_tool("search", {"query": "harbour"})
+        await connection.rollback()
     assert result.is_error
     assert line(result) == "a part of the service is away: ask again later"
+
+
+async def test_nobody_works_for_a_client_that_left(served: Served) -> None:
+    async with (
+        service_over(served.library, serve={"search_seconds": 100.0}) as (http, service),
+        served.library.pool.connection() as connection,
+    ):
+        await connection.execute("LOCK TABLE access_sets IN ACCESS EXCLUSIVE MODE")
+        tasks = len(asyncio.all_tasks())
+        for _ in range(3):
+            with pytest.raises(httpx.ReadTimeout):
+                await http.post("/mcp", json=SEARCH, headers={**WAY_IN, **as_("ann")}, timeout=0.5)
+        async with asyncio.timeout(5):  # the ledger itself would be waited for for 15 s
+            while service.pool.get_stats()["pool_available"] < service.pool.get_stats()["pool_size"]:
+                await asyncio.sleep(0.05)
+            while len(asyncio.all_tasks()) > tasks + 1:
+                await asyncio.sleep(0.05)
+        await connection.rollback()
 
 
 # The transport
@@ -203,8 +227,7 @@ async def test_a_service_without_its_ledger_says_to_come_back(served: Served, an
 
 async def post(served: Served, **headers: str) -> httpx.Response:
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-    accept = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
-    return await served.http.post("/mcp", json=body, headers={**accept, **headers})
+    return await served.http.post("/mcp", json=body, headers={**WAY_IN, **headers})
 
 
 async def test_each_request_stands_alone(served: Served) -> None:
@@ -252,17 +275,12 @@ async def test_its_requests_are_counted_as_its_own(served: Served) -> None:
 
 async def test_the_endpoint_answers_nobody_without_the_gate(served: Served) -> None:
     """Mounted where nobody has asked who calls, it refuses rather than guess."""
-    from query.http.app import described
-    from query.mcp.transports import mount
-
     bare = described()
     mount(bare, served.service)
     async with (
         bare.router.lifespan_context(bare),
         httpx.AsyncClient(transport=httpx.ASGITransport(bare), base_url=served.address) as http,
     ):
-        arguments = {"name": "search", "arguments": {"query": "harbour"}}
-        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": arguments}
-        answer = await http.post("/mcp", json=body, headers={"Accept": "application/json, text/event-stream"})
+        answer = await http.post("/mcp", json=SEARCH, headers=WAY_IN)
     assert answer.json()["result"]["isError"] is True
     assert "harbour" not in answer.text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import psycopg
 import pytest
 import pytest_asyncio
 from pgvector import HalfVector
-from pgvector.psycopg import register_vector_async
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
@@ -22,8 +20,9 @@ from pipeline.core.errors import Misconfigured
 from pipeline.ledger import generations
 from pipeline.settings import PostgresSettings
 from pipeline.stores import postgres
-from pipeline.stores.postgres import Connection, create_chunk_table, point_readers_at
+from pipeline.stores.postgres import create_chunk_table, point_readers_at
 from query.access import identify
+from tests.contract.readers_kit import another_team
 from tests.leak_paths import Paths
 from tests.leaks import Model, World
 from tests.library import Library, WordEmbedder, access, deletion, document
@@ -44,22 +43,6 @@ async def paths(stack: Stack) -> AsyncIterator[Paths]:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def library(paths: Paths) -> Library:
     return paths.library
-
-
-@asynccontextmanager
-async def another_team(library: Library) -> AsyncIterator[Connection]:
-    """Logged in as a member of penstock_reader, over the wire, by password."""
-    name, password = f"team_{secrets.token_hex(4)}", secrets.token_hex(8)
-    await library.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}' IN ROLE penstock_reader")
-    dsn = make_conninfo(
-        **{**conninfo_to_dict(library.settings.postgres.dsn.get_secret_value()), "user": name, "password": password}
-    )
-    try:
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
-            await register_vector_async(connection)
-            yield connection
-    finally:
-        await library.execute(f"DROP ROLE {name}")
 
 
 async def shown(library: Library, view: str = "documents", column: str = "external_id") -> set[object]:

@@ -16,7 +16,7 @@ from pgvector import HalfVector
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from tests.contract.test_readers import another_team
+from tests.contract.readers_kit import another_team
 from tests.leak_paths import Paths
 from tests.leaks import COMMON, Asker, Model, World, may_read
 from tests.library import WordEmbedder, document
