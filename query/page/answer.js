@@ -17,20 +17,23 @@ const SHOWN = 20;
 /** Passages listed at first; those that are cited always are. */
 
 let running = null;
+let about = null;
 
 /** Stop writing, and forget what was written. */
 export function stop() {
   running?.abort();
-  running = null;
+  running = about = null;
   $("answer").hidden = true;
   $("answer").replaceChildren();
 }
 
-export const busy = () => running !== null;
+/** Whether that very answer is shown, or being written: nobody asks for it twice by going back. */
+export const shows = (body) => about === JSON.stringify(body);
 
 /** Ask, and show as it comes. list(passages, cited) shows the passages below; close() gives the results back. */
 export async function write(body, { list, close }) {
   stop();
+  about = JSON.stringify(body);
   const mine = (running = new AbortController());
   const view = frame(body.question, () => (mine.abort(), close()), () => halt(mine));
   const told = { text: "", passages: [], cited: new Set(), mode: "", notes: [] };

@@ -42,8 +42,9 @@ async function render() {
   choices.draw(state, filtered);
   showDocument();
   if (!searching) return;
-  if (state.answer && state.q.trim()) await write();
-  else {
+  if (state.answer && state.q.trim()) {
+    if (!answer.shows(question())) await write();
+  } else {
     answer.stop();
     await results();
   }
@@ -75,13 +76,15 @@ function showDocument() {
   });
 }
 
+const question = () => ({ question: state.q.trim(), filters: address.filters(state), ...(state.mode === "hybrid" ? {} : { mode: state.mode }) });
+
 async function write() {
-  const question = state.q.trim();
-  if (!question) return void $("query").focus();
+  const asked = question();
+  if (!asked.question) return void $("query").focus();
   if (!state.answer) change({ answer: true });
   search.notices([]);
-  const show = (passages) => search.lend(passages, question, open);
-  await answer.write({ question, filters: address.filters(state), ...(state.mode === "hybrid" ? {} : { mode: state.mode }) }, { list: show, close: closeAnswer });
+  const list = (passages) => search.lend(passages, asked.question, open);
+  await answer.write(asked, { list, close: closeAnswer });
 }
 
 function closeAnswer() {

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { $, ago, duration, el, plural, time } from "./dom.js";
+import * as review from "./review.js";
 import { sparkline } from "./sparkline.js";
 
 const EVERY_MS = 5_000;
@@ -26,9 +27,9 @@ export function stop() {
 async function turn(mine) {
   const view = $("view-pipeline");
   try {
-    const found = await get("v1/pipeline", mine.signal);
+    const [found, answers] = await Promise.all([get("v1/pipeline", mine.signal), review.waiting(mine.signal)]);
     if (mine.signal.aborted) return;
-    draw(view, found);
+    draw(view, found, answers);
   } catch (error) {
     if (error.name === "AbortError") return;
     const why = error.status === 403 ? "This view is for those who operate the service." : error.message;
@@ -40,18 +41,25 @@ async function turn(mine) {
   timer = setTimeout(() => turn(mine), document.hidden ? HIDDEN_MS : EVERY_MS);
 }
 
-function draw(view, found) {
+/** Look again now. */
+async function again() {
+  clearTimeout(timer);
+  if (running) await turn(running);
+}
+
+function draw(view, found, answers) {
   const focused = document.activeElement?.id;
   const open = new Set([...view.querySelectorAll("details[open]")].map((one) => one.id));
-  view.replaceChildren(
+  view.replaceChildren(...[
     el("header", { class: "overview" }, el("h1", {}, "Pipeline"), el("p", { class: "quiet-text" }, "As of ", time(found.at, { timeStyle: "medium" }), ", looked at again every few seconds")),
     ...(found.away ?? []).map((why) => el("p", { class: "doubt" }, el("strong", {}, "Not known now: "), why)),
     el("div", { class: "tiles" }, ...tiles(found)),
     freshness(found.freshness),
     el("div", { class: "pair" }, letters(found.dead_letters), divergence(found.divergence)),
     connectors(found.connectors),
+    review.panel(answers, again),
     el("div", { class: "pair" }, stores(found.stores), lag(found.lag)),
-  );
+  ].filter(Boolean));
   for (const one of view.querySelectorAll("details")) one.open = open.has(one.id);
   if (focused && view.contains($(focused))) $(focused).focus();
 }
@@ -96,7 +104,7 @@ function freshness(fresh) {
 
 function table(head, rows, empty) {
   if (!rows.length) return el("p", { class: "quiet-text" }, empty);
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": head.join(", ") },
+  return el("div", { class: "scroll", id: `table-${head[0]}-${head[1]}`, tabindex: "0", role: "region", "aria-label": head.join(", ") },
     el("table", {}, el("thead", {}, el("tr", {}, head.map((one) => el("th", { scope: "col" }, one)))), el("tbody", {}, rows)));
 }
 

@@ -21,7 +21,11 @@ export async function show(id, { passage, stems = [], closed }) {
   const mine = (asking = new AbortController());
   const drawer = $("story");
   drawer.replaceChildren(head("Document", drawer), el("p", { class: "quiet-text" }, "Reading …"));
-  drawer.onclose = () => (mine.abort(), closed());
+  drawer.onclose = () => {
+    if (drawer.open) return; // it was closed and opened again before anybody could be told
+    mine.abort();
+    closed();
+  };
   drawer.onclick = (event) => event.target === drawer && drawer.close();
   if (!drawer.open) drawer.showModal();
   const [document_, story] = await Promise.allSettled([get(`v1/documents/${encodeURIComponent(id)}`, mine.signal), get(`v1/documents/${encodeURIComponent(id)}/why`, mine.signal)]);
@@ -33,12 +37,12 @@ export async function show(id, { passage, stems = [], closed }) {
     return;
   }
   const found = document_.value;
-  drawer.replaceChildren(
+  drawer.replaceChildren(...[
     head(found.title || found.external_id, drawer),
     facts(found),
     story.status === "fulfilled" ? timeline(story.value) : el("p", { class: "doubt" }, `Its story cannot be told now: ${story.reason.message}`),
     reading(found, passage, stems),
-  );
+  ].filter(Boolean));
   const here = drawer.querySelector(".here");
   if (here) here.parentElement.scrollTop = here.offsetTop - here.parentElement.offsetTop - 24;
 }

@@ -132,6 +132,21 @@ async def test_escape_gives_the_results_back(tab: Tab) -> None:
     await tab.page.wait_for_selector(WRITTEN)
 
 
+async def test_looking_into_a_document_and_going_back_asks_for_no_second_answer(tabs: Tabs) -> None:
+    tab = await tabs.new()
+    await tab.open(ADDRESS)
+    await tab.page.wait_for_selector(WRITTEN)
+    asked = len(tabs.site.chat.asked)
+    await tab.page.click("#results a.title >> nth=0")
+    await tab.page.wait_for_selector("#story .timeline")
+    await tab.page.go_back()
+    await tab.page.wait_for_selector("#story", state="hidden")
+    assert await tab.page.is_visible(WRITTEN)
+    await tab.page.go_forward()
+    await tab.page.wait_for_selector("#story .timeline")
+    assert len(tabs.site.chat.asked) == asked
+
+
 async def test_nothing_relevant_is_said_kindly(tabs: Tabs) -> None:
     tab = await tabs.new(who="mallory")
     await tab.open(ADDRESS)

@@ -18,6 +18,7 @@ from pipeline.kafka import deliver, producer
 from pipeline.settings import KafkaSettings
 from pipeline.stages.stage import Incoming
 from tests.contract.http_kit import service_over
+from tests.fakes.chat_faults import UNSUPPORTED, Faults
 from tests.library import document
 from tests.web.conftest import PHONE, Site, Tabs
 from topics.admin import ensure_topics
@@ -106,6 +107,25 @@ async def test_operators_see_how_fresh_everything_is_and_what_stands_in_the_way(
         assert not await tab.page.is_visible("#view-pipeline")
 
 
+async def test_answers_that_nothing_supports_are_looked_at_here(tabs: Tabs, lived: Site) -> None:
+    tabs.site.chat.faults = Faults(say=f"{UNSUPPORTED} Nobody else was asked.")
+    asker = await tabs.new()
+    await asker.open("?q=who+was+awarded+the+contract+for+stash+entries&answer=1")
+    await asker.page.wait_for_selector("#answer:not([aria-busy]) .by:has-text('marked for review')")
+    tab = await tabs.new(who=None)
+    await tab.open("?view=pipeline")
+    entry = tab.page.locator(".reviews > li:has-text('awarded the contract for stash')")
+    await entry.locator("summary").click()
+    assert UNSUPPORTED in " ".join((await entry.locator(".prose").inner_text()).split())
+    assert "0 % supported" in await entry.inner_text()
+    await entry.get_by_text("Wrong", exact=True).click()
+    await entry.wait_for(state="detached")
+    [(verdict,)] = await lived.library.execute(
+        "SELECT resolved_as FROM answer_reviews WHERE question LIKE '%%awarded the contract for stash%%'"
+    )
+    assert verdict == "wrong"
+
+
 async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Site) -> None:
     """This site has no Kafka."""
     tab = await tabs.new(who=None, size=PHONE, theme="dark")
@@ -114,6 +134,7 @@ async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Si
     assert "Not known now: Kafka" in await tab.page.inner_text("#view-pipeline")
     assert await tab.page.locator(".tile:has-text('Lag')").count() == 0
     assert await tab.page.locator(".tile:has-text('Fresh within')").count() == 1
+    assert "null" not in await tab.page.inner_text("#view-pipeline")
     assert await tab.page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
 
 
