@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from psycopg import sql
+
 from pipeline.audit import runs
 from pipeline.core.model import Generation
 from pipeline.stores.postgres import Connection
@@ -199,12 +201,17 @@ def condition(
     return ("following" if loaded else "first load"), None
 
 
-async def holdings(connection: Connection, generation: Generation) -> tuple[int, int]:
-    """Documents and chunks, as the planner estimates them: counting two million rows is not for a page."""
-    cursor = await connection.execute(
-        "SELECT (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass('documents')),"
-        " (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%s))",
-        [generation.chunk_table],
-    )
-    documents, chunks = await cursor.fetchone() or (0, 0)
-    return documents or 0, chunks or 0
+async def holdings(connection: Connection, generation: Generation) -> str:
+    """Documents and chunks: counted while they are few, else as the planner estimates them."""
+    told = []
+    for what, table in (("documents", "documents"), ("chunks", generation.chunk_table)):
+        cursor = await connection.execute(
+            sql.SQL(
+                "SELECT (SELECT count(*) FROM (SELECT FROM {table} LIMIT %(most)s) few),"
+                " (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%(name)s))"
+            ).format(table=sql.Identifier(table)),
+            {"most": MOST_COUNTED + 1, "name": table},
+        )
+        counted, estimated = await cursor.fetchone() or (0, 0)
+        told.append(f"{counted:,} {what}" if counted <= MOST_COUNTED else f"about {estimated:,} {what}")
+    return ", ".join(told)

@@ -81,11 +81,14 @@ async def pipeline_view(
     entries = None
     if generation is not None:
         entries = await _part(away, "Elasticsearch", _entries(es, generation))
-    held = told.pop("holdings", None)
     stores = [
-        _store("Postgres", generation is not None, held and f"{held[0]:,} documents, {held[1]:,} chunks (estimated)"),
+        _store("Postgres", generation is not None, told.pop("holdings", None)),
         # Which index to ask is known from the ledger alone.
-        _store("Elasticsearch", generation and entries is not None, f"{entries:,} entries" if entries else None),
+        _store(
+            "Elasticsearch",
+            None if generation is None else entries is not None,
+            None if entries is None else f"{entries:,} entries",
+        ),
         _store("Kafka", consumers is not None, None),
     ]
     return {
@@ -100,9 +103,9 @@ async def pipeline_view(
     }
 
 
-def _store(name: str, up: object, holds: str | None) -> dict[str, Any]:
+def _store(name: str, up: bool | None, holds: str | None) -> dict[str, Any]:
     """up None: not known."""
-    return {"name": name, "up": None if up is None else bool(up), "holds": holds or None}
+    return {"name": name, "up": up, "holds": holds}
 
 
 async def _part(away: list[str], what: str, work: Awaitable[T]) -> T | None:

@@ -107,6 +107,13 @@ async def test_what_happened_yesterday_stands_in_its_half_hour(library: Library)
     assert fresh["now"]["documents"] == 0
 
 
+async def test_stores_say_what_they_hold(library: Library) -> None:
+    await library.put(*(document(f"d{n}", f"Text of {n}") for n in range(3)))
+    held = {store["name"]: store["holds"] for store in (await look(library))["stores"]}
+    assert held["Postgres"].startswith("3 documents, ")
+    assert held["Elasticsearch"].endswith(" entries")
+
+
 async def test_what_waits_is_counted_by_store_with_the_oldest(library: Library) -> None:
     ids = await library.accept(*(document(f"d{n}", f"Text of {n}") for n in range(3)))
     await library.keywords.converge(library.generation, ids[:1])
