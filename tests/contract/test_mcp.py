@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from uuid import UUID, uuid4
@@ -259,6 +260,36 @@ async def test_a_page_that_was_tricked_here_gets_nothing(
     assert answer.status_code in statuses
     assert "search" not in answer.text
     assert (await post(served, Origin=served.address)).status_code == 200
+
+
+CANARY = "canary-7f3a"
+HOSTILE = (
+    b"", b"no json " + CANARY.encode(), b"[]", b"null", b"1", b'"' + CANARY.encode() + b'"', b"{}", b"\xff\xfe",
+    b"[" * 100_000, b'{"jsonrpc": "2.0", "id": 1, "method": "' + CANARY.encode() + b'"}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 7, "arguments": "canary-7f3a"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": ["canary-7f3a"]}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": "canary-7f3a"}',
+    b'{"jsonrpc": "1.0", "id": {}, "method": "tools/list", "params": {"cursor": "canary-7f3a"}}',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": {"query":'
+    b' "canary-7f3a \\ud800", "limit": 1e400}}}',
+    b'{"jsonrpc": "2.0", "id": 99999999999999999999999, "method": "tools/call", "params": {"name": "fetch",'
+    b' "arguments": {"id": "canary-7f3a\\u0000", "offset": 99999999999999999999999}}}',
+    b'[{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, {"jsonrpc": "2.0", "id": 2, "method": "canary-7f3a"}]',
+    b'{"jsonrpc": "2.0", "id": 1, "result": {"canary-7f3a": 1}}',
+    b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "canary-7f3a"}}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("version", [None, "2025-06-18", "2026-07-28", "canary-7f3a", "9999-99-99"])
+async def test_whatever_is_sent_is_refused_in_words_and_not_written_down(
+    served: Served, version: str | None, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    headers = {**WAY_IN, **as_("ann")} | ({"MCP-Protocol-Version": version} if version else {})
+    with caplog.at_level(logging.INFO):
+        for sent in HOSTILE:
+            answer = await served.http.post("/mcp", content=sent, headers=headers)
+            assert answer.status_code < 500, (sent[:200], answer.text)
+    assert CANARY not in caplog.text + "".join(capsys.readouterr())
 
 
 async def test_its_requests_are_counted_as_its_own(served: Served) -> None:
