@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -43,12 +44,11 @@ def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
     """A file of API keys: by name, ``key`` in clear and the entry's other fields."""
     lines = []
     for name, fields in keys.items():
-        lines.append(f"[{name}]")
+        lines.append(f"[{json.dumps(name)}]")
         for field, value in fields.items():
             if field == "key":
                 field, value = "sha256", sha256(value.encode()).hexdigest()
-            shown = str(value).lower() if isinstance(value, bool) else repr(value)
-            lines.append(f"{field} = {shown}")
+            lines.append(f"{field} = {json.dumps(value, ensure_ascii=False)}")  # which TOML takes as it is
     path.write_text("\n".join(lines) + "\n")
     return path
 

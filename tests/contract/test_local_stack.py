@@ -281,6 +281,7 @@ def test_commands_when_nothing_runs(home: Path, monkeypatch: pytest.MonkeyPatch)
     assert json.loads(status.stdout) == {
         "services": dict.fromkeys(["kafka", "postgres", "elasticsearch"], nothing),
         "workers": [],
+        "query": nothing,
     }
     assert status.exit_code == 1
     down = CliRunner().invoke(command_line(), ["down"])
