@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from query.answers.model import Numbered
 from query.answers.sentences import sentence_ends
-from query.answers.visible import one_line, quotable, visible
+from query.answers.visible import disarmed, one_line, quotable, visible
 from query.model import Result
 
 CUT = "[… the passage goes on; it was cut here]"
@@ -75,12 +75,12 @@ def build(results: Sequence[Result], *, whole: bool, budget_tokens: int, count: 
     shown: list[Shown] = []
     left, left_out, full = budget_tokens, 0, False
     for result in results:
-        body = quotable(result.text)
+        text, cut = visible(result.text), False
+        body = disarmed(text)
         if not body:
             continue
         continues = whole and shown and shown[-1].passage.result.passage.document_id == result.passage.document_id
         heading = title_of(result) if continues else heading_of(result)
-        text, cut = visible(result.text), False
         around = count(heading) + DELIMITER_TOKENS
         tokens = around + count(body)
         if full or tokens > left:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from query.answers.model import Numbered
 from query.answers.sentences import sentence_ends
-from query.answers.visible import quotable
+from query.answers.visible import disarmed
 from query.answers.words import Said, read
 
 MOST_PASSAGES = 5
@@ -27,7 +27,7 @@ def quotations(question: str, passages: Sequence[Numbered], *, ranked: bool) -> 
 
 def excerpt(wanted: Said, text: str) -> tuple[int, str]:
     """How many of the words it has, and whole sentences, as long as there are any that are short enough."""
-    text = quotable(text)
+    text = disarmed(text)
     ends = [0, *sentence_ends(text)]
     best, kept, last = -1, "", 0
     for first in range(len(ends) - 1):

@@ -62,12 +62,17 @@ def one_line(text: str, most_characters: int = 200) -> str:
 
 
 def quotable(text: str) -> str:
-    """``visible`` text in which nothing looks like a delimiter, a turn of a chat or one of our citations.
+    """``visible`` text, ``disarmed``."""
+    return disarmed(visible(text))
+
+
+def disarmed(text: str) -> str:
+    """Nothing in it looks like a delimiter, a turn of a chat or one of our citations. text: visible.
 
     Marks of a reference (``[3]``) become ``(3)``: a model that copies a sentence must not cite by accident what the
     document's author cited. Inside code they stay.
     """
-    text = _TEMPLATE.sub(lambda m: m[0].translate(_BROKEN), visible(text).translate(_FENCES))
+    text = _TEMPLATE.sub(lambda m: m[0].translate(_BROKEN), text.translate(_FENCES))
     text = _ROLE.sub("\u2502 ", text)
     return _outside_code(text, lambda part: _REFERENCE.sub(r"(\1)", part))
 

@@ -33,7 +33,7 @@ _CONSTRUCT = regex.compile(
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
     r"|(?P<comment><!--)"
     r"|(?P<element><(?P<name>/?(?:" + _ELEMENTS + r"))(?=[\s/>])[^<>]{0,4000}>)"
-    r"|(?P<url>\b" + _URL + r")"
+    r"|(?P<url>" + _URL + r")"
     r"|(?P<ticks>`{1,20})",
     regex.IGNORECASE | regex.DOTALL,
 )
@@ -56,12 +56,13 @@ _PENDING = regex.compile(
     r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
     r"|<[^<>]{0,4000}"
     r"|<think>(?:(?!</think>).){0,200000}|<think>.{0,200000}?</think>\s*"
-    r"|\b(?:" + _prefixes("https://", "http://", "ftp://", "www.") + r"|" + _URL + r")"
+    r"|(?:" + _prefixes("https://", "http://", "ftp://", "www.") + r"|" + _URL + r")"
     r"|`{1,19})\Z",
     regex.IGNORECASE | regex.DOTALL,
 )
 """What may still become a construct, or a longer one, with the next piece."""
-_START = regex.compile(r"[!\[\]\u3010<`\t ]|\b[hfw]", regex.IGNORECASE)
+_START = regex.compile(r"[!\[\]\u3010<`\t hfw]", regex.IGNORECASE)
+"""An address may begin within a word: what a renderer takes for one differs."""
 _TRAILING = ".,;:!?)]}…*_"
 
 
@@ -87,7 +88,7 @@ class Writing:
         self._texts = [p.text for p in passages]
         self._held = ""
         self._before = "\n"
-        """The character before what is held: whether a word or a line begins there."""
+        """The character before what is held: whether a line begins there."""
         self._code = ""
         """The backticks that opened the code that is being written."""
 
