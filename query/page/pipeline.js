@@ -29,7 +29,7 @@ async function turn(mine) {
   try {
     const [found, answers] = await Promise.all([get("v1/pipeline", mine.signal), review.waiting(mine.signal)]);
     if (mine.signal.aborted) return;
-    draw(view, found, answers);
+    draw(view, { ...found, away: [...(found.away ?? []), ...answers.away] }, answers.waiting);
   } catch (error) {
     if (error.name === "AbortError") return;
     const why = error.status === 403 ? "This view is for those who operate the service." : error.message;

@@ -6,13 +6,13 @@ import { formatted, located } from "./format.js";
 
 const SHOWN = 10;
 
-/** The newest that wait; null: this caller has none to look at. */
+/** The newest that wait, and what is to be said when they are not known: {waiting, away}. */
 export async function waiting(signal) {
   try {
-    return (await get(`v1/review?limit=${SHOWN}`, signal)).waiting;
+    return { waiting: (await get(`v1/review?limit=${SHOWN}`, signal)).waiting, away: [] };
   } catch (error) {
-    if (error.status === 403) return null;
-    throw error;
+    if (error.name === "AbortError") throw error;
+    return { waiting: [], away: error.status === 403 ? [] : [`answers to look at: ${error.message}`] };
   }
 }
 
@@ -20,7 +20,7 @@ const percent = (share) => `${Math.round(share * 100)} %`;
 
 /** A panel of them. again() is called when one was decided on. */
 export function panel(found, again) {
-  if (!found?.length) return null;
+  if (!found.length) return null;
   return el("section", { class: "panel" }, el("h2", {}, "Answers to look at"), el("ul", { class: "reviews" }, found.map((one) => entry(one, again))));
 }
 

@@ -127,11 +127,15 @@ async def test_answers_that_nothing_supports_are_looked_at_here(tabs: Tabs, live
 
 
 async def test_what_is_away_is_named_and_the_rest_is_there(tabs: Tabs, lived: Site) -> None:
-    """This site has no Kafka."""
+    """This site has no Kafka, and the queue of answers does not answer."""
     tab = await tabs.new(who=None, size=PHONE, theme="dark")
+    refused = {"title": "The service is busy", "detail": "ask again later", "status": 503}
+    await tab.page.route("**/v1/review*", lambda route: route.fulfill(status=503, body=json.dumps(refused)))
     await tab.open("?view=pipeline")
     await tab.page.wait_for_selector(".tile")
-    assert "Not known now: Kafka" in await tab.page.inner_text("#view-pipeline")
+    shown = await tab.page.inner_text("#view-pipeline")
+    assert "Not known now: Kafka" in shown
+    assert "Not known now: answers to look at: ask again later" in shown
     assert await tab.page.locator(".tile:has-text('Lag')").count() == 0
     assert await tab.page.locator(".tile:has-text('Fresh within')").count() == 1
     assert "null" not in await tab.page.inner_text("#view-pipeline")
