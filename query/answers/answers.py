@@ -18,12 +18,12 @@ from uuid import uuid4
 
 import structlog
 
-from pipeline.core.errors import Deferred, PenstockError, Retryable
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.normalise import clean
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stores.postgres import Pool
 from query.access import Caller
-from query.answers.chat import Chat, End
+from query.answers.chat import Chat, End, Rest
 from query.answers.context import Context, build
 from query.answers.judged import NOTHING, Judged, judge
 from query.answers.model import (
@@ -41,6 +41,7 @@ from query.answers.model import (
 from query.answers.prompt import Message, ask
 from query.answers.queue import enqueue
 from query.answers.quotes import quotations
+from query.answers.room import room_for_passages
 from query.answers.support import is_no_information
 from query.answers.written import Found, Writing
 from query.material import CallerClass, Material, Question
@@ -48,10 +49,7 @@ from query.settings import ChatSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
 
-WHOLE_SLACK_TOKENS = 256
-"""What the headings of whole documents may take beyond their estimate; the prompt's own estimate has room for it."""
-LONGEST_REST_SECONDS = 60.0
-
+CROWDED = "the question leaves no room for passages in the model's window: these are the passages that match best"
 NO_MODEL = "no answering model is configured: these are the passages that match best"
 
 _log = structlog.get_logger(__name__)
@@ -84,7 +82,7 @@ class Answers:
         self._settings = settings
         self._metrics = metrics
         self._key = key
-        self._rests_until = 0.0
+        self._rest = Rest()
 
     async def whole(self, question: Question, caller: Caller, klass: CallerClass = "standard") -> Answer:
         """The answer at once. Raises BadQuery; Retryable or Misconfigured where there is no material."""
@@ -136,6 +134,7 @@ class _Answering:
         self.began = time.perf_counter()
         self.end: End | None = None
         self.context = Context([], 0, 0)
+        self.is_crowded = False
 
     async def run(self) -> AsyncGenerator[Event, None]:
         material = self.material
@@ -155,9 +154,9 @@ class _Answering:
             yield Delta(NO_INFORMATION)
             yield Done(self._no_information(model=None))
             return
-        if self.answers._chat is None:
-            self.notes.append(NO_MODEL)
-            done = await self._quoted(passages)
+        if self.answers._chat is None or self.is_crowded:
+            self.notes.append(CROWDED if self.answers._chat else NO_MODEL)
+            done = await self._quoted(passages, degraded=self.answers._chat is not None)
             yield Delta(done.text)
             yield Done(done)
             return
@@ -166,13 +165,13 @@ class _Answering:
                 yield event
 
     def _build(self) -> Context:
-        budget = self.material.budget_tokens
-        return build(
-            self.material.passages,
-            whole=self.material.whole,
-            budget_tokens=self.settings.context_tokens if budget is None else budget + WHOLE_SLACK_TOKENS,
-            count=lambda text: byte_pairs().count([text])[0],
-        )
+        room = room_for_passages(self.question, self.material, self.settings, _count)
+        context = build(self.material.passages, whole=self.material.whole, budget_tokens=room, count=_count)
+        self.is_crowded = not context.shown and bool(context.left_out)
+        if self.is_crowded:
+            most = self.settings.context_tokens
+            context = build(self.material.passages, whole=self.material.whole, budget_tokens=most, count=_count)
+        return context
 
     # With a model
 
@@ -181,7 +180,7 @@ class _Answering:
         try:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
-                self._require_awake()
+                self.answers._rest.require_over()
                 async with aclosing(chat.stream(self._messages())) as pieces:
                     async for piece in pieces:
                         self.end = piece if isinstance(piece, End) else None
@@ -200,7 +199,7 @@ class _Answering:
                 if not text.strip():
                     raise Retryable("the model wrote nothing", service="chat")
         except PenstockError as error:
-            self._rest(error)
+            self.answers._rest.begin(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
             quoted = await self._quoted(passages, degraded=True)
             if not text:
@@ -224,16 +223,6 @@ class _Answering:
             metrics.tokens.labels("prompt").inc(usage.prompt)
             metrics.tokens.labels("answer").inc(usage.answer)
         return usage
-
-    def _require_awake(self) -> None:
-        rest = self.answers._rests_until - time.monotonic()
-        if rest > 0:
-            raise Deferred(f"its server asked to be left alone for another {rest:.0f} s", service="chat")
-
-    def _rest(self, error: PenstockError) -> None:
-        if isinstance(error, Deferred) and error.retry_after:
-            until = time.monotonic() + min(error.retry_after, LONGEST_REST_SECONDS)
-            self.answers._rests_until = max(self.answers._rests_until, until)
 
     async def _checked(self, model: str, text: str, found: Found, passages: Sequence[Numbered]) -> Answer:
         if is_no_information(text):
@@ -298,3 +287,7 @@ class _Answering:
             tuple(dict.fromkeys(self.notes)), model, degraded, tuple(verdict.unsupported), verdict.support,
             verdict.density, tuple(judged.reasons) if judged else (), usage=self.end.usage if self.end else Usage(),
         )  # fmt: skip
+
+
+def _count(text: str) -> int:
+    return byte_pairs().count([text])[0]

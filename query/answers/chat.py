@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import openai
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
-from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
 from query.answers.model import Usage
 from query.answers.prompt import Message
@@ -25,6 +25,7 @@ from query.settings import ChatSettings
 
 OPENAI_URL = "https://api.openai.com/v1"
 CONNECT_SECONDS = 5.0
+LONGEST_REST_SECONDS = 60.0
 T = TypeVar("T")
 
 
@@ -55,6 +56,23 @@ class Chat(Protocol):
         """The whole text at once. as_json: the server is asked for one JSON object. Raises as ``stream``."""
 
     async def aclose(self) -> None: ...
+
+
+class Rest:
+    """The time for which a server asked to be left alone (a 429 with ``Retry-After``)."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    def require_over(self) -> None:
+        """Raises Deferred while it lasts."""
+        left = self._until - time.monotonic()
+        if left > 0:
+            raise Deferred(f"its server asked to be left alone for another {left:.0f} s", service="chat")
+
+    def begin(self, error: PenstockError) -> None:
+        if isinstance(error, Deferred) and error.retry_after:
+            self._until = max(self._until, time.monotonic() + min(error.retry_after, LONGEST_REST_SECONDS))
 
 
 class OpenAIChat:

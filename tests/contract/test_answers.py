@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.core.errors import Misconfigured, Retryable
 from query.access import Caller
-from query.answers.answers import NO_MODEL, Answers
+from query.answers.answers import CROWDED, NO_MODEL, Answers
 from query.answers.chat import OpenAIChat
 from query.answers.model import NO_INFORMATION, Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.answers.prompt import Message
@@ -136,6 +136,22 @@ async def test_what_the_material_lacks_is_said(fake: FakeChat) -> None:
     assert answer.notes[0] == "half a store is away"
     assert "7 passages did not fit" in answer.notes[1]
     assert metric(metrics, "penstock_query_left_out_passages_total") == 7
+
+
+async def test_the_prompt_fits_the_models_window(fake: FakeChat) -> None:
+    long = [result(f"The reactor number {n} is cooled by pumps. " * 40, f"Doc {n}") for n in range(20)]
+    for window in (2_500, 4_000, 6_000):
+        answer = await ask(material(*long), fake, QUESTION, window_tokens=window, answer_tokens=500)
+        assert not answer.degraded
+        assert answer.usage.prompt <= window - 500
+    assert answer.usage.prompt > 3_000
+
+
+async def test_a_question_that_fills_the_window_is_answered_with_the_passages(fake: FakeChat) -> None:
+    answer = await ask(PUMPS, fake, f"{QUESTION} {'pump ' * 1_500}", window_tokens=2_048, answer_tokens=500)
+    assert (answer.degraded, answer.notes) == (True, (CROWDED,))
+    assert "> The reactor is cooled by two pumps." in answer.text
+    assert fake.stats.requests == 0
 
 
 async def test_history_is_quoted_and_cannot_be_cited(fake: FakeChat) -> None:
