@@ -47,6 +47,7 @@ async function ask(path, { method = "GET", body, signal, accept = "application/j
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The service cannot be reached", "The service cannot be reached. Is it running, and are you online?");
   }
+  if (answer.status === 401) document.dispatchEvent(new Event("stranger"));
   if (!answer.ok) throw await problem(answer);
   return answer;
 }
@@ -76,7 +77,7 @@ export async function* events(path, body, signal) {
   let buffer = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(broken);
       if (done) return;
       buffer = (buffer + value).replace(/\r\n/g, "\n");
       for (let end = buffer.indexOf("\n\n"); end >= 0; end = buffer.indexOf("\n\n")) {
@@ -88,6 +89,11 @@ export async function* events(path, body, signal) {
   } finally {
     reader.cancel().catch(() => {}); // it may be broken already: then there is nothing to give up
   }
+}
+
+function broken(error) {
+  if (error.name === "AbortError") throw error;
+  throw new Problem(0, "The connection ended", "The answer broke off: the connection ended before it was complete.");
 }
 
 /** One event's lines. Comments (a server's way to keep the line open) make none. */

@@ -1,6 +1,7 @@
 // The page: what is asked stands in the address, and everything shown follows from it.
 
 import * as answer from "./answer.js";
+import { who } from "./api.js";
 import { $ } from "./dom.js";
 import * as choices from "./filters.js";
 import * as keys from "./keys.js";
@@ -129,11 +130,7 @@ const nextTheme = () => theme(THEMES[(THEMES.indexOf(present()) + 1) % THEMES.le
 async function begin() {
   search.forget();
   try {
-    const me = await signin.recognise();
-    if (!me) {
-      signin.open(begin, sessionStorage.getItem("penstock-access") ? "The service does not know this token, or it has expired." : "");
-      return;
-    }
+    if (!(await signin.recognise())) return;
     await choices.load();
   } catch (error) {
     search.failed(error);
@@ -168,6 +165,11 @@ document.addEventListener("click", (event) => {
   if (link.dataset.home !== undefined) change({ ...address.EMPTY });
   else change({ view: link.dataset.view });
   render();
+});
+// At the beginning, or when what proved it has expired.
+document.addEventListener("stranger", () => {
+  const known = who().token || who().as;
+  if (!$("signin").open) signin.open(begin, known ? "The service does not know this token, or it has expired." : "");
 });
 addEventListener("popstate", () => {
   state = address.read();

@@ -66,3 +66,6 @@ async def test_who_is_not_known_is_asked_and_comes_in_with_a_key(tabs: Tabs, tmp
         await tab.search("undo commits")
         assert "Undoing things" in await tab.results()
         assert "k" * 40 not in tab.page.url
+        write_keys(keys, desk={"key": "n" * 40, "tenant": "acme", "principal": "ann"})
+        await tab.page.fill("#query", "stash")
+        await tab.page.wait_for_selector("#signin[open] .doubt")  # the key was changed meanwhile
