@@ -24,11 +24,19 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def served(
-    app: ASGIApp, host: str = "127.0.0.1", port: int = 0, *, tls: tuple[Path, Path] | None = None
+    app: ASGIApp,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    tls: tuple[Path, Path] | None = None,
+    unread_seconds: float | None = None,
 ) -> AsyncIterator[str]:
     """Yields the address, ``http://host:port``; port 0 finds a free one. tls: files of a certificate and its key, for
-    https. Raises OSError when the port is taken."""
+    https. unread_seconds: a client that takes nothing of what it is sent for so long is cut off. Raises OSError when
+    the port is taken."""
     with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        if unread_seconds is not None:
+            _cut_off(listening, unread_seconds)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=STOP_SECONDS,
             server_header=False, ssl_certfile=tls and tls[0], ssl_keyfile=tls and tls[1],
@@ -46,3 +54,10 @@ async def served(
         finally:
             server.should_exit = True
             await running
+
+
+def _cut_off(listening: socket.socket, seconds: float) -> None:
+    """An answer that the application has handed over waits in the transport for as long as its reader likes, and so
+    does the connection: only the kernel can end that. Connections inherit it. Not every system has it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))

@@ -15,7 +15,6 @@ from pipeline.settings import Settings
 from query.embedder import QueryEmbedder
 from query.http.app import app
 from query.http.auth import open_authenticator, require
-from query.mcp.transports import mount
 from query.service import Service, open_service
 from query.settings import QuerySettings
 
@@ -34,10 +33,11 @@ async def serving(
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
         service.warm()
         application = app(service, authenticator)
-        mount(application, service)
         host, port = query.serve.host, query.serve.port
         try:
-            address = await closing.enter_async_context(served(application, host, port))
+            address = await closing.enter_async_context(
+                served(application, host, port, unread_seconds=query.serve.body_seconds)
+            )
         except OSError as error:
             raise Misconfigured(
                 f"cannot serve on {host}:{port}: {error.strerror or error}"
@@ -52,8 +52,13 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with serving(settings, query) as (address, _):
+    async with serving(settings, query) as (address, service):
+        from query.evaluation import service as evaluation  # scipy takes its time: not before the address is there
+
+        evaluating = asyncio.create_task(evaluation.run(service), name="evaluation")
         on_ready(address)
         log.info("serving", address=address, development=query.serve.development)
         await stop.wait()
         log.info("stopping")
+        evaluating.cancel()
+        await asyncio.gather(evaluating, return_exceptions=True)
