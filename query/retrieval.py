@@ -33,7 +33,7 @@ from query.ranking import ranked, relevant
 from query.rerank.apply import rerank
 from query.rerank.choose import open_reranker
 from query.rerank.port import Reranker
-from query.settings import RerankSettings, RetrievalSettings
+from query.settings import QuerySettings, RerankSettings, RetrievalSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
 from query.vectors import Tuning
@@ -233,11 +233,11 @@ class Search:
 
 @asynccontextmanager
 async def open_search(
-    settings: Settings, query_embedder: QueryEmbedder | None, rerank: RerankSettings | None = None
+    settings: Settings, query_embedder: QueryEmbedder | None, query: QuerySettings | None = None
 ) -> AsyncIterator[Search]:
-    """A Search on connections of its own, closed at the end together with the embedder. Raises Retryable when Postgres
-    cannot be reached, Misconfigured."""
-    rerank = rerank or RerankSettings(url=None, onnx_path=None)
+    """A Search on connections of its own, closed at the end together with the embedder. query: None reranks nothing and
+    takes the defaults. Raises Retryable when Postgres cannot be reached, Misconfigured."""
+    rerank = query.rerank if query else RerankSettings(url=None, onnx_path=None)
     async with AsyncExitStack() as closing:
         if query_embedder is not None:
             closing.push_async_callback(query_embedder.aclose)
@@ -247,4 +247,7 @@ async def open_search(
         if reranker is not None:
             closing.push_async_callback(reranker.aclose)
         pool = await closing.enter_async_context(open_pool(settings.postgres))
-        yield Search(pool, es, query_embedder, reranker=reranker, rerank_pool=rerank.pool)
+        yield Search(
+            pool, es, query_embedder,
+            settings=query.retrieval if query else None, reranker=reranker, rerank_pool=rerank.pool,
+        )  # fmt: skip

@@ -104,7 +104,7 @@ async def _search(
     from query.retrieval import open_search
     from query.settings import load as load_query
 
-    async with open_search(settings, embedder, load_query().rerank) as library:
+    async with open_search(settings, embedder, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
         return caller, await library.search(query, caller, top=top, mode=mode, filters=filters)
 

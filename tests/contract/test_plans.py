@@ -12,6 +12,8 @@ from pipeline.audit import runs, wanted
 from pipeline.core.model import Generation
 from pipeline.ledger import announce, arrivals, documents, generations, letters, story, superseded, work
 from pipeline.stores.postgres import Connection, open_pool
+from query import access, cache
+from query.access import Caller
 from tests.space import Space
 
 MOST_ROWS = 2_000
@@ -87,6 +89,9 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
     ids = [id_ for (id_,) in await cursor.fetchall()]
     middle = sorted(ids)[50]
     active: Generation = await generations.active(ledger)
+    held = frozenset({"wiki/1"})
+    everything = await access.readable(ledger, Caller("acme", held))
+    taken = await cache.snapshot(ledger)
     hot: dict[str, Callable[[Any], Awaitable[Any]]] = {
         "the sweeper's look": lambda c: work.due(c, limit=500, again_in_seconds=60),
         "missed announcements": lambda c: announce.missed(c, after=0, limit=500),
@@ -104,6 +109,7 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
         "more dead letters": lambda c: letters.page(c, letters.Filter(), after="t:0:1000", limit=50),
         "why": lambda c: story.tell(c, ids[0]),
         "whether it arrived": lambda c: arrivals.arrivals(c, ids),
+        "a remembered answer's look": lambda c: cache.changed_since(c, taken, "g1", Caller("acme", held), everything),
     }
     most = {}
     for name, statement in hot.items():
