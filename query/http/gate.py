@@ -57,11 +57,14 @@ class _Exchange:
     status: int | None = None
     who: Who | None = None
     left: bool = False
+    shed: bool = False
 
     @property
     def outcome(self) -> str:
         if self.left or self.status is None:
             return "cancelled"
+        if self.shed:
+            return "shed"
         if self.status < 400:
             return "ok"
         of = {401: "unauthorized", 429: "limited", 500: "failed", 503: "unavailable", 504: "unavailable"}
@@ -118,6 +121,7 @@ class Gate:
             if not isinstance(error, Problem):
                 _log(error, scope)
             problem = problems.of(error)
+            exchange.shed = problem.kind == "busy"
             if exchange.status is not None:
                 exchange.status = problem.status  # half an answer is out: the server cuts it off
             else:

@@ -73,6 +73,7 @@ class KeyFile:
         return Who("key", entry.tenant, entry.principal, entry.tags, entry.klass, entry.operator, name)
 
     def _read(self) -> None:
+        before = self._error
         try:
             stat = self._path.stat()
             signature = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
@@ -87,7 +88,8 @@ class KeyFile:
         except ValueError as error:
             self._error = str(error)
         if self._entries is None:
-            log.error("keys_file_unreadable", path=str(self._path), error=self._error)
+            if self._error != before:  # a file that is gone is looked for at every request
+                log.error("keys_file_unreadable", path=str(self._path), error=self._error)
         else:
             log.info("keys_file_read", path=str(self._path), keys=len(self._entries))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -134,6 +136,7 @@ async def test_more_than_there_are_places_for_is_sent_away_and_the_rest_is_answe
         assert all(answer.headers["Retry-After"] == "1" for answer in shed)
         assert all(answer.json()["type"].endswith(":busy") for answer in shed)
         sample = service.metrics.registry.get_sample_value
+        assert sample("penstock_query_requests_total", {"route": "none", "outcome": "shed"}) == len(shed)
         assert sample("penstock_query_shed_total", {"reason": "busy"}) == len(shed)
         assert (await ask(0)).status_code == 200
         mine = await asyncio.gather(*(ask(99) for _ in range(6)))
@@ -181,3 +184,28 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
         assert "harbour" not in log
     finally:
         await asyncio.to_thread(stack.stop_query)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "says"),
+    [
+        ([], {}, "nobody could prove who asks"),
+        (["--host", "0.0.0.0"], {"PENSTOCK_SERVE_DEVELOPMENT": "true"}, "loopback only"),
+        ([], {"PENSTOCK_AUTH_JWKS_URL": "https://issuer.example/keys"}, "PENSTOCK_AUTH_ISSUER"),
+        ([], {"PENSTOCK_AUTH_KEYS_FILE": "/nowhere/keys.toml"}, "/nowhere/keys.toml"),
+    ],
+)
+async def test_a_service_that_would_believe_too_much_does_not_start(
+    library: Library, tmp_path: Path, arguments: list[str], env: dict[str, str], says: str
+) -> None:
+    library.write_home(tmp_path)
+    serving = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pipeline.cli.main", "serve", "--port", "0", *arguments,
+        env={**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, told = await serving.communicate()
+    assert serving.returncode == 1
+    *_, last = told.decode().splitlines()
+    assert last.startswith("error: ")
+    assert says in last
