@@ -166,6 +166,14 @@ def run(home: Path, root: Path) -> None:
         hits += right in [Path(h["external_id"]).stem for h in search(question, "staff")]
     console.print(f"  the expected document among the first three: {hits} of {len(QUESTIONS)}\n")
 
+    asked = penstock("ask", QUESTIONS[0][0], "--tag", "staff", show=f'ask "{QUESTIONS[0][0]}" --tag staff')
+    for citation in asked["citations"][:3]:
+        console.print(f"  [{citation['n']}] {escape(' '.join(citation['text'].split())[:80])}…")
+    must(bool(asked["citations"]), "no model is set: the passages that an answer would cite")
+
+    serving = penstock("status")["query"]
+    must(serving["ready"], f"the same for programs and in a browser, while it runs: {serving['url']}")
+
     again = penstock("ingest", str(root), "--acl", "staff", "--wait", show="ingest input/ --acl staff --wait   # again")
     must(again["embedded"] == 0 and again["published"] == 0, "nothing changed: nothing published, embedded or written")
 
