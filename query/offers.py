@@ -32,6 +32,8 @@ from query.verify import describe, verify
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
 
+_NAMES: Mapping[Ranker, str] = {"vector": "pgvector", "keyword": "Elasticsearch"}
+
 Embedding = asyncio.Future[Embedded]
 
 
@@ -81,6 +83,11 @@ class Offer:
     def look(self, passages: Mapping[UUID, Passage]) -> None:
         """Remember what may not be shown."""
         self.withheld |= {c.chunk_id for c in self.candidates if c.chunk_id not in passages}
+
+    def is_too_slow(self, name: str, seconds: float) -> None:
+        """In the words of any other slowness: how much was withheld is not told."""
+        self.error = Retryable(f"{name} did not answer within {seconds:g} s")
+        self.facts |= {"degraded": True, "reason": str(self.error)}
 
     def holds(self, depth: int, passages: Mapping[UUID, Passage]) -> bool:
         """More than ``depth`` of what was offered may be shown, or there is no more to offer than was asked for."""
@@ -147,7 +154,10 @@ class Stores:
             if not short:
                 return offers, passages
             if perf_counter() > give_up:
-                raise Retryable("search did not come to an end: the stores are far behind the ledger; try again")
+                for ranker in short:
+                    offers[ranker].is_too_slow(_NAMES[ranker], self.timeouts.ledger)
+                _require_one(offers)
+                return offers, passages
             first = False
 
     async def _vectors(
