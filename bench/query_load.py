@@ -21,20 +21,20 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import aiohttp
 import numpy as np
+import psutil
 import structlog
 from pgvector import HalfVector
 
 from bench.load_corpus import Corpus, WordVectors
+from bench.load_runs import SHARES, key, load, percentile, tag, told
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams
 from pipeline.ledger import work
@@ -49,26 +49,14 @@ from query.vectors import Asked, Tuning, choose, nearest
 from tests.library import Library, document
 
 TENANT = "acme"
-SHARES: Mapping[str, int] = {"0.1 %": 1_000, "1 %": 100, "10 %": 10, "100 %": 1}
-"""Access: one of so many documents may be read."""
 TEAMS = 200
 """Besides, each document belongs to one: so many access sets, as a company has, and not four."""
 CHUNKS_A_DOCUMENT, WORDS_A_CHUNK = 25, 100
-CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192)
-"""32 are worked on at once, 64 more may wait (ServeSettings): beyond 96 the service sends requests away."""
-NARROW_CONCURRENCY = (1, 8, 32)
-RECALL_QUESTIONS = 100
+RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
+"""The second for the graph alone, which under narrow access walks nearly all of itself."""
 DEPTH = 114
 """What a search asks the graph for (query/retrieval.py: candidates and spare ones)."""
 RESULTS = Path(__file__).parent / "results" / "query_load.json"
-
-
-def key(share: str) -> str:
-    return hashlib.sha256(f"load {share}".encode()).hexdigest()
-
-
-def tag(share: str) -> str:
-    return f"one-in-{SHARES[share]}"
 
 
 # The library
@@ -154,7 +142,7 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
         async with library.pool.connection() as connection:
             asked = Asked(library.generation, caller, await readable(connection, caller))
             of = {"limit": DEPTH, "tuning": tuning}
-            for _, question in zip(range(RECALL_QUESTIONS), corpus.questions(7), strict=False):
+            for n, question in zip(range(RECALL_QUESTIONS), corpus.questions(7), strict=False):
                 vector = vectors.vector(question)
 
                 async def ten(
@@ -172,7 +160,8 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
                 scans[used] += 1
                 of_all = max(1, len(exact))  # of a narrow access there may be fewer than ten
                 hits["chosen"].append(len(exact & chosen) / of_all)
-                hits["graph"].append(len(exact & (await ten("graph"))[0]) / of_all)
+                if n < GRAPH_QUESTIONS:
+                    hits["graph"].append(len(exact & (await ten("graph"))[0]) / of_all)
         found[share] = {
             "recall@10": round(float(np.mean(hits["chosen"])), 4),
             "worst": round(min(hits["chosen"]), 2),
@@ -184,91 +173,14 @@ async def recall(library: Library, corpus: Corpus, vectors: WordVectors) -> dict
     return found
 
 
-# Load
-
-
-@dataclass
-class Run:
-    share: str
-    concurrency: int
-    seconds: float = 0.0
-    answered: list[float] = field(default_factory=list)
-    """Seconds each took; those with status 200."""
-    shed: list[float] = field(default_factory=list)
-    """503."""
-    other: Counter[int] = field(default_factory=Counter)
-    degraded: int = 0
-    empty: int = 0
-    steps: dict[str, list[float]] = field(default_factory=dict)
-
-    def row(self) -> dict[str, Any]:
-        asked = len(self.answered) + len(self.shed) + self.other.total()
-        return {
-            "access": self.share, "concurrency": self.concurrency, "asked": asked,
-            "per_second": round(len(self.answered) / self.seconds, 1),
-            "p50_ms": percentile(self.answered, 50), "p95_ms": percentile(self.answered, 95),
-            "p99_ms": percentile(self.answered, 99), "shed": len(self.shed),
-            "shed_p99_ms": percentile(self.shed, 99), "degraded": self.degraded, "empty": self.empty,
-            "other": {str(status): count for status, count in self.other.items()},
-            "steps_p50_ms": {name: round(float(np.median(times)), 1) for name, times in self.steps.items()},
-        }  # fmt: skip
-
-
-def percentile(seconds: Sequence[float], q: float) -> float | None:
-    return round(1000 * float(np.percentile(seconds, q)), 1) if seconds else None
-
-
-async def press(session: aiohttp.ClientSession, run: Run, questions: Iterator[str], seconds: float) -> None:
-    """``concurrency`` clients, each with one request at a time. A client that is sent away comes back a tenth of a
-    second later (it is told a whole one: this is a rude crowd)."""
-    until = perf_counter() + seconds
-
-    async def client() -> None:
-        while perf_counter() < until:
-            start = perf_counter()
-            async with session.post(
-                "/v1/search", json={"query": next(questions)}, headers={"X-Api-Key": key(run.share)}
-            ) as answer:
-                told = await answer.json(content_type=None)
-                took = perf_counter() - start
-            if answer.status == 200:
-                run.answered.append(took)
-                run.degraded += bool(told["degraded"])
-                run.empty += not told["results"]
-                for step in told["steps"]:
-                    run.steps.setdefault(step["step"], []).append(step["took_ms"])
-            elif answer.status == 503:
-                run.shed.append(took)
-                await asyncio.sleep(0.1)
-            else:
-                run.other[answer.status] += 1
-
-    began = perf_counter()
-    await asyncio.gather(*(client() for _ in range(run.concurrency)))
-    run.seconds = perf_counter() - began
-
-
-async def load(address: str, corpus: Corpus, seconds: float) -> list[Run]:
-    questions = corpus.questions(11)
-    runs = []
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(address, connector=connector) as session:
-        await press(session, Run("100 %", 4), questions, 3)  # warm
-        for share in reversed(SHARES):
-            for concurrency in CONCURRENCY if SHARES[share] == 1 else NARROW_CONCURRENCY:
-                run = Run(share, concurrency)
-                await press(session, run, questions, seconds)
-                print(f"  {line(run.row())}", file=sys.stderr)
-                runs.append(run)
-    return runs
-
-
 # The service
 
 
 @asynccontextmanager
-async def served(library: Library, folder: Path, dimensions: int) -> AsyncIterator[str]:
-    """The service as a process of its own; yields its address."""
+async def served(
+    library: Library, folder: Path, dimensions: int, *, feedback: bool
+) -> AsyncIterator[tuple[str, psutil.Process]]:
+    """The service as a process of its own; yields its address and the process."""
     library.write_home(folder)
     keys = [
         f'["{tag(share)}"]\nsha256 = "{hashlib.sha256(key(share).encode()).hexdigest()}"\ntenant = "{TENANT}"\n'
@@ -280,6 +192,7 @@ async def served(library: Library, folder: Path, dimensions: int) -> AsyncIterat
         **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_SERVE_PORT": "0",
         "PENSTOCK_AUTH_KEYS_FILE": str(folder / "keys.toml"), "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "1000000000",
         "PENSTOCK_SERVE_CONCURRENT_PER_CALLER": "1000000", "PENSTOCK_QUERY_CACHED_QUERIES": "0",
+        "PENSTOCK_QUERY_FEEDBACK": str(feedback).lower(),
     }  # fmt: skip
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "bench.query_load", "--serve", "--dimensions", str(dimensions),
@@ -290,7 +203,7 @@ async def served(library: Library, folder: Path, dimensions: int) -> AsyncIterat
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()
         if not address:
             raise SystemExit("the service did not start: what it says stands above")
-        yield address
+        yield address, psutil.Process(process.pid)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -306,33 +219,6 @@ async def serve(dimensions: int) -> None:
         await asyncio.Event().wait()
 
 
-# What is told
-
-
-def line(row: Mapping[str, Any]) -> str:
-    def ms(name: str) -> str:
-        return f"{row[name]:7.1f}" if row[name] is not None else "      –"
-
-    return (
-        f"{row['access']:>6} {row['concurrency']:>11} {row['per_second']:>9} {ms('p50_ms')} {ms('p95_ms')}"
-        f" {ms('p99_ms')} {row['shed']:>6} {ms('shed_p99_ms')}"
-    )
-
-
-def told(report: Mapping[str, Any]) -> str:
-    lines = [
-        f"{'access':>6} {'concurrency':>11} {'answers/s':>9} {'p50':>7} {'p95':>7} {'p99':>7} {'shed':>6} {'p99':>7}"
-    ]
-    lines += [line(row) for row in report["load"]]
-    lines += ["", f"{'access':>6} {'recall@10':>9} {'worst':>6} {'graph alone':>11} {'p50':>7} {'exact':>7}  scans"]
-    for share, of in report["recall"].items():
-        lines.append(
-            f"{share:>6} {of['recall@10']:>9.3f} {of['worst']:>6.1f} {of['graph_recall@10']:>11.3f}"
-            f" {of['p50_ms']:>7.1f} {of['exact_p50_ms']:>7.1f}  {of['scans']}"
-        )
-    return "\n".join(lines)
-
-
 async def main(chunks: int, dimensions: int, seconds: float, written: Path) -> None:
     corpus = Corpus()
     vectors = WordVectors(dimensions, corpus)
@@ -345,9 +231,12 @@ async def main(chunks: int, dimensions: int, seconds: float, written: Path) -> N
             " (SELECT count(*) FROM access_sets)"
         )
         found = await recall(library, corpus, vectors)
-        with tempfile.TemporaryDirectory() as folder:
-            async with served(library, Path(folder), dimensions) as address:
-                runs = await load(address, corpus, seconds)
+        print(json.dumps(found, ensure_ascii=False), file=sys.stderr)
+        runs = []
+        for feedback in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                async with served(library, Path(folder), dimensions, feedback=feedback) as (address, service):
+                    runs += await load(address, service, corpus, seconds, feedback=feedback)
     report = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"), "chunks": rows, "documents": documents,
         "access_sets": sets, "dimensions": dimensions, "cpus": os.cpu_count(),
