@@ -104,9 +104,10 @@ async def test_stopping_stops_the_model_too(tabs: Tabs) -> None:
     await tab.open(ADDRESS)
     await tab.page.wait_for_selector("#answer .writing")
     await tab.page.click("#answer button:has-text('Stop')")
+    streams = tabs.site.service.metrics.registry
     assert "Stopped." in await tab.page.inner_text("#answer .notes")
     async with asyncio.timeout(10):
-        while tabs.site.service.metrics.streams._value.get() > 0:
+        while streams.get_sample_value("penstock_query_open_streams"):
             await asyncio.sleep(0.02)
 
 
