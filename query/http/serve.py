@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from importlib import import_module
 
 import structlog
 
@@ -53,12 +54,19 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with serving(settings, query) as (address, service):
-        from query.evaluation import service as evaluation  # scipy takes its time: not before the address is there
-
-        evaluating = asyncio.create_task(evaluation.run(service), name="evaluation")
         on_ready(address)
         log.info("serving", address=address, development=query.serve.development)
+        evaluating = asyncio.create_task(_evaluate(service), name="evaluation")
         await stop.wait()
         log.info("stopping")
         evaluating.cancel()
         await asyncio.gather(evaluating, return_exceptions=True)
+
+
+async def _evaluate(service: Service) -> None:
+    """The golden judgements, beside the questions. What goes wrong in it ends it, is said, and ends nothing else."""
+    evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # scipy takes seconds
+    try:
+        await evaluation.run(service)
+    except Exception as error:  # noqa: BLE001 # said here, for nobody waits for it
+        log.error("evaluation_failed", error=type(error).__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -326,6 +327,16 @@ async def test_a_body_is_capped_before_it_is_read(world: World) -> None:
         assert problem(await world.client.post("/v1/search", content=content, headers=raw)) == (413, "too-large")
     fits = b'{"query": "x"' + b" " * 900_000 + b"}"
     assert (await world.client.post("/v1/search", content=fits, headers=raw)).status_code == 200
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None:
+    async with service_over(world.library, serve={"body_seconds": 0.2}) as (client, service):
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{")
+        assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+        assert b"urn:penstock:problem:slow-request" in await reader.read()
+        writer.close()
+        assert service.metrics.registry.get_sample_value("penstock_query_in_work") == 0, "it never had a place"
 
 
 async def test_limits_of_a_caller_are_its_own(world: World) -> None:
