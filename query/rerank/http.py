@@ -51,32 +51,31 @@ class HttpReranker:
 
     async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
         asked = body(self._settings.flavour, self.model, query, texts)
-        host = self._url.host
         try:
             async with self._client.stream("POST", self._url, json=asked) as response:
                 if response.status_code != 200:
-                    raise _failure(host, response)
+                    raise _failure(response)
                 answer = bytearray()
                 async for piece in response.aiter_bytes():
                     answer += piece
                     if len(answer) > MOST_ANSWER_BYTES:
-                        raise Retryable(f"the rerank server {host} answers without end", service="rerank")
+                        raise Retryable("the rerank server answers without end", service="rerank")
         except httpx.TimeoutException as error:
             raise Retryable(
-                f"the rerank server {host} did not answer within {self._settings.timeout_seconds:g} s",
+                f"the rerank server did not answer within {self._settings.timeout_seconds:g} s",
                 service="rerank",
             ) from error
         except httpx.RequestError as error:
             raise Retryable(
-                f"the rerank server {host} cannot be reached ({type(error).__name__})", service="rerank"
+                f"the rerank server cannot be reached ({type(error).__name__})", service="rerank"
             ) from error
         return read(bytes(answer), texts=len(texts))
 
 
-def _failure(host: str, response: httpx.Response) -> PenstockError:
-    """By the status alone: a server's own words may quote the passages."""
+def _failure(response: httpx.Response) -> PenstockError:
+    """By the status alone: a server's own words may quote the passages, and whoever searches reads ours: no address."""
     status = response.status_code
-    said = f"the rerank server {host} answers {status}"
+    said = f"the rerank server answers {status}"
     wait = retry_after_seconds(response.headers, now=datetime.now(UTC))
     if status == 429:
         return Deferred(said, retry_after=wait, service="rerank")

@@ -18,6 +18,7 @@ from query.rerank.guarded import Outcome
 from query.rerank.port import Reranker
 from query.retrieval import Search
 from query.settings import RerankSettings
+from tests.contract.http_kit import as_, service_over
 from tests.fakes.rerank import FakeRerank
 from tests.library import Library, WordEmbedder, document
 
@@ -232,3 +233,30 @@ async def test_who_leaves_spoils_nothing_for_the_others(connect: Any, fake: Fake
         assert names(one)[0] == wanted
     while fake.stats.left < len(searches) / 2:
         await asyncio.sleep(0.005)
+
+
+# Over HTTP
+
+
+async def test_the_service_reranks_counts_it_and_names_no_address(library: Library, fake: FakeRerank) -> None:
+    await library.put(document("mine", "The lift stands still since the storm of May.", acl_tags=["user:ann"]))
+    rerank = RerankSettings(url=fake.url(), model=fake.model, timeout_seconds=2.0)
+    async with service_over(library, rerank=rerank) as (client, _):
+
+        async def search(**body: Any) -> dict[str, Any]:
+            answer = await client.post("/v1/search", json={"query": "lift storm"} | body, headers=as_("ann"))
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        found, plain = await search(), await search(rerank=False)
+        fake.faults.errors = 1
+        without = await search(query="the lift and the storm")
+        counted = (await client.get("/metrics")).text
+    assert found["results"][0]["rerank_score"] > 0
+    assert plain["results"][0]["rerank_score"] is None
+    assert without["results"][0]["rerank_score"] is None
+    assert without["degraded"] == ["the rerank server answers 503"]
+    assert "127.0.0.1" not in str(without)
+    for outcome in ("reranked", "unavailable"):
+        assert f'penstock_query_rerank_total{{outcome="{outcome}"}} 1.0' in counted
+    assert 'penstock_query_degraded_total{part="rerank"} 1.0' in counted
