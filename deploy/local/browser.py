@@ -39,7 +39,7 @@ def require() -> Path:
     found = find()
     if found is None:
         raise Misconfigured(
-            "no Chromium was found: `apt-get install chromium` (as root `make setup` does it),"
+            "no Chromium was found: `apt-get install chromium` (as root `make test` does it),"
             " or name one with PENSTOCK_CHROMIUM"
         )
     return found
