@@ -1,9 +1,10 @@
-"""How well the three modes rank, on the Cranfield collection: nDCG@10 and recall@50 of documents.
+"""What each part of hybrid retrieval adds, on judged collections: docs/evaluation.md has the table.
 
-    python -m bench.retrieval [FOLDER]
+    python -m bench.retrieval [FOLDER]...
 
-FOLDER holds cran.all.1400, cran.qry and cranqrel (default: ../shared/data/cranfield beside the project). Uses the
-running local stack (``penstock up``), in a database and index of its own.
+FOLDERs as `penstock eval` takes them (default: ../shared/data/cranfield beside the project, and the documentation that
+Python brings: bench/python_docs.py). Uses the running local stack (``penstock up``), in a place of its own. Each line
+is compared with the one before it, on the same queries.
 """
 
 from __future__ import annotations
@@ -11,84 +12,134 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import sys
-from collections.abc import Mapping, Sequence
-from math import log2
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from uuid import UUID
 
 import structlog
 
-from deploy.local.stack import Stack
+from bench.python_docs import write
 from pipeline.embedding.choose import embedder
-from pipeline.settings import EmbeddingSettings, dist, home
-from query.model import MODES
-from tests.library import Library, document
+from pipeline.embedding.port import Embedder
+from pipeline.settings import Settings, dist, load
+from query.embedder import QueryEmbedder
+from query.evaluation import place
+from query.evaluation.dataset import Dataset, read
+from query.evaluation.measures import Values, compare, interval, measure
+from query.evaluation.rank import rank
+from query.fusion import Fused, Ranking
+from query.model import Mode, Ranker
+from query.retrieval import Search, Timeouts
+from query.settings import RetrievalSettings
 
-DEFAULT = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
-Judgements = Mapping[str, Mapping[str, int]]
-"""Query → document → gain, 4 (complete answer) to 1 (of minimum interest)."""
-
-
-def records(path: Path) -> list[dict[str, str]]:
-    """``.I n`` begins a record, ``.X`` a field."""
-    found = []
-    for block in re.split(r"^\.I ", path.read_text(), flags=re.MULTILINE)[1:]:
-        number, *fields = re.split(r"^\.([A-Z])\n", block, flags=re.MULTILINE)
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        found.append({"I": number.strip(), **{name: " ".join(text.split()) for name, text in pairs}})
-    return found
+CRANFIELD = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
+RRF_K = 60
+PATIENT = Timeouts(60.0, 60.0, 60.0)
 
 
-def judgements(path: Path) -> Judgements:
-    judged: dict[str, dict[str, int]] = {}
-    for line in path.read_text().splitlines():
-        query, doc, grade = line.split()
-        if int(grade) > 0:
-            judged.setdefault(query, {})[doc] = 5 - int(grade)
-    return judged
+def reciprocal_ranks(rankings: Mapping[Ranker, Ranking]) -> list[Fused]:
+    """Cormack, Clarke and Büttcher (2009): Σ 1 / (60 + rank)."""
+    ranks: dict[UUID, dict[Ranker, int]] = {}
+    for ranker, ranking in rankings.items():
+        for position, chunk_id in enumerate(ranking.ids, start=1):
+            ranks.setdefault(chunk_id, {})[ranker] = position
+    fused = [Fused(id_, sum(1 / (RRF_K + r) for r in of.values()), of) for id_, of in ranks.items()]
+    return sorted(fused, key=lambda f: (-f.score, min(f.ranks.values()), f.chunk_id))
 
 
-def ndcg(ranked: Sequence[str], gains: Mapping[str, int], depth: int = 10) -> float:
-    def discounted(values: Sequence[int]) -> float:
-        return sum(gain / log2(rank + 1) for rank, gain in enumerate(values[:depth], start=1))
-
-    return discounted([gains.get(d, 0) for d in ranked]) / discounted(sorted(gains.values(), reverse=True))
+def plain(words: str, _: object = None) -> dict[str, Any]:
+    return {"must": {"match": {"text": words}}}
 
 
-def recall(ranked: Sequence[str], gains: Mapping[str, int], depth: int = 50) -> float:
-    return sum(d in gains for d in ranked[:depth]) / len(gains)
+def no_words(*_: object) -> dict[str, float]:
+    return {}
 
 
-async def measure(library: Library, folder: Path) -> dict[str, dict[str, float]]:
-    caller = await library.caller("acme", "staff")
-    judged = judgements(folder / "cranqrel")
-    scores: dict[str, dict[str, float]] = {mode: {"nDCG@10": 0.0, "recall@50": 0.0} for mode in MODES}
-    for number, query in enumerate(records(folder / "cran.qry"), start=1):
-        gains = judged[str(number)]
-        for mode in MODES:
-            found = await library.search.search(query["W"], caller, top=100, mode=mode)
-            ranked = list(dict.fromkeys(r.passage.external_id for r in found.results))
-            scores[mode]["nDCG@10"] += ndcg(ranked, gains)
-            scores[mode]["recall@50"] += recall(ranked, gains)
-    return {mode: {name: round(s / len(judged), 4) for name, s in of.items()} for mode, of in scores.items()}
+@dataclass(frozen=True, slots=True)
+class Variant:
+    name: str
+    mode: Mode = "hybrid"
+    feedback: bool = False
+    instead: tuple[tuple[str, Callable[..., object]], ...] = ()
+    """Functions of the service, by name, and what stands in for each."""
 
 
-async def main(folder: Path) -> None:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    model = embedder(EmbeddingSettings(), dist() / "models")
+TEXT_ONLY = ("query.keywords.clauses", plain)
+RRF = ("query.ranking.fuse", reciprocal_ranks)
+NO_WORDS = ("query.expansion.typical", no_words)
+VARIANTS = (
+    Variant("vector alone", "vector"),
+    Variant("keyword alone, text only", "keyword", instead=(TEXT_ONLY,)),
+    Variant("keyword alone", "keyword"),
+    Variant("hybrid: reciprocal ranks, text only", instead=(TEXT_ONLY, RRF)),
+    Variant("+ title, headings, nearness", instead=(RRF,)),
+    Variant("+ standardised scores instead of ranks"),
+    Variant("+ second look: the vector moves", feedback=True, instead=(NO_WORDS,)),
+    Variant("+ second look: typical words (all of it)", feedback=True),
+)
+
+
+async def run(settings: Settings, model: Embedder, dataset: Dataset) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    before: Values | None = None
+    async with place.opened(settings, model, dataset) as here:
+        await here.load(dataset.documents)
+        for variant in VARIANTS:
+            search = Search(
+                here.pool, here.es, QueryEmbedder(lambda: model, embed_seconds=60), timeouts=PATIENT,
+                settings=RetrievalSettings(feedback=variant.feedback, cached_queries=0),
+            )  # fmt: skip
+            caller = await search.identify(place.TENANT, tags=[place.TAG])
+            with ExitStack() as patches:
+                for name, function in variant.instead:
+                    patches.enter_context(patch(name, function))
+                found, degraded = await rank(search, caller, dataset, [variant.mode])
+            assert not degraded, degraded
+            values = measure(found[variant.mode], dataset.judgements)
+            lines.append(_line(dataset, variant, values, before))
+            sys.stderr.write(f"{dataset.name}: {variant.name}\n")
+            before = values
+    return lines
+
+
+def _line(dataset: Dataset, variant: Variant, values: Values, before: Values | None) -> dict[str, Any]:
+    line: dict[str, Any] = {"variant": variant.name}
+    for name in ("nDCG@5", "nDCG@10", "recall@50"):
+        one = interval(values[name])
+        line[name] = [round(one.mean, 4), round(one.low, 4), round(one.high, 4)]
+        if before is not None and name != "nDCG@5":
+            difference = compare(values[name], before[name])
+            line[f"{name} over the line before"] = [
+                round(difference.difference.mean, 4), round(difference.p_randomisation, 4)
+            ]  # fmt: skip
+    for kind in dict.fromkeys(dataset.slices.values()):
+        of = [n for n, query in enumerate(dataset.queries) if dataset.slices.get(query) == kind]
+        line[f"nDCG@5 {kind}"] = round(float(values["nDCG@5"][of].mean()), 4)
+    return line
+
+
+async def main(folders: list[Path]) -> None:
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    settings, model = load(), embedder(load().embedding, dist() / "models")
     try:
-        async with Library.create(Stack(home()), model) as library:
-            documents = [
-                document(r["I"], r["W"], title=r["T"], author=r["A"], media_type="text/plain")
-                for r in records(folder / "cran.all.1400")
-                if r["W"]
-            ]
-            await library.put(*documents)
-            print(json.dumps({"documents": len(documents), "runs": await measure(library, folder)}))
+        with tempfile.TemporaryDirectory() as made:
+            if not folders:
+                write(Path(made) / "python_docs")
+                folders = [CRANFIELD, Path(made) / "python_docs"]
+            results = {folder.name: await run(settings, model, read(folder)) for folder in folders}
+            json.dump(results, sys.stdout, indent=1)
     finally:
         await model.aclose()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT))
+    asyncio.run(main([Path(argument) for argument in sys.argv[1:]]))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -14,6 +16,8 @@ from pipeline.cli.output import Json, print_json, progress_bars, stdout
 
 if TYPE_CHECKING:
     from query.evaluation.dataset import Dataset
+    from query.evaluation.measures import Rankings
+    from query.model import Mode
 
 TIMEOUT_SECONDS = 60.0
 """Of each store: a search that leaves a half out because the machine is busy would spoil the numbers."""
@@ -32,6 +36,13 @@ def evaluate(
     tags: Annotated[
         list[str] | None, typer.Option("--tag", metavar="TAG", help="With --no-load: a tag that the asker holds.")
     ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Keep each query's values here, for a later --against.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", exists=True, dir_okay=False, help="Compare with a run of other settings, by --save."),
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Measure keyword, vector and hybrid search: nDCG@5 and @10, recall@50, MRR, with 95 % intervals and paired tests.
@@ -42,17 +53,26 @@ def evaluate(
 
     Example: penstock eval ../shared/data/cranfield --json
     """
+    from pipeline.telemetry import configure_logging
     from query.evaluation.dataset import BadDataset, read
+    from query.evaluation.report import report, values_of
 
+    configure_logging(level=logging.WARNING)
     if load and (principals or tags):
         typer.echo("error: --as and --tag say who asks of documents that are there: add --no-load", err=True)
         raise typer.Exit(2)
     try:
         collection = read(dataset)
+        before = _saved(against) if against else None
     except BadDataset as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    found = asyncio.run(_evaluate(collection, load, tenant, principals or [], tags or [], quiet=json_output))
+    rankings, degraded = asyncio.run(
+        _evaluate(collection, load, tenant, principals or [], tags or [], quiet=json_output)
+    )
+    found = report(collection, rankings, degraded, before)
+    if save:
+        save.write_text(json.dumps(values_of(collection, rankings)), "utf-8")
     if json_output:
         print_json(found)
     else:
@@ -65,7 +85,7 @@ def evaluate(
 
 async def _evaluate(
     dataset: Dataset, load: bool, tenant: str, principals: Sequence[str], tags: Sequence[str], *, quiet: bool
-) -> dict[str, Any]:
+) -> tuple[dict[Mode, Rankings], dict[str, int]]:
     from pipeline.cli.readers import local_user
     from pipeline.embedding.choose import embedder
     from pipeline.settings import dist
@@ -75,7 +95,6 @@ async def _evaluate(
     from query.embedder import QueryEmbedder
     from query.evaluation import place
     from query.evaluation.rank import rank
-    from query.evaluation.report import report
     from query.model import MODES
     from query.retrieval import Search, Timeouts
     from query.settings import load as query_settings_now
@@ -102,8 +121,20 @@ async def _evaluate(
         search = Search(pool, es, asking, timeouts=patient, settings=query.retrieval)
         caller = await search.identify(tenant, principals=principals, tags=tags)
         bar = bars.add_task("asking", total=len(dataset.queries) * len(MODES))
-        rankings, degraded = await rank(search, caller, dataset, MODES, done=lambda: bars.advance(bar))
-        return report(dataset, rankings, degraded)
+        return await rank(search, caller, dataset, MODES, done=lambda: bars.advance(bar))
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """Raises BadDataset."""
+    from query.evaluation.dataset import BadDataset
+
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        if all(isinstance(of[name], dict) for of in saved.values() for name in of):
+            return dict(saved)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BadDataset(f"{path} was not written by --save") from error
+    raise BadDataset(f"{path} was not written by --save")
 
 
 def _show(found: dict[str, Any]) -> None:

@@ -16,6 +16,7 @@ from pipeline.cli.audit import audit
 from pipeline.cli.connector import connector
 from pipeline.cli.dead import dead
 from pipeline.cli.eval import evaluate
+from pipeline.cli.golden import golden
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.mcp import mcp
 from pipeline.cli.rebuild import rebuild
@@ -72,6 +73,7 @@ for command in (up, down, status, serve, mcp, ingest, watch, search, ask, why, r
 app.command("eval")(evaluate)
 app.add_typer(dead)
 app.add_typer(connector)
+app.add_typer(golden)
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """How good an answer is, by a judging model: the published definitions, on any OpenAI-compatible server.
 
 Es et al., "RAGAS: Automated Evaluation of Retrieval Augmented Generation" (2023), and the definitions of context
-precision and recall that its library documents. Their library is not used: docs/adr/0019-evaluation.md.
+precision and recall that its library documents. Their library is not used: docs/adr/0022-evaluation.md.
 """
 
 from __future__ import annotations

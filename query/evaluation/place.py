@@ -1,7 +1,7 @@
 """A place of its own for a collection: a database and an index on the running servers, filled by the real stages.
 
 Not a tenant beside the company's: BM25's word statistics are the whole index's, so a collection there would move the
-company's scores, and the company's documents the collection's numbers (docs/adr/0019-evaluation.md). Kafka is not
+company's scores, and the company's documents the collection's numbers (docs/adr/0022-evaluation.md). Kafka is not
 involved: the stages are called with the events that a connector would publish.
 """
 

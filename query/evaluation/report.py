@@ -13,12 +13,30 @@ from query.evaluation.rank import by_slice
 from query.model import Mode
 
 TESTED = "nDCG@10"
+COMPARED = (TESTED, "recall@50")
 """What configurations are compared by."""
 
 
-def report(dataset: Dataset, found: Mapping[Mode, Rankings], degraded: Mapping[str, int]) -> dict[str, Any]:
+Saved = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Mode → measure → query → value: what a later run, of another configuration, is compared with."""
+
+
+def values_of(dataset: Dataset, found: Mapping[Mode, Rankings]) -> Saved:
+    return {
+        mode: {
+            name: {query: round(float(value), 6) for query, value in zip(dataset.queries, of, strict=True)}
+            for name, of in measure(rankings, dataset.judgements).items()
+        }
+        for mode, rankings in found.items()
+    }
+
+
+def report(
+    dataset: Dataset, found: Mapping[Mode, Rankings], degraded: Mapping[str, int], against: Saved | None = None
+) -> dict[str, Any]:
     """``runs``: each measure's mean, its 95 % interval under ``intervals``; ``slices``: nDCG@10 by the queries' kind;
-    ``comparisons``: hybrid against each half; ``degraded``: how often something was left out, by its reason."""
+    ``comparisons``: hybrid against each half, and each mode against the run that was saved before, on the queries that
+    both have; ``degraded``: how often something was left out, by its reason."""
     values = {mode: measure(rankings, dataset.judgements) for mode, rankings in found.items()}
     return {
         "dataset": dataset.name,
@@ -30,7 +48,8 @@ def report(dataset: Dataset, found: Mapping[Mode, Rankings], degraded: Mapping[s
             f"hybrid over {mode}": _comparison(values["hybrid"], of)
             for mode, of in values.items()
             if mode != "hybrid" and "hybrid" in values
-        },
+        }
+        | _against(dataset, values, against or {}),
         "degraded": dict(degraded),
     }
 
@@ -60,9 +79,23 @@ def _slices(dataset: Dataset, values: Mapping[Mode, Values]) -> dict[str, Any]:
     }
 
 
+def _against(dataset: Dataset, values: Mapping[Mode, Values], saved: Saved) -> dict[str, Any]:
+    compared = {}
+    for mode, of in values.items():
+        before = saved.get(mode, {})
+        known = before.get(TESTED, {})
+        both = [(n, query) for n, query in enumerate(dataset.queries) if query in known]
+        if both and all(query in before.get(name, {}) for name in COMPARED for _, query in both):
+            positions = [n for n, _ in both]
+            compared[f"{mode} over the saved {mode}"] = _comparison(
+                {name: of[name][positions] for name in COMPARED},
+                {name: np.array([before[name][query] for _, query in both]) for name in COMPARED},
+            )
+    return compared
+
+
 def _comparison(one: Values, other: Values) -> dict[str, Any]:
-    """Of TESTED, and of recall@50."""
-    compared = {name: compare(one[name], other[name]) for name in (TESTED, "recall@50")}
+    compared = {name: compare(one[name], other[name]) for name in COMPARED}
     return {
         name: {
             "difference": round(c.difference.mean, 4),

@@ -163,14 +163,24 @@ async def evaluate_forever(
 
 async def run(service: Service) -> None:
     """``evaluate_forever`` for a running query service, until cancelled. The judge is the answering model's server."""
+    async with _of(service) as evaluation:
+        await evaluate_forever(evaluation)
+
+
+async def once(service: Service) -> Means | None:
+    """One run, now. None: there are no judgements. Raises PenstockError."""
+    async with _of(service) as evaluation:
+        return await evaluation.run()
+
+
+@asynccontextmanager
+async def _of(service: Service) -> AsyncIterator[Evaluation]:
     chat = OpenAIChat.by_settings(service.query.chat)
     settings = service.query.evaluation
     try:
-        await evaluate_forever(
-            Evaluation(
-                service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
-                service.answers, chat, service.embedder,
-            )
+        yield Evaluation(
+            service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
+            service.answers, chat, service.embedder,
         )  # fmt: skip
     finally:
         if chat is not None:

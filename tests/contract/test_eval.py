@@ -14,10 +14,14 @@ from pathlib import Path
 import psycopg
 import pytest
 import pytest_asyncio
+from click.testing import Result
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
 from deploy.local.stack import Stack
+from pipeline.cli.main import app
 from pipeline.core.errors import Retryable
+from query import retrieval
 from query.answers.chat import OpenAIChat
 from query.embedder import QueryEmbedder
 from query.evaluation import golden as judgements
@@ -29,9 +33,9 @@ from query.evaluation.metrics import EvalMetrics
 from query.evaluation.rank import rank
 from query.evaluation.report import report
 from query.evaluation.service import Evaluation, newest, run_if_due
-from query.model import MODES
+from query.model import MODES, Found
 from query.retrieval import Search
-from query.settings import ChatSettings, EvalSettings
+from query.settings import ChatSettings, EvalSettings, RetrievalSettings
 from tests.fakes.chat import FakeChat
 from tests.library import Library, WordEmbedder, deletion, document
 
@@ -106,7 +110,11 @@ async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> 
     (tmp_path / "qrels" / "test.tsv").write_text(
         "query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t{g}\n" for q, of in RIGHT.items() for d, g in of.items())
     )
-    done = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path), "--json")
+    saved = tmp_path / "saved.json"
+    saved.write_text(json.dumps({"keyword": {name: dict.fromkeys(ASKED, 0.0) for name in ("nDCG@10", "recall@50")}}))
+    done = await asyncio.to_thread(
+        _penstock, stack.home, "eval", str(tmp_path), "--against", str(saved), "--save", str(saved), "--json"
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
     assert found["queries"] == 3
@@ -114,6 +122,8 @@ async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> 
         MODES, True
     )
     assert found["runs"]["hybrid"]["nDCG@10"] > 0.9
+    assert found["comparisons"]["keyword over the saved keyword"]["recall@50"]["difference"] > 0.8
+    assert json.loads(saved.read_text())["hybrid"]["recall@50"] == dict.fromkeys(ASKED, 1.0)
     wrong = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path / "qrels"))
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.startswith("error: ")
@@ -125,6 +135,75 @@ def _penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "pipeline.cli.main", *arguments],
         env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
+
+
+async def test_judgements_are_added_exported_taken_in_and_measured_by_command(library: Library, tmp_path: Path) -> None:
+    await kept(library)
+    library.write_home(tmp_path)
+
+    async def golden(*arguments: str) -> Result:
+        """In this process, in a thread: each command has an event loop of its own."""
+        return await asyncio.to_thread(
+            CliRunner().invoke, app, ["golden", *arguments], env={"PENSTOCK_HOME": str(tmp_path)}
+        )
+
+    asks = ["which moon is the largest", "--tenant", "acme", "--tag", "staff"]
+    added = await golden("add", *asks, "--document", "wiki/saturn", "--anchor", "Titan is the")
+    assert added.exit_code == 0, added.output
+    assert (await golden("add", *asks, "--document", "wiki/mars")).stdout.startswith("2 judged")
+    exported = (await golden("export")).stdout
+    [one] = judgements.read(exported.splitlines())
+    assert {j.external_id: j.anchor for j in one.judged} == {"saturn": "Titan is the", "mars": ""}
+    (tmp_path / "golden.jsonl").write_text(exported)
+    assert (await golden("remove", asks[0], "--tenant", "acme")).exit_code == 0
+    assert (await golden("remove", asks[0], "--tenant", "acme")).exit_code == 1
+    assert (await golden("import", str(tmp_path / "golden.jsonl"))).exit_code == 0
+    assert (await golden("export")).stdout == exported
+    wrong = await golden("add", "q", "--document", "wiki")
+    assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1)
+
+
+# The second look
+
+
+def by_keyword(found: Found) -> set[str]:
+    return {result.passage.external_id for result in found.results if "keyword" in result.ranks}
+
+
+async def test_the_second_look_asks_for_words_that_the_question_does_not_have(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    model = QueryEmbedder(WordEmbedder)
+    once = Search(library.pool, library.es, model, settings=RetrievalSettings(feedback=False))
+    assert by_keyword(await once.search("Phobos", caller)) == {"mars"}
+    assert {"mars", "saturn"} <= by_keyword(await library.search.search("Phobos", caller)), "both speak of moons"
+
+
+async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await library.caller("acme", "staff")
+    monkeypatch.setattr(retrieval, "SECOND_LOOK", 0)
+    found = await library.search.search("Deimos", caller)
+    assert by_keyword(found) == {"mars"}
+    assert found.degraded == ("the second look did not answer within 0 s",)
+
+
+async def test_nobody_learns_from_passages_that_only_others_read(library: Library) -> None:
+    staff = await library.caller("acme", "staff")
+    forgetful = Search(
+        library.pool, library.es, QueryEmbedder(WordEmbedder), settings=RetrievalSettings(cached_queries=0)
+    )
+    before = await forgetful.search("Phobos merger", staff)
+    secret = "Phobos and Deimos: the merger with the rings of ice and the thick clouds is called off. " * 3
+    await library.put(document("board", secret, acl_tags=["board"]))
+    after = await forgetful.search("Phobos merger", staff)
+    assert (external_ids(after), by_keyword(after)) == (external_ids(before), by_keyword(before))
+    assert external_ids(await forgetful.search("Phobos merger", await library.caller("acme", "board"))) == ["board"]
+    await library.put(deletion(document("board", secret)))
+
+
+def external_ids(found: Found) -> list[str]:
+    return [result.passage.external_id for result in found.results]
 
 
 # Golden judgements
