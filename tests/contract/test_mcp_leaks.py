@@ -15,7 +15,7 @@ from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from query.service import Service
 from tests.contract.http_kit import service_over, write_keys
-from tests.contract.mcp_kit import Bearer, call, connected, refused
+from tests.contract.mcp_kit import WAY_IN, Bearer, call, connected, refused
 from tests.fakes.issuer import Issuer, Key, bearer, issuing
 from tests.leak_paths import Paths
 from tests.leaks import COMMON, Asker, DocumentKey, Living, Model, World, may_read
@@ -24,7 +24,6 @@ from tests.library import access, deletion, document
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 WORLDS = 2
-WAY_IN = {"Accept": "application/json, text/event-stream"}
 
 
 @dataclass
