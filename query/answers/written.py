@@ -3,7 +3,7 @@
 An answer may be rendered as Markdown by whoever shows it. A document that got the model to write an image would make
 the reader's browser send what the image's address says, without a click; a link would send it with one. So images and
 markup that loads or acts are taken out, links stay only to the sources of the passages, and addresses that no passage
-has are taken out too. Citations are brought into one form, and those of passages that do not exist are taken out.
+has are taken out too (``<`` before an element becomes ``‹``, so that its words can still be read). Citations are brought into one form, and those of passages that do not exist are taken out.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from query.answers.model import Numbered
 _SPAN = r"(?:[^()]|\([^()]{0,500}\)){0,4000}"
 _NUMBERS = r"\d{1,4}(?:[ \t]*[,;\u2013-][ \t]*\d{1,4}){0,20}"
 _URL = r"(?:(?:https?|ftp)://|www\.)[^\s<>\"'`]{0,4000}"
-_ELEMENTS = (
-    "img|image|picture|source|script|style|iframe|frame|object|embed|link|meta|base|form|input|button|textarea|video"
-    "|audio|track|svg|math|area|map|body|html|template|applet|a"
+_SWALLOWING = (
+    "script|style|textarea|title|template|xmp|plaintext|noscript|noembed|noframes|iframe|object|svg|math|select"
 )
+"""Elements that need no attribute to act, or to swallow what follows."""
+_ATTRIBUTES = 300
+"""Characters behind an element's name within which an attribute must get its value; without an end by then, it has."""
 _CONSTRUCT = regex.compile(
     r"(?P<image>!(?=\[))"
     r"|(?P<definition>(?<![^\n])[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){1,500}\]:)"
@@ -32,7 +34,8 @@ _CONSTRUCT = regex.compile(
     r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000})>)"
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
     r"|(?P<comment><!--)"
-    r"|(?P<element><(?P<name>/?(?:" + _ELEMENTS + r"))(?=[\s/>])[^<>]{0,4000}>)"
+    r"|(?P<element><(?=/?(?:(?:" + _SWALLOWING + r")[\s/>]"
+    rf"|[a-z][^\s/>]*+[\s/][^>=]{{0,{_ATTRIBUTES}}}+(?:=|[^>]))))"
     r"|(?P<url>" + _URL + r")"
     r"|(?P<ticks>`{1,20})",
     regex.IGNORECASE | regex.DOTALL,
@@ -54,7 +57,8 @@ _PENDING = regex.compile(
     + _NUMBERS
     + r"(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
     r"|\](?:\((?:[^()]|\([^()]{0,500}\)){0,4000}(?:\([^()]{0,500})?)?"
-    r"|<[^<>]{0,4000}"
+    rf"|</?(?:[a-z][^\s/>]*+(?:[\s/][^>=]{{0,{_ATTRIBUTES}}})?)?|<!-?"
+    r"|<[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000}"
     r"|<think>(?:(?!</think>).){0,200000}|<think>.{0,200000}?</think>\s*"
     r"|(?:" + _prefixes("https://", "http://", "ftp://", "www.") + r"|" + _URL + r")"
     r"|`{1,19})\Z",
@@ -137,8 +141,8 @@ class Writing:
             return "] "
         if groups["definition"]:
             return f"{whole[:-1]} :"
-        self.found.removed += 1 if not groups["element"] or "=" in whole else 0
-        return {"image": "", "link": "]"}.get(_kind(groups), f"\u2039{groups['name']}\u203a")
+        self.found.removed += 1
+        return {"image": "", "link": "]"}.get(_kind(groups), "\u2039")
 
     def _tick(self, ticks: str) -> None:
         if not self._code:
