@@ -43,6 +43,14 @@ def material(*results: Result, **fields: Any) -> Material:
     return Material(**{"mode": "hybrid", "passages": list(results), "whole": False, "steps": (), **fields})
 
 
+PUMPS = material(
+    result("The reactor is cooled by two pumps. Each pump moves 400 litres a minute. Lunch is at noon.", "Cooling"),
+    result("Pumps of the reactor are serviced every six months by the night shift.", "Service"),
+    result("The canteen serves soup on Mondays.", "Canteen"),
+)
+QUESTION = "How is the reactor cooled by its pumps?"
+
+
 class ByHand:
     """Stands where Modes stands, with material that a test has made."""
 
@@ -85,3 +93,7 @@ def done(happened: Sequence[Event]) -> Answer:
     last = happened[-1]
     assert isinstance(last, Done), last
     return last.answer
+
+
+def metric(metrics: QueryMetrics, name: str, **labels: str) -> float:
+    return metrics.registry.get_sample_value(name, labels) or 0.0

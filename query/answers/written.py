@@ -3,8 +3,8 @@
 An answer may be rendered as Markdown by whoever shows it. A document that got the model to write an image would make
 the reader's browser send what the image's address says, without a click; a link would send it with one. So images and
 markup that loads or acts are taken out, links stay only to the sources of the passages, and addresses that no passage
-has are taken out too. (Of markup the words stay: ``<`` becomes ``‹``.) Citations are brought into one form, and those of
-passages that do not exist are taken out.
+has are taken out too. (Of markup the words stay: ``<`` becomes ``‹``.) Citations are brought into one form, and those
+of passages that do not exist are taken out.
 """
 
 from __future__ import annotations

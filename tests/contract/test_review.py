@@ -1,19 +1,13 @@
-"""Answers on the real stores, the queue that doubtful ones wait in, feedback, and the command."""
+"""Answers on the real stores, the queue that doubtful ones wait in, and feedback."""
 
 from __future__ import annotations
 
-import asyncio
-import getpass
 import json
-import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -253,65 +247,3 @@ async def test_feedback_that_cannot_be_stored(library: Library, tenant: str, fee
 async def test_the_list_is_bounded(library: Library, tenant: str) -> None:
     with pytest.raises(BadQuery):
         await waiting(library, await library.caller(tenant), limit=0)
-
-
-# The command
-
-
-def penstock(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home), **environment}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-
-
-async def test_the_command_answers_people_and_programs(library: Library, tenant: str, tmp_path: Path) -> None:
-    mine = [f"user:{getpass.getuser()}"]
-    await library.put(
-        document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=mine),
-        document("ann.md", "The reactor pumps are red.", tenant=tenant, acl_tags=["user:ann"]),
-    )
-    library.write_home(tmp_path)
-    where = ("--tenant", tenant, "--mode", "keyword")
-    quoted = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--json")
-    assert quoted.returncode == 0, quoted.stderr
-    plain = json.loads(quoted.stdout)
-    assert plain["answer"] == "> The reactor is cooled by two pumps. [1]"
-    assert (plain["grounded"], plain["model"]) == (True, None)
-    assert set(plain["citations"][0]) >= {"n", "chunk_id", "text", "source_url"}
-    assert UUID(plain["answer_id"])
-
-    async with FakeChat() as fake:
-        model = {"PENSTOCK_CHAT_BASE_URL": fake.url, "PENSTOCK_CHAT_MODEL": fake.model}
-        ann = ("--as", "ann", "--tenant", tenant, "--document", "ann.md")
-        people = await asyncio.to_thread(lambda: penstock(tmp_path, "ask", QUESTION, *ann, **model))
-        assert people.returncode == 0, people.stderr
-        assert people.stdout.startswith("The reactor pumps are red. [1]\n")
-        assert "[1] ann.md" in people.stdout
-        assert "focused, copyist" in people.stdout
-        assert "\x1b" not in people.stdout
-        fake.faults.errors = 1
-        failing = await asyncio.to_thread(lambda: penstock(tmp_path, "ask", QUESTION, *where, **model))
-    assert failing.returncode == 0, failing.stderr
-    assert "> The reactor is cooled by two pumps. [1]" in failing.stdout
-    assert "note: the answering model failed" in failing.stdout
-    missing = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--document", "no-such.md")
-    assert (missing.returncode, missing.stdout) == (2, "")
-    assert "no-such.md" in missing.stderr
-
-
-@pytest.mark.parametrize("arguments", [["ask", ""], ["ask", "x", "--mode", "bm25"]])
-async def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: list[str]) -> None:
-    refused = penstock(tmp_path, *arguments)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "Traceback" not in refused.stderr
-
-
-async def test_the_command_says_that_the_database_is_away(tmp_path: Path) -> None:
-    (tmp_path / "endpoints.json").write_text(
-        json.dumps({"postgres": {"dsn": "postgresql://postgres@127.0.0.1:1/penstock"}})
-    )
-    away = penstock(tmp_path, "ask", "x", "--mode", "keyword")
-    assert (away.returncode, away.stdout) == (1, "")
-    assert len(away.stderr.splitlines()) == 1
-    assert away.stderr.startswith("error: ")
