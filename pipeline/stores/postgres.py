@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,12 +40,24 @@ Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
 
+_GIVING: set[asyncio.Future[None]] = set()
+
+
 class _Pool(AsyncConnectionPool[Connection]):
     """When one connection comes back dead, those that lie idle are replaced too: after a cut all are dead, and each
     would cost a breaker's trial its turn (minutes, as the trials come later and later; psycopg's own check before
-    giving one out waits as long, 1 + 2 + 4 … seconds for each dead one)."""
+    giving one out waits as long, 1 + 2 + 4 … seconds for each dead one).
+
+    Whoever is cancelled while giving a connection back has given it back all the same: psycopg's own way out of a
+    cancelled return loses the connection, and the pool counts it for ever."""
 
     async def putconn(self, conn: Connection) -> None:
+        giving = asyncio.ensure_future(self._give_back(conn))
+        _GIVING.add(giving)  # the loop itself holds tasks weakly
+        giving.add_done_callback(_GIVING.discard)
+        await asyncio.shield(giving)
+
+    async def _give_back(self, conn: Connection) -> None:
         dead = conn.closed
         await super().putconn(conn)
         if dead and not self.closed:

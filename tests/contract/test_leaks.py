@@ -186,7 +186,7 @@ async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, seed: in
 async def test_the_forced_walk_goes_through_the_graph(paths: Paths) -> None:
     """Else the test above would not ask the path it names."""
     library = paths.library
-    async with paths.walking._pool.connection() as connection:
+    async with paths.walking._stores._pool.connection() as connection:
         cursor = await connection.execute(
             f"EXPLAIN SELECT id FROM {library.generation.chunk_table} WHERE access_id = ANY('{{1}}')"
             " ORDER BY embedding <=> %s::vector::halfvec LIMIT 10",

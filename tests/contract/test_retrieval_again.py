@@ -275,3 +275,25 @@ async def test_no_connection_is_held_while_a_model_or_elasticsearch_is_waited_fo
     assert stats["pool_available"] == stats["pool_size"]
     go_on.set()
     assert (await task).degraded == ()
+
+
+async def test_who_is_cancelled_while_giving_a_connection_back_has_given_it_back(library: Library) -> None:
+    pool = library.pool
+    holding, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with pool.connection():
+            holding.set()
+            await go_on.wait()
+
+    task = asyncio.create_task(hold())
+    await holding.wait()
+    async with pool._lock:  # as if another one were giving back
+        go_on.set()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with asyncio.timeout(10):
+        while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
+            await asyncio.sleep(0.02)
