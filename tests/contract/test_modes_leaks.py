@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 SEEDS = (3, None)
 """None: drawn at each run; a failure prints the world's seed."""
-WORLDS = 6
+WORLDS = 4
 BUDGETS = (90, 300, 1_000, 30_000)
 OURS = ("scope", "long_context", "embedded", "mode", "read", "recent")
 """Steps that are decided here; what a search tells is compared in test_leaks.py."""
