@@ -24,6 +24,11 @@ def ranked(offers: Offers, passages: Mapping[UUID, Passage], steps: Steps, depth
     return [Hit(passages[f.chunk_id], texts[f.chunk_id], f.score, f.ranks) for f in fused]
 
 
+def reaches_further(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> bool:
+    """Whether a store has more that may be shown than the ``depth`` that were taken of it."""
+    return any(offer.error is None and offer.ranking(depth, passages).next_score for offer in offers.values())
+
+
 def relevant(
     query: str, hits: Sequence[Hit], offers: Offers, passages: Mapping[UUID, Passage], model: str, steps: Steps
 ) -> bool:

@@ -29,7 +29,7 @@ from query.filters import NONE, Filters
 from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
 from query.offers import Embedding, Offers, Question, Scope, Stores, Timeouts
-from query.ranking import ranked, relevant
+from query.ranking import ranked, reaches_further, relevant
 from query.rerank.apply import rerank
 from query.rerank.choose import open_reranker
 from query.rerank.port import Reranker
@@ -45,6 +45,8 @@ CANDIDATES = 100
 """Of each store that are fused."""
 SECOND_LOOK = 1 / 3
 """Of the time for vectors: what a search's budget (query/budget.py) has left."""
+DEEPEST = 1_000
+"""Where looking for more passages ends, when those that were found are few and the same again and again."""
 SPARE = 14
 """Asked for besides: one says where the ranking ends, the others stand in for what is withheld."""
 
@@ -167,18 +169,25 @@ class Search:
     ) -> Found:
         # Who may read nothing goes the same way as who finds nothing: a shortcut would tell them apart.
         depth = max(CANDIDATES, 2 * question.top)
-        offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
-        hits = ranked(offers, passages, steps, depth)
+        while True:
+            offers, passages = await self._stores.offers(question, scope, embedding, steps, depth=depth, spare=SPARE)
+            hits = ranked(offers, passages, steps, depth)
+            if depth >= DEEPEST or not reaches_further(offers, passages, depth) or self._suffice(question, hits):
+                break
+            depth = min(DEEPEST, 4 * depth)  # a hundred copies of one passage are one passage
         about = relevant(question.text, hits, offers, passages, scope.generation.model, steps)
         seen = passages
         if about and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
-            again = await self._second_look(question, scope, embedding, steps, offers, hits)
+            again = await self._second_look(question, scope, embedding, steps, offers, hits, depth)
             hits, more = again or (hits, {})
             seen = {**passages, **more}
         results = await self._results(question, scope, hits if about else [], steps)
         found = Found(results, steps.done, steps.took_ms, about)
         self._keep(key, found, seen, scope.snapshot)
         return found
+
+    def _suffice(self, question: Question, hits: Sequence[Hit]) -> bool:
+        return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
 
     async def _second_look(
         self,
@@ -188,12 +197,12 @@ class Search:
         steps: Steps,
         offers: Offers,
         hits: Sequence[Hit],
+        depth: int,
     ) -> tuple[list[Hit], Mapping[UUID, Passage]] | None:
         """What is found with the best of what was found (query/expansion.py), and all of it that may be shown. None:
         a half is missing, or this took too long; then the first look stands."""
         if any(offer.error is not None for offer in offers.values()):
             return None
-        depth = max(CANDIDATES, 2 * question.top)
         inner = Steps()  # a step "feedback" stands for them
         try:
             with steps.step("feedback") as facts:

@@ -105,6 +105,23 @@ async def test_the_same_passage_of_another_document_is_named_and_only_to_who_may
     assert len(result.also) == 2
 
 
+async def test_many_copies_do_not_hide_what_comes_after_them(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "CANDIDATES", 4)
+    monkeypatch.setattr(retrieval, "SPARE", 1)
+    notice = "Quay notice: the quay is closed, the quay is closed, the quay is closed."
+    copies = [document(f"copy{n}.md", notice, tenant=tenant, title="Notice") for n in range(30)]
+    others = [
+        document(f"o{n}.md", f"Plan {n} mentions one quay among quite a few words.", tenant=tenant) for n in (1, 2)
+    ]
+    await library.put(*copies, *others)
+    for mode in MODES:
+        found = await find(library, tenant, "quay closed", mode=mode, top=3)
+        assert sorted(names(found)[1:]) == ["o1.md", "o2.md"], mode
+        assert len(found.results[0].also) == 29
+
+
 # Nothing relevant
 
 
