@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import httpx
 
+from deploy.local.stack import Stack
 from query.embedder import QueryEmbedder
 from query.http.serve import serving
 from query.service import Service
 from query.settings import AuthSettings, QuerySettings, ServeSettings
+from tests.leak_paths import Paths
 from tests.library import Library, WordEmbedder
 
 
@@ -56,3 +60,34 @@ def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
 def as_(principal: str, tenant: str = "acme") -> dict[str, str]:
     """Headers of development mode."""
     return {"X-Penstock-As": principal, "X-Penstock-Tenant": tenant}
+
+
+@dataclass
+class World:
+    """One library, and the service over it in development mode."""
+
+    library: Library
+    paths: Paths
+    client: httpx.AsyncClient
+    service: Service
+
+    async def id(self, tenant: str, external_id: str) -> UUID:
+        [(found,)] = await self.library.execute(
+            "SELECT id FROM documents WHERE tenant = %s AND external_id = %s", tenant, external_id
+        )
+        return UUID(str(found))
+
+
+@asynccontextmanager
+async def open_world(stack: Stack) -> AsyncIterator[World]:
+    async with Paths.open(stack) as paths, service_over(paths.library) as (client, service):
+        yield World(paths.library, paths, client, service)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    """Status and kind; every error has the shape of RFC 9457."""
+    assert answer.headers["content-type"] == "application/problem+json"
+    told = answer.json()
+    assert set(told) <= {"type", "title", "status", "detail", "errors"}
+    assert told["status"] == answer.status_code
+    return answer.status_code, told["type"].removeprefix("urn:penstock:problem:")
