@@ -80,7 +80,7 @@ class ServeSettings(Part):
     """Callers name themselves: on loopback only, and said loudly."""
     max_body_bytes: int = Field(1_000_000, ge=1_000)
     body_seconds: float = Field(10.0, gt=0)
-    """For a request's body to arrive, and for any piece of an answer to be taken by its reader."""
+    """For a request's head and then its body to arrive, and for any piece of an answer to be taken by its reader."""
     requests_per_minute: int = Field(120, ge=1)
     """Of one caller, in any 60 s, in this process."""
     concurrent_per_caller: int = Field(8, ge=1)

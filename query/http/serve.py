@@ -37,7 +37,7 @@ async def serving(
         host, port = query.serve.host, query.serve.port
         try:
             address = await closing.enter_async_context(
-                served(application, host, port, unread_seconds=query.serve.body_seconds)
+                served(application, host, port, patience_seconds=query.serve.body_seconds)
             )
         except OSError as error:
             raise Misconfigured(

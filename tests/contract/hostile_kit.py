@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -176,3 +176,16 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
         async with serving(everything, query, embedder=QueryEmbedder(lambda: model)) as (address, service):
             yield World(service, address, elastic, model, chat)
     await runner.cleanup()
+
+
+async def to_the_end(world: World, sent: bytes) -> bytes:
+    """What is answered until the service ends the connection, which it must."""
+    reader, writer = await asyncio.open_connection(urlsplit(world.address).hostname, urlsplit(world.address).port)
+    answered = b""
+    with suppress(ConnectionError):  # closed before all that was sent is read
+        writer.write(sent)
+        async with asyncio.timeout(BOUND_SECONDS):
+            while piece := await reader.read(4096):
+                answered += piece
+    writer.close()
+    return answered

@@ -31,7 +31,7 @@ from deploy.local.stack import Stack
 from query.embedder import QueryEmbedder
 from query.http.serve import serving
 from query.settings import QuerySettings, ServeSettings
-from tests.contract.hostile_kit import BOUND_SECONDS, QUESTION, World, surrounded
+from tests.contract.hostile_kit import BOUND_SECONDS, QUESTION, World, surrounded, to_the_end
 from tests.contract.http_kit import as_
 from tests.library import Library, WordEmbedder, document
 
@@ -90,7 +90,8 @@ async def test_no_request_breaks_the_service(world: World, mode: GenerationMode)
             nonlocal asked
             asked += 1
             answer = case.call(base_url=world.address, headers=as_("ann"), timeout=BOUND_SECONDS)
-            case.validate_response(answer, checks=checks)
+            streamed = answer.headers.get("content-type", [""])[0].startswith("text/event-stream")
+            case.validate_response(answer, checks=checks[:-1] if streamed else checks)  # a stream is a text, by OpenAPI
 
         ask()
         return asked
@@ -104,25 +105,24 @@ async def test_no_request_breaks_the_service(world: World, mode: GenerationMode)
 
 
 async def test_what_is_no_request_at_all(world: World) -> None:
-    """Bytes that are no HTTP, half a request, a body that never ends or never comes."""
-    host, port = urlsplit(world.address).hostname, urlsplit(world.address).port
-    head = f"POST /v1/search HTTP/1.1\r\nHost: {host}\r\n{ANN}Content-Type: application/json\r\n"
+    """Bytes that are no HTTP, nothing at all, half a head, a body that never ends or never comes."""
+    head = f"POST /v1/search HTTP/1.1\r\nHost: 127.0.0.1\r\n{ANN}Content-Type: application/json\r\n".encode()
+    sent = (
+        b"",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET /livez HT",
+        b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /live",
+        b"GET /v1/me HTTP/1.1\r\n" + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
+        head + b"Content-Length: 100\r\n\r\n{",
+        head + b"Content-Length: -1\r\n\r\n{}",
+        head + b"Content-Length: 99999999999\r\n\r\n{}",
+        head + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n{",
+        head + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+    )
     async with world.unharmed():
-        for sent in (
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",  # TLS
-            b"GET / HTTP/9.9\r\n\r\n",
-            b"GET /v1/me HTTP/1.1\r\n" + b"X: " + b"a" * 200_000 + b"\r\n\r\n",
-            head.encode() + b"Content-Length: 100\r\n\r\n{",
-            head.encode() + b"Content-Length: -1\r\n\r\n{}",
-            head.encode() + b"Content-Length: 99999999999\r\n\r\n{}",
-            head.encode() + b"Transfer-Encoding: chunked\r\n\r\nffffffff\r\n{",
-            head.encode() + b"Transfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
-        ):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(sent)
-            answered = await asyncio.wait_for(reader.read(4096), BOUND_SECONDS)
-            assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), answered[:200]
-            writer.close()
+        for answered in await asyncio.gather(*(to_the_end(world, one) for one in sent)):
+            assert not answered or answered.startswith((b"HTTP/1.1 4", b"HTTP/1.1 200 OK")), answered[:200]
 
 
 # Clients that are slow or leave
