@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from psycopg import AsyncConnection, AsyncCursor
+from psycopg import AsyncConnection, AsyncCursor, sql
 
 from pipeline.audit import runs, wanted
 from pipeline.core.model import Generation
@@ -14,6 +14,7 @@ from pipeline.ledger import announce, arrivals, documents, generations, letters,
 from pipeline.stores.postgres import Connection, open_pool
 from query import access, cache
 from query.access import Caller
+from query.verify import verify
 from tests.space import Space
 
 MOST_ROWS = 2_000
@@ -54,6 +55,8 @@ class Explaining:
         self.plans: list[Any] = []
 
     async def execute(self, statement: Any, values: Any = None) -> AsyncCursor[Any]:
+        if isinstance(statement, sql.Composable):
+            statement = statement.as_string(self._connection)
         text = statement.decode() if isinstance(statement, bytes) else statement
         async with self._connection.transaction(force_rollback=True):
             cursor = await self._connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}".encode(), values)
@@ -87,6 +90,8 @@ async def ledger(space: Space) -> AsyncIterator[AsyncConnection[Any]]:
 async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledger: AsyncConnection[Any]) -> None:
     cursor = await ledger.execute("SELECT id FROM documents ORDER BY md5(id::text) LIMIT 100")
     ids = [id_ for (id_,) in await cursor.fetchall()]
+    offered = [cache.Ref(id_, id_) for id_ in ids]
+    everybody = Caller("acme", frozenset(f"wiki/{n}" for n in range(1, 101)))
     middle = sorted(ids)[50]
     active: Generation = await generations.active(ledger)
     held = frozenset({"wiki/1"})
@@ -109,6 +114,8 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
         "more dead letters": lambda c: letters.page(c, letters.Filter(), after="t:0:1000", limit=50),
         "why": lambda c: story.tell(c, ids[0]),
         "whether it arrived": lambda c: arrivals.arrivals(c, ids),
+        "the last word": lambda c: verify(c, "g1", Caller("acme", held), offered),
+        "the last word to a wide reader": lambda c: verify(c, "g1", everybody, offered),
         "a remembered answer's look": lambda c: cache.changed_since(c, taken, "g1", Caller("acme", held), everything),
     }
     most = {}
