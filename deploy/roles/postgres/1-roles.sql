@@ -1,0 +1,27 @@
+-- Run once in Penstock's database by an administrator of the server, before the first `penstock migrate`; repeats are
+-- harmless. What each role may do is in 2-grants.sql. These are groups: whoever logs in is a member of one of them
+-- (docs/deploy.md says how), so that a password can change without a grant's being said again.
+DO $$
+DECLARE
+    wanted text;
+BEGIN
+    FOREACH wanted IN ARRAY ARRAY[
+        'penstock_owner', 'penstock_worker', 'penstock_connectors', 'penstock_query', 'penstock_reader'
+    ] LOOP
+        BEGIN
+            IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
+                EXECUTE format('CREATE ROLE %I NOLOGIN', wanted);
+            END IF;
+        EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL;  -- roles are shared by all databases of a server
+        END;
+    END LOOP;
+    EXECUTE format('ALTER DATABASE %I OWNER TO penstock_owner', current_database());
+    EXECUTE format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
+    EXECUTE format(
+        'GRANT CONNECT ON DATABASE %I TO penstock_worker, penstock_connectors, penstock_query, penstock_reader',
+        current_database()
+    );
+END $$;
+
+-- pgvector is not a trusted extension: an owner of a database may not make it.
+CREATE EXTENSION IF NOT EXISTS vector;

@@ -1,0 +1,63 @@
+-- What each process may do. Run by the owner of the tables after every `penstock migrate`; repeats are harmless, and in
+-- one transaction with what they take away, so that no process is ever without its rights.
+--
+--   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`: makes and drops tables
+--   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
+--   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
+--   penstock_query       serve, mcp, search, ask: reads; writes feedback, the review queue and the evaluation alone
+--   penstock_reader      other teams' query services: the schema `readers` alone (migration 0013)
+BEGIN;
+
+-- Every generation has a chunk table of its own, made while everything runs (`penstock rebuild`): who uses it must be
+-- allowed to from its first moment. Tables of later migrations get the same until this file is run again.
+ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO penstock_worker;
+ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO penstock_query;
+
+REVOKE ALL ON ALL TABLES IN SCHEMA public FROM penstock_worker, penstock_connectors, penstock_query;
+REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_worker, penstock_connectors, penstock_query;
+GRANT USAGE ON SCHEMA public TO penstock_worker, penstock_connectors, penstock_query;
+GRANT SELECT ON schema_migrations TO penstock_worker, penstock_connectors, penstock_query;
+
+-- Chunk tables that are there already.
+DO $$
+DECLARE
+    chunks regclass;
+BEGIN
+    FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
+        IF chunks IS NOT NULL THEN  -- a retired one's is gone
+            EXECUTE format('GRANT SELECT, INSERT, UPDATE, DELETE ON %s TO penstock_worker', chunks);
+            EXECUTE format('GRANT SELECT ON %s TO penstock_query', chunks);
+        END IF;
+    END LOOP;
+END $$;
+
+-- The workers. Which generations there are is not theirs to say; the first one to start notes its model's reference.
+GRANT SELECT ON generations, builds TO penstock_worker;
+GRANT UPDATE (reference) ON generations TO penstock_worker;
+GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
+GRANT SELECT, INSERT, UPDATE ON
+    access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors
+    TO penstock_worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    documents, manifests, superseded, audit_runs, audit_documents, audit_differences,
+    conversation_members, conversation_pairs, conversation_mentions, conversation_chunks
+    TO penstock_worker;
+
+-- The connectors.
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
+    connector_memory, uploads
+    TO penstock_connectors;
+GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
+
+-- The query service.
+GRANT SELECT ON
+    generations, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
+    dead_letters, audit_runs, audit_differences, connectors,
+    conversation_members, conversation_pairs, conversation_chunks
+    TO penstock_query;
+GRANT SELECT, INSERT, UPDATE, DELETE ON
+    answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs
+    TO penstock_query;
+
+COMMIT;

@@ -1,0 +1,260 @@
+"""Least privilege on the real Postgres: what each process does works as its role, and nothing more does."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from deploy.local.stack import Stack
+from pipeline.audit.background import BackgroundAudit
+from pipeline.core.model import ChunkParams
+from pipeline.ledger import generations, story
+from pipeline.settings import AuditSettings, PostgresSettings
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.identities import Identities
+from pipeline.stages.stage import Incoming
+from pipeline.stages.sweep import Sweeper
+from pipeline.stores.postgres import create_chunk_table, create_graph, migrate, open_pool
+from query import review
+from query.answers.answers import Answers
+from query.evaluation import golden
+from query.evaluation.golden import Golden, Judged
+from query.material import Question
+from query.modes import Modes
+from query.pipeline_view import pipeline_view
+from query.review import Feedback
+from query.settings import ChatSettings, RetrievalSettings
+from tests.contract.roles_kit import logins, run_file
+from tests.library import Library, WordEmbedder, _NoKafka, access, deletion, document
+from topics.codec import encode
+from topics.messages import IdentityChanged
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
+OWNERS_ALONE = {"schema_migrations", "generations", "builds"}
+"""Which version, which generation and how far its making is: the owner's to say."""
+
+
+@dataclass
+class Place:
+    library: Library
+    """As an administrator."""
+    logins: dict[str, str]
+
+    @asynccontextmanager
+    async def as_(self, role: str) -> AsyncIterator[Library]:
+        """The same library, through a pool of that role's."""
+        mine = PostgresSettings(dsn=self.logins[role])  # type: ignore[arg-type]  # pydantic makes it a secret
+        settings = self.library.settings.model_copy(update={"postgres": mine})
+        async with open_pool(mine) as pool:
+            yield Library._assemble(settings, pool, self.library.es, self.library.generation, self.library.embedder)
+
+    async def refused(self, role: str, statement: str) -> bool:
+        async with await psycopg.AsyncConnection.connect(self.logins[role]) as connection:
+            try:
+                await connection.execute(statement.encode())
+            except psycopg.errors.InsufficientPrivilege:
+                return True
+            finally:
+                await connection.rollback()
+        return False
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def place(stack: Stack) -> AsyncIterator[Place]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        admin = library.settings.postgres.dsn.get_secret_value()
+        run_file(admin, "1-roles.sql")
+        run_file(admin, "2-grants.sql")
+        with logins(admin) as dsns:
+            yield Place(library, dsns)
+
+
+# What each process does
+
+
+async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None:
+    async with place.as_("penstock_worker") as library:
+        first = document("roles.md", "The owner makes tables, and the worker fills them.", tenant="worker")
+        await library.put(first)
+        await library.put(document("roles.md", "The worker fills tables that the owner makes.", tenant="worker"))
+        await library.put(access(first, ["board"]))
+        other = document("gone.md", "It is deleted soon after.", tenant="worker")
+        await library.put(other)
+        await library.put(deletion(other))
+        dead = DeadLetters(library.pool, _NoKafka(), library.metrics)  # type: ignore[arg-type]
+        members = encode(
+            IdentityChanged(
+                tenant="worker", source="wiki", principal="ada", groups=["board"], observed_at=datetime.now(UTC)
+            )
+        )
+        identities = Identities(library.pool, dead)
+        told = Incoming("identities.v1", 0, 1, members.key, members.value, members.headers, "live")
+        broken = replace(told, offset=2, value=b"{")
+        await identities.handle([told, broken])
+        sweeper = Sweeper(
+            library.pool, _NoKafka(), library.detect._announcer, library.metrics,  # type: ignore[arg-type]
+            interval_seconds=1, again_in_seconds=60,
+        )  # fmt: skip
+        await sweeper.sweep()
+        await library.execute(
+            f"DELETE FROM {library.generation.chunk_table} WHERE document_id ="
+            " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"
+        )
+        audit = BackgroundAudit(
+            library.pool, library.es, _NoKafka(), library.metrics, AuditSettings(repair=True),  # type: ignore[arg-type]
+            second_look_seconds=0,
+        )  # fmt: skip
+        await audit.turn()
+        async with library.pool.connection() as connection:
+            await generations.check_model(connection, library.generation, library.embedder)
+    assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
+    assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
+    assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")
+    [(want, seq)] = await place.library.execute(
+        "SELECT s.want_seq, s.seq FROM index_state s JOIN documents d ON d.id = s.document_id"
+        " WHERE d.tenant = 'worker' AND d.external_id = 'roles.md' AND s.store = 'vectors'"
+    )
+    assert want > seq, "the audit did not ask for a repair"
+
+
+async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:
+    put = document("pumps.md", "The reactor is cooled by two pumps.", tenant="asked")
+    await place.library.put(put)
+    async with place.as_("penstock_query") as library:
+        caller = await library.caller("asked", "staff")
+        found = await library.search.search("reactor pumps", caller)
+        assert [r.passage.external_id for r in found.results] == ["pumps.md"]
+        asked = Answers(
+            Modes(library.search, library.pool, RetrievalSettings(), ChatSettings()), None, library.pool, ChatSettings()
+        )
+        answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
+        assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
+        async with library.pool.connection() as connection:
+            await review.give(connection, "asked", "ada", Feedback("up", answer_id=answer.answer_id))
+            await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
+            assert len(await review.waiting(connection, caller)) == 1
+            assert await review.resolve(connection, "asked", answer.answer_id, "right")
+            [(of, _)] = await story.find(connection, "asked", ["pumps.md"])
+            assert (await story.tell(connection, of.id)).events
+            one = Golden(
+                "asked", "what cools the reactor", (Judged("wiki", "pumps.md", "two pumps", 1),), (), ("staff",)
+            )
+            await golden.keep(connection, one)
+            assert (await golden.standing(connection, [one]))[1] == 0
+
+        async def nothing_waits() -> dict[str, Any]:
+            return {"records": 0, "groups": []}
+
+        view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
+        assert view["away"] == []
+
+
+async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:
+    admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
+    name = f"r{uuid.uuid4().hex[:10]}"
+    database = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    try:
+        run_file(database, "1-roles.sql")
+        with logins(database) as dsns:
+            await _owner(dsns)
+    finally:
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+async def _owner(dsns: dict[str, str]) -> None:
+    owner = dsns["penstock_owner"]
+    assert await migrate(PostgresSettings(dsn=owner))  # type: ignore[arg-type]
+    async with await psycopg.AsyncConnection.connect(owner, autocommit=True) as connection:
+        first = await generations.ensure_first(connection, WordEmbedder(), ChunkParams(200, 80, 254), index_prefix="")
+        for _ in range(2):  # an upgrade runs it again
+            run_file(owner, "2-grants.sql")
+        later = replace(first, name="g2", state="building", chunk_table="chunks_g2")
+        async with connection.transaction():
+            await generations.add(connection, later)
+            await create_chunk_table(connection, later)
+            await create_graph(connection, later)
+        cursor = await connection.execute(
+            "SELECT t.name, r.name, array_agg(v.name ORDER BY v.name)"
+            " FILTER (WHERE has_table_privilege(r.name, t.name, v.name))"
+            " FROM unnest(ARRAY['chunks_g1', 'chunks_g2']) t (name), unnest(%s::text[]) r (name),"
+            " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) v (name) GROUP BY 1, 2",
+            [list(INSIDERS)],
+        )
+        held = {(table, role): may for table, role, may in await cursor.fetchall()}
+    for table in ("chunks_g1", "chunks_g2"):
+        assert held[table, "penstock_worker"] == ["DELETE", "INSERT", "SELECT", "UPDATE"]
+        assert held[table, "penstock_query"] == ["SELECT"]
+        assert held[table, "penstock_connectors"] is None
+
+
+# What none of them may
+
+
+async def _writable(library: Library, role: str) -> set[str]:
+    rows = await library.execute(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
+        " AND has_table_privilege(%s, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')", role,
+    )  # fmt: skip
+    return {name for (name,) in rows}
+
+
+async def test_every_table_is_written_by_one_role(place: Place) -> None:
+    """A migration that adds a table says whose it is."""
+    tables = {
+        name
+        for (name,) in await place.library.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+        )
+    }
+    written = {role: await _writable(place.library, role) for role in INSIDERS}
+    assert set.union(*written.values()) == tables - OWNERS_ALONE
+    assert sum(map(len, written.values())) == len(tables - OWNERS_ALONE)
+    assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {"connector", "connectors", "uploads"}
+    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval"}
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        ("penstock_connectors", "SELECT FROM documents"),
+        ("penstock_connectors", "SELECT FROM document_bodies"),
+        ("penstock_connectors", "SELECT FROM chunks_g1"),
+        ("penstock_connectors", "SELECT FROM index_state"),
+        ("penstock_connectors", "SELECT FROM conversation_pairs"),
+        ("penstock_connectors", "SELECT FROM memberships"),
+        ("penstock_connectors", "SELECT FROM readers.chunks"),
+        ("penstock_query", "DELETE FROM documents"),
+        ("penstock_query", "UPDATE access_sets SET acl_tags = '{everyone}'"),
+        ("penstock_query", "INSERT INTO memberships VALUES ('t', 's', 'me', '{board}', now())"),
+        ("penstock_query", "DELETE FROM chunks_g1"),
+        ("penstock_query", "DELETE FROM conversation_pairs"),
+        ("penstock_query", "SELECT nextval('ledger_seq')"),
+        ("penstock_query", "SELECT FROM connector_memory"),
+        ("penstock_query", "SELECT FROM uploads"),
+        ("penstock_worker", "UPDATE generations SET state = 'retired'"),
+        ("penstock_worker", "DROP TABLE chunks_g1"),
+        ("penstock_worker", "TRUNCATE documents CASCADE"),
+        ("penstock_worker", "SELECT FROM connector_memory"),
+        ("penstock_worker", "SELECT FROM answer_feedback"),
+        ("penstock_worker", "SELECT point_readers_at('chunks_g1', 'g1')"),
+        *((role, "CREATE TABLE mine ()") for role in INSIDERS),
+        *((role, "INSERT INTO schema_migrations VALUES ('9999_mine')") for role in INSIDERS),
+    ],
+)
+async def test_what_a_role_has_no_need_of_is_refused(place: Place, role: str, statement: str) -> None:
+    assert await place.refused(role, statement), f"{role} may: {statement}"
