@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from query.answers.model import Numbered
@@ -9,6 +10,7 @@ from query.answers.sentences import sentence_ends
 from query.answers.visible import disarmed
 from query.answers.words import Said, read
 
+_HEADING = re.compile(r"#{1,6}\s")
 MOST_PASSAGES = 5
 MOST_CHARACTERS = 480
 """Of one quotation."""
@@ -44,4 +46,6 @@ def excerpt(wanted: Said, text: str) -> tuple[int, str]:
 
 
 def _as_quotation(text: str) -> str:
-    return "\n".join(f"> {line}" if line.strip() else ">" for line in text.splitlines())
+    """Headings are left out: the passage's title stands beside it, and in a quotation they shout."""
+    lines = [line for line in text.splitlines() if not _HEADING.match(line)] or [text.strip("# ")]
+    return "\n".join(f"> {line}" if line.strip() else ">" for line in "\n".join(lines).strip().splitlines())

@@ -1,19 +1,20 @@
-// An answer's text as elements: paragraphs, lists, code, citations. Nothing else is read from it: no links, no images,
+// An answer's text as elements: paragraphs, lists, quotations, code, citations. Nothing else is read from it: no links, no images,
 // no HTML. Places in the text are kept all the way, so that sentences can be marked by where they stand.
 
 import { el } from "./dom.js";
 
+const QUOTED = /^\s*>\s?(?:#{1,6}\s+)?/;
 const INLINE = /`([^`\n]+)`|\*\*([^*\n]+)\*\*|\[(\d{1,3}(?:\s*[,;]\s*\d{1,3})*)\]/g;
 const ITEM = /^\s*(?:[-*•]|(\d{1,3})[.)])\s+/;
 
 /** context: {cite(n) → element or null, unsupported: [[start, end], …]}. Returns a fragment. */
 export function formatted(text, context) {
   const made = document.createDocumentFragment();
-  for (const block of blocks(text)) made.append(block.kind === "code" ? code(text, block) : block.kind === "list" ? list(text, block, context) : paragraph(text, block, context));
+  for (const block of blocks(text)) made.append(block.kind === "code" ? code(text, block) : block.kind === "list" ? list(text, block, context) : block.kind === "quote" ? quote(text, block, context) : paragraph(text, block, context));
   return made;
 }
 
-/** Lines gathered into blocks: {kind, lines: [[start, end], …], ordered?} */
+/** Lines gathered into blocks: {kind, lines: [[start, end], …], ordered?}; of a quotation parts: [lines, …]. */
 function blocks(text) {
   const found = [];
   let open = null;
@@ -28,6 +29,11 @@ function blocks(text) {
       open.lines.push([start, end]);
     } else if (!line.trim()) {
       open = null;
+    } else if (QUOTED.test(line)) {
+      if (open?.kind !== "quote") found.push((open = { kind: "quote", parts: [[]] }));
+      const from = start + QUOTED.exec(line)[0].length;
+      if (text.slice(from, end).trim()) open.parts.at(-1).push([from, end]);
+      else open.parts.push([]);
     } else if (ITEM.test(line)) {
       const ordered = ITEM.exec(line)[1] !== undefined;
       if (open?.kind !== "list" || open.ordered !== ordered) found.push((open = { kind: "list", ordered, lines: [] }));
@@ -59,6 +65,9 @@ const list = (text, block, context) =>
 
 const paragraph = (text, block, context) =>
   el("p", {}, block.lines.map(([a, b], n) => [n ? " " : null, ...inline(text, a, b, context)]));
+
+const quote = (text, block, context) =>
+  el("blockquote", {}, block.parts.filter((part) => part.length).map((part) => paragraph(text, { lines: part }, context)));
 
 /** Nodes of one stretch, cut where an unsupported sentence begins or ends. */
 function inline(text, start, end, context) {

@@ -161,7 +161,9 @@ async def test_without_a_model_the_passages_answer_and_it_is_said(tabs: Tabs) ->
         tab = await tabs.new(url=str(client.base_url).rstrip("/"))
         await tab.open(ADDRESS)
         await tab.page.wait_for_selector(WRITTEN)
-        assert "No language model is set" in await tab.page.inner_text("#answer")
+        assert "no answering model is configured" in await tab.page.inner_text("#answer")
+        assert await tab.page.locator("#answer blockquote").count() >= 1
+        assert not set(">#") & set(await tab.page.inner_text("#answer .prose"))
         assert await tab.page.locator("#answer .cite").count() > 0
 
 
