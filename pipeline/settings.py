@@ -139,6 +139,10 @@ class EmbeddingSettings(Part):
     parallel_requests: int = 4
     batch_inputs: int = 512
     batch_tokens: int = 250_000
+    price_per_million_tokens: float = Field(0.0, ge=0)
+    """What the provider charges, in any currency: makes ``penstock_embedding_cost_total`` say money."""
+    daily_budget: float = Field(0.0, ge=0)
+    """More than that in a day raises the alert on spending; 0: none."""
     threads: int | None = None
     """Threads of the local model. Default: one for each processor that this process may use."""
     chunk_tokens: int | None = None

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Literal
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -15,6 +16,9 @@ FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 
 """Seconds, with an exact edge at the objective of 300."""
 WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
+"""What became of one request to the model; rejected: it will not take the content."""
 
 
 class Metrics:
@@ -52,6 +56,27 @@ class Metrics:
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
         self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
         self.embedding_tokens = Counter("penstock_embedding_tokens", "Tokens sent to the model", registry=r)
+        self.embedding_requests = Counter(
+            "penstock_embedding_requests",
+            "Requests to the model by outcome: answered, throttled, unavailable, misconfigured, rejected",
+            ["outcome"],
+            registry=r,
+        )
+        self.embedding_seconds = Histogram(
+            "penstock_embedding_seconds", "Time a request to the model took", buckets=WORK_BUCKETS, registry=r
+        )
+        self.embedding_cost = Counter(
+            "penstock_embedding_cost",
+            "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
+            registry=r,
+        )
+        self.embedding_budget = Gauge(
+            "penstock_embedding_daily_budget",
+            "What a day of embeddings may cost (PENSTOCK_EMBEDDING_DAILY_BUDGET); 0: no limit is set",
+            registry=r,
+        )
+        self.embedding_price = 0.0
+        """Of a million tokens; no metric."""
         self.truncated = Counter(
             "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
         )
@@ -116,6 +141,47 @@ class Metrics:
             registry=r,
         )  # fmt: skip
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
+        self.pending = Gauge(
+            "penstock_pending_documents",
+            "Documents that a store does not yet hold as the ledger wants them",
+            ["store", "lane"],
+            registry=r,
+        )
+        self.oldest_pending = Gauge(
+            "penstock_oldest_pending_seconds",
+            "How long the oldest of them has been waiting; 0: none waits",
+            ["store", "lane"],
+            registry=r,
+        )
+        self.lag = Gauge(
+            "penstock_consumer_lag_records",
+            "Records behind a stage's committed offsets, to the end of its topics",
+            ["stage", "lane"],
+            registry=r,
+        )
+        self.waiting_dead_letters = Gauge(
+            "penstock_waiting_dead_letters", "Dead letters that nobody has replayed yet", ["stage"], registry=r
+        )
+        self.access_age = Gauge(
+            "penstock_access_age_seconds",
+            "Since a source's access rights were last read whole (its sweep and its groups, the older of them)",
+            ["source"],
+            registry=r,
+        )
+        self.seen_age = Gauge(
+            "penstock_connector_seen_age_seconds",
+            "Since the worker that runs a connector last gave a sign of life; paused ones are absent",
+            ["source"],
+            registry=r,
+        )
+
+    def embedding_request(self, outcome: EmbeddingOutcome, seconds: float) -> None:
+        self.embedding_requests.labels(outcome).inc()
+        self.embedding_seconds.observe(seconds)
+
+    def embedding_billed(self, tokens: int) -> None:
+        self.embedding_tokens.inc(tokens)
+        self.embedding_cost.inc(tokens * self.embedding_price / 1_000_000)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
         self.breaker_open.labels(stage, service or "unknown").set(is_open)

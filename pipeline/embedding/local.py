@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from pipeline.embedding.convert import DIMENSIONS, MAX_TOKENS, MISSING_EXTRA, MO
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.tokens import word_pieces
 from pipeline.embedding.vectors import only_row, triage, unit
+from pipeline.telemetry import EmbeddingOutcome
 
 __all__ = ["MODEL", "LocalEmbedder", "prepare"]
 
@@ -64,6 +66,7 @@ class LocalEmbedder:
         self.document_prefix = document_prefix
         self.query_prefix = query_prefix
         self.on_truncated = on_truncated
+        self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self._tokens.count(texts)
@@ -88,11 +91,13 @@ class LocalEmbedder:
 
     async def _embed(self, texts: list[str]) -> tuple[Vectors, int]:
         """Unit vectors in input order, and how many texts were cut to the window."""
+        began = perf_counter()
         ids = await asyncio.to_thread(self._tokens.ids, texts)
         loop = asyncio.get_running_loop()
         # Cancelling this call also takes its waiting passages out of the queue.
         rows = await asyncio.gather(*(loop.run_in_executor(self._pool, self._mean, tokens) for tokens in ids))
         vectors = np.array(rows, dtype=np.float32).reshape(len(texts), DIMENSIONS)
+        self.on_request("answered", perf_counter() - began)
         return unit(vectors), sum(len(tokens) > INPUT_WINDOW for tokens in ids)
 
     def _mean(self, tokens: list[int]) -> NDArray[np.float32]:

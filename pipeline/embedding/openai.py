@@ -23,6 +23,7 @@ from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
 from pipeline.settings import EmbeddingSettings
+from pipeline.telemetry import EmbeddingOutcome
 
 MODEL = "text-embedding-3-large"
 DIMENSIONS = 1536
@@ -86,6 +87,7 @@ class OpenAIEmbedder:
         self.document_prefix = settings.document_prefix
         self.query_prefix = settings.query_prefix
         self.on_truncated = on_truncated
+        self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
         self._settings = settings
         self._tokens = tokens
         self._patience = patience_seconds
@@ -191,7 +193,17 @@ class OpenAIEmbedder:
             call.proven = True
 
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
-        return await self._pace.run(lambda: self._request(texts), deadline=deadline)
+        return await self._pace.run(lambda: self._measured(texts), deadline=deadline)
+
+    async def _measured(self, texts: list[str]) -> Answer:
+        began = time.perf_counter()
+        try:
+            answer = await self._request(texts)
+        except (Retryable, Misconfigured, _Rejected) as error:
+            self.on_request(_outcome(error), time.perf_counter() - began)
+            raise
+        self.on_request("answered", time.perf_counter() - began)
+        return answer
 
     async def _request(self, texts: list[str]) -> Answer:
         """One HTTP request. Raises Retryable, Misconfigured or _Rejected."""
@@ -232,6 +244,18 @@ class OpenAIEmbedder:
 
 
 _SETTING = {401: "API_KEY", 403: "API_KEY (it may not use this model)", 404: "MODEL and PENSTOCK_EMBEDDING_BASE_URL"}
+
+
+def _outcome(error: Retryable | Misconfigured | _Rejected) -> EmbeddingOutcome:
+    match error:
+        case Throttled():
+            return "throttled"
+        case Retryable():
+            return "unavailable"
+        case Misconfigured():
+            return "misconfigured"
+        case _:
+            return "rejected"
 
 
 def _key(settings: EmbeddingSettings) -> str:

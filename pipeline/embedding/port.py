@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.telemetry import EmbeddingOutcome
+
 Vectors = NDArray[np.float32]
 
 
@@ -40,6 +42,8 @@ class Embedder(Protocol):
     query_prefix: str
     on_truncated: Callable[[int], None]
     """Told how many passages of a call were longer than the window and lost their end."""
+    on_request: Callable[[EmbeddingOutcome, float], None]
+    """Told of every request to the model what became of it, and its seconds."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Token counts as this model counts them, special tokens not counted. CPU work: long texts go to a thread."""

@@ -143,7 +143,7 @@ class VectorSink:
             return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
         result = await self._embedder.embed_documents(unique)
         used("embedding")
-        self._metrics.embedding_tokens.inc(result.tokens)
+        self._metrics.embedding_billed(result.tokens)
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()

@@ -32,6 +32,8 @@ BUILD_LOCK = 7_300_004
 """Held by the one command that builds a generation, for as long as it runs."""
 AUDIT_LOCK = 7_300_005
 """Held by the one worker that is reading a page for the background audit."""
+VITALS_LOCK = 7_300_006
+"""Held by the one worker that shows how the whole system is."""
 
 _SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 """A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""

@@ -41,6 +41,7 @@ from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Pool, open_pool, translated
 from pipeline.stream.consume import Consumption
 from pipeline.telemetry import Metrics
+from pipeline.vitals import SINK_TOPICS, Vitals
 from topics.producer import Producer
 
 log = structlog.get_logger()
@@ -97,6 +98,9 @@ class _Parts:
         self.model = model = embedder(self.settings.embedding, dist() / MODELS)
         self.stack.push_async_callback(model.aclose)
         model.on_truncated = self.metrics.truncated.inc
+        model.on_request = self.metrics.embedding_request
+        self.metrics.embedding_price = self.settings.embedding.price_per_million_tokens
+        self.metrics.embedding_budget.set(self.settings.embedding.daily_budget)
         async with self.pool.connection() as connection:
             await generations.check_model(connection, await generations.active(connection), model)
 
@@ -182,7 +186,9 @@ async def run(name: str, settings: Settings) -> None:
             consuming.append(consumption)
         ending = [c.crashed() for c in consuming]
         if name == "detect":
-            ending += [parts.sweeper().run(), parts.audit().run()]
+            watched = {**{stage.name: stage.topics for stage in stages}, **SINK_TOPICS}
+            vitals = Vitals(pool, settings.kafka, watched, metrics)
+            ending += [parts.sweeper().run(), parts.audit().run(), vitals.run()]
         if name == "vectors":
             ending.append(parts.conversations(consuming[0]).run())
         log.info("worker_started", worker=name)

@@ -1,0 +1,161 @@
+"""How the whole system is, for Prometheus: what waits, how far the stages are behind, what is known of the sources.
+
+One detect worker shows it at a time. It reads from the ledger and from Kafka, not from the processes concerned, so that
+a worker that has stopped shows as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from time import monotonic
+
+import structlog
+from prometheus_client import Gauge
+
+from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.model import Lane
+from pipeline.kafka import security
+from pipeline.settings import KafkaSettings
+from pipeline.stores.postgres import VITALS_LOCK, Connection, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.offsets import Groups, OffsetsUnavailable
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+log = structlog.get_logger()
+
+EVERY_SECONDS = 15.0
+"""About a scrape."""
+SHARE = 0.05
+"""Of the time that looking may take: with millions of documents pending it takes seconds, and comes less often."""
+COUNTED = 100_000
+"""The gauge of dead letters goes no higher."""
+
+SINK_TOPICS: Mapping[str, Mapping[Lane, Topic]] = {
+    stage: {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL} for stage in ("vectors", "keywords")
+}
+"""What the stages of the other workers read."""
+
+_PENDING = """
+    SELECT s.store, d.lane, count(*), extract(epoch FROM clock_timestamp() - min(s.pending_since))::float8
+    FROM index_state s JOIN documents d ON d.id = s.document_id
+    WHERE s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired')
+    GROUP BY s.store, d.lane
+"""
+_DEAD = """
+    SELECT stage, count(*) FROM (SELECT stage FROM dead_letters WHERE replayed_at IS NULL LIMIT %s) waiting
+    GROUP BY stage
+"""
+_SOURCES = """
+    SELECT source, max(extract(epoch FROM clock_timestamp() - seen_at)) FILTER (WHERE NOT paused),
+        max(extract(epoch FROM clock_timestamp()
+            - least((activities->'sweep'->>'succeeded_at')::timestamptz,
+                    (activities->'groups'->>'succeeded_at')::timestamptz)))
+    FROM connectors GROUP BY source
+"""
+"""Of two tenants' sources with one name the worse one shows. least() passes over what is NULL."""
+
+
+class Vitals:
+    """Runs in every detect worker. Law: a number that is shown is at most a look old; while nothing can be learned
+    (Postgres or Kafka is away, or another worker shows it) there is none, rather than an old one."""
+
+    def __init__(
+        self, pool: Pool, kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]], metrics: Metrics
+    ) -> None:
+        """stages: by name, the topics that each reads; its consumer group is ``penstock-NAME``."""
+        self._pool = pool
+        self._kafka = kafka
+        self._stages = stages
+        self._metrics = metrics
+
+    async def run(self) -> BaseException:
+        """Look until cancelled; a world that is down is waited for."""
+        while True:
+            try:
+                await self._lead()
+            except PenstockError as error:
+                log.warning("vitals_failed", reason=str(error)[:200])
+            self._forget_ledger()
+            self._metrics.lag.clear()
+            await asyncio.sleep(EVERY_SECONDS)
+
+    async def _lead(self) -> None:
+        """Show it for as long as this worker is the one; returns when another is. Raises Retryable, Misconfigured."""
+        with translated("vitals"):
+            async with self._pool.connection() as connection:
+                async with connection.transaction():
+                    cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [VITALS_LOCK])
+                    row = await cursor.fetchone()
+                if not (row and row[0]):
+                    return
+                try:
+                    while True:
+                        began = monotonic()
+                        await self.look(connection)
+                        await asyncio.sleep(max(EVERY_SECONDS, (monotonic() - began) / SHARE))
+                finally:
+                    if not connection.closed and not connection.broken:
+                        await connection.rollback()
+                        await connection.execute("SELECT pg_advisory_unlock(%s)", [VITALS_LOCK])
+                        await connection.commit()
+
+    async def look(self, connection: Connection) -> None:
+        """Set the gauges anew. What Kafka cannot tell is absent. Raises Retryable, Misconfigured."""
+        async with connection.transaction():
+            pending = await (await connection.execute(_PENDING)).fetchall()
+            dead = await (await connection.execute(_DEAD, [COUNTED])).fetchall()
+            sources = await (await connection.execute(_SOURCES)).fetchall()
+        self._forget_ledger()
+        m = self._metrics
+        for store in ("vectors", "keywords"):
+            for lane in ("live", "backfill"):
+                m.pending.labels(store, lane).set(0)
+                m.oldest_pending.labels(store, lane).set(0)
+        for store, lane, count, age in pending:
+            m.pending.labels(store, lane).set(count)
+            m.oldest_pending.labels(store, lane).set(max(0.0, age))
+        _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
+        _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
+        _set(m.access_age, [(source, access) for source, _, access in sources])
+        try:
+            behind = await lag(self._kafka, self._stages)
+        except Retryable as error:
+            m.lag.clear()
+            log.warning("lag_unknown", reason=str(error)[:200])
+            return
+        for (stage, lane), records in behind.items():
+            m.lag.labels(stage, lane).set(records)
+
+    def _forget_ledger(self) -> None:
+        m = self._metrics
+        for gauge in (m.pending, m.oldest_pending, m.waiting_dead_letters, m.seen_age, m.access_age):
+            gauge.clear()
+
+
+def _set(gauge: Gauge, values: Iterable[tuple[str, float | None]]) -> None:
+    for label, value in values:
+        if value is not None:
+            gauge.labels(label).set(max(0.0, float(value)))
+
+
+async def lag(kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]]) -> dict[tuple[str, Lane], int]:
+    """(stage, lane) → records from its group's committed offsets to the end; what it never committed counts from the
+    oldest record that is kept. Raises Retryable."""
+    wanted = {topic.name for topics in stages.values() for topic in topics.values()}
+    found: dict[tuple[str, Lane], int] = {}
+    try:
+        async with Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka)) as groups:
+            logs = await groups.logs(wanted, datetime.now(UTC))
+            for stage, topics in stages.items():
+                done = await groups.committed(f"penstock-{stage}")
+                for lane, topic in topics.items():
+                    found[stage, lane] = sum(
+                        max(0, log_.end - max(log_.begin, done.get(place, 0)))
+                        for place, log_ in logs.items()
+                        if place[0] == topic.name
+                    )
+    except OffsetsUnavailable as error:
+        raise Retryable(str(error), service="kafka") from error
+    return found

@@ -1,0 +1,118 @@
+"""What Prometheus is told about the whole system, from the real ledger and the real consumer groups."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from pipeline import vitals
+from pipeline.core.model import Lane
+from pipeline.settings import KafkaSettings
+from pipeline.stages.detect import Detect
+from pipeline.stores.postgres import open_pool
+from pipeline.telemetry import Metrics
+from pipeline.vitals import SINK_TOPICS, Vitals
+from tests.space import Space, now
+from topics.messages import DocumentUpserted
+from topics.registry import DOCUMENTS_LIVE, Topic
+
+pytestmark = pytest.mark.stack
+
+STAGES = {"detect": Detect.topics, **SINK_TOPICS}
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(f"penstock_{name}", labels)
+
+
+def upserted(n: int) -> DocumentUpserted:
+    return DocumentUpserted(
+        tenant="acme", source="wiki", external_id=f"page-{n}", observed_at=now(), version=1, title="A page",
+        content="Some words.", media_type="text/plain", acl_tags=("everyone",),
+    )  # fmt: skip
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None:
+    metrics = Metrics()
+    await space.publish(upserted(1), upserted(2))
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        watch = Vitals(pool, space.settings.kafka, STAGES, metrics)
+        await watch.look(connection)
+        assert value(metrics, "consumer_lag_records", stage="detect", lane="live") == 2
+        assert value(metrics, "consumer_lag_records", stage="vectors", lane="live") == 0
+        assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
+
+        space.start("detect")
+        async with asyncio.timeout(30):
+            while (await space.query("SELECT count(*) FROM index_state WHERE seq < want_seq"))[0][0] < 4:
+                await asyncio.sleep(0.05)
+        space.stop("detect")  # commits
+        await space.execute("UPDATE index_state SET pending_since = now() - interval '90 s' WHERE store = 'keywords'")
+        await space.execute(
+            'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, first_failed_at)'
+            " VALUES ('t:0:0', 't', 0, 0, 'detect', 'bad_json', 'x', now())"
+        )
+        await space.execute(
+            "INSERT INTO connectors (tenant, source, kind, seen_at, activities) VALUES"
+            " ('acme', 'wiki', 'folder', now() - interval '40 s', jsonb_build_object("
+            "'sweep', jsonb_build_object('succeeded_at', now() - interval '1000 s'),"
+            "'groups', jsonb_build_object('succeeded_at', now() - interval '7 s')))"
+        )
+        await watch.look(connection)
+    assert value(metrics, "consumer_lag_records", stage="detect", lane="live") == 0
+    assert value(metrics, "consumer_lag_records", stage="vectors", lane="live") == 2
+    assert value(metrics, "pending_documents", store="vectors", lane="live") == 2
+    assert value(metrics, "pending_documents", store="vectors", lane="backfill") == 0
+    oldest = value(metrics, "oldest_pending_seconds", store="keywords", lane="live")
+    assert oldest is not None
+    assert oldest >= 90
+    assert value(metrics, "waiting_dead_letters", stage="detect") == 1
+    assert value(metrics, "waiting_dead_letters", stage="vectors") == 0
+    seen, access = (
+        value(metrics, "connector_seen_age_seconds", source="wiki"),
+        value(metrics, "access_age_seconds", source="wiki"),
+    )
+    assert seen is not None
+    assert access is not None
+    assert 40 <= seen < 1000 <= access
+
+
+async def test_one_worker_shows_it_at_a_time_and_another_takes_over(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vitals, "EVERY_SECONDS", 0.05)
+    both = [Metrics(), Metrics()]
+
+    def shown(metrics: Metrics) -> bool:
+        return value(metrics, "oldest_pending_seconds", store="vectors", lane="live") is not None
+
+    async with open_pool(space.settings.postgres) as pool:
+        first = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[0]).run())
+        await until(lambda: shown(both[0]))
+        second = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[1]).run())
+        await asyncio.sleep(0.5)
+        assert not shown(both[1])
+        first.cancel()
+        await asyncio.wait([first])
+        await until(lambda: shown(both[1]))
+        second.cancel()
+        await asyncio.wait([second])
+
+
+async def test_without_kafka_the_lag_is_absent_and_the_rest_is_there(space: Space) -> None:
+    metrics = Metrics()
+    nowhere = KafkaSettings(bootstrap="127.0.0.1:1")
+    topics: dict[str, dict[Lane, Topic]] = {"detect": {"live": DOCUMENTS_LIVE}}
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        metrics.lag.labels("detect", "live").set(7)
+        await Vitals(pool, nowhere, topics, metrics).look(connection)
+    assert value(metrics, "consumer_lag_records", stage="detect", lane="live") is None
+    assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
