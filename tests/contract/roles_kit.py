@@ -22,7 +22,7 @@ def run_file(dsn: str, name: str) -> None:
 
 @contextmanager
 def logins(admin: str) -> Iterator[dict[str, str]]:
-    """A login in each role, with a password: role → its DSN for the administrator's database. They end with the block."""
+    """A login in each role, with a password: role → its DSN for the administrator's database. Gone at the end."""
     names = {role: f"{role}_{secrets.token_hex(4)}" for role in ROLES}
     password = secrets.token_hex(8)
     with psycopg.connect(admin, autocommit=True) as connection:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from query.http import problems
 from query.budget import share
+from query.http import problems
 from query.http.limits import Limits
 from query.http.problems import KINDS, Problem
 from query.http.who import Who

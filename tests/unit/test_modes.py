@@ -144,7 +144,8 @@ def test_the_budget_leaves_room_for_question_prompt_and_answer(
 texts = st.lists(
     st.sampled_from([
         "# Harbour\n\n", "The harbour has two cranes and a lock. " * 6, "\n\n", "| a | b |\n| - | - |\n",
-        "| 1 | 2 |\n" * 9, "Rain.\n", "## Tides\n\n", "Ebb and flood follow each other, twice a day. " * 4, "```\nx = 1\n```\n", "é🙂 ",
+        "| 1 | 2 |\n" * 9, "Rain.\n", "## Tides\n\n", "Ebb and flood follow each other, twice a day. " * 4,
+        "```\nx = 1\n```\n", "é🙂 ",
     ]),
     max_size=30,
 ).map("".join)  # fmt: skip
