@@ -1,0 +1,69 @@
+"""What is checked of every deployment file: names that the code must know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import query.settings
+from connectors.declared import VARIABLE
+from pipeline import settings
+from pipeline.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+BESIDE_SETTINGS = {"PENSTOCK_HOME", "PENSTOCK_DIST", VARIABLE}
+"""Read from the environment without a settings class."""
+STOP_SECONDS = 28.0
+
+
+@cache
+def known_variables() -> frozenset[str]:
+    """Every environment variable that a part of the settings reads."""
+    whole = (settings.Settings, query.settings.QuerySettings)  # made of parts: no variables of their own
+    parts = [part for part in settings.Part.__subclasses__() if part not in whole]
+    assert len(parts) > 10
+    named = {f"{part.model_config['env_prefix']}{field}".upper() for part in parts for field in part.model_fields}
+    return frozenset(named | BESIDE_SETTINGS)
+
+
+def unknown(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if name.startswith("PENSTOCK_") and name not in known_variables())
+
+
+def assert_settings_take(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves of the settings load with these values."""
+    with monkeypatch.context() as patch:
+        for name in known_variables():
+            patch.delenv(name, raising=False)
+        patch.setenv("PENSTOCK_HOME", "nowhere")
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        settings.load()
+        query.settings.load()
+
+
+def assert_is_a_command(arguments: list[str]) -> None:
+    """``penstock ARGUMENTS`` is a command, and a worker that there is."""
+    name, *rest = arguments
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    assert name in commands, f"no command {name}"
+    if name == "worker":
+        assert rest[0] in {"detect", "vectors", "keywords", "connectors"}
+    for option in (word for word in rest if word.startswith("--")):
+        assert any(option in parameter.opts for parameter in commands[name].params), f"{name} has no {option}"
+
+
+def interpolated(text: str, given: Mapping[str, str]) -> str:
+    """As Compose does it: ``${NAME}``, ``${NAME:-default}``, ``${NAME:?message}``."""
+
+    def value(found: re.Match[str]) -> str:
+        name, operator, rest = found.groups()
+        return given.get(name) or (rest if operator == ":-" else "")
+
+    return re.sub(r"\$\{(\w+)(?:(:[-?])([^}]*))?\}", value, text)

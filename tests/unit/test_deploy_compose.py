@@ -1,0 +1,150 @@
+"""docker-compose.yml: everything that it names is there, and everything is as narrow as it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.deploy_kit import (
+    DEPLOY,
+    ROOT,
+    STOP_SECONDS,
+    assert_is_a_command,
+    assert_settings_take,
+    interpolated,
+    unknown,
+)
+
+TEXT = (ROOT / "docker-compose.yml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OURS = [name for name, service in SERVICES.items() if service["image"].startswith("penstock:")]
+ONCE = [name for name, service in SERVICES.items() if service["restart"] in ("on-failure", "no")]
+EXAMPLE = dict(
+    line.split("=", 1)
+    for line in (DEPLOY / "image/example.env").read_text().splitlines()
+    if re.match(r"[A-Z_]+=", line)
+)
+GIVEN = {name: value or "given" if name.endswith("PASSWORD") else value for name, value in EXAMPLE.items()}
+
+
+def environment(name: str) -> dict[str, str]:
+    given = SERVICES[name].get("environment", {})
+    return {key: interpolated(str(value), GIVEN) for key, value in given.items()}
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for name, service in SERVICES.items():
+        assert set(service.get("networks", ())) <= set(COMPOSE["networks"]), name
+        assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"]), name
+        for volume in service.get("volumes", ()):
+            source = interpolated(volume, EXAMPLE).split(":")[0]
+            assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
+    used = {s for service in SERVICES.values() for s in service.get("secrets", ())}
+    assert used == set(COMPOSE["secrets"])
+
+
+def test_whoever_waits_waits_for_something_that_comes() -> None:
+    for name, service in SERVICES.items():
+        for other, how in service.get("depends_on", {}).items():
+            assert other in SERVICES, f"{name} waits for {other}"
+            match how["condition"]:
+                case "service_healthy":
+                    assert "healthcheck" in SERVICES[other], f"{name} waits for {other}'s health for ever"
+                case "service_completed_successfully":
+                    assert other in ONCE, f"{name} waits for the end of {other}, which has none"
+
+
+def test_the_example_says_every_variable_and_no_other() -> None:
+    named = set(re.findall(r"\$\{(\w+)", TEXT)) | {secret["environment"] for secret in COMPOSE["secrets"].values()}
+    assert named == set(EXAMPLE)
+    assert not [name for name, value in EXAMPLE.items() if value and name.endswith("PASSWORD")]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_settings_know_every_variable_and_take_its_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unknown(environment(name)) == []
+    assert_settings_take(environment(name), monkeypatch)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_processes_run_a_command_that_there_is_and_can_change_nothing_of_their_image(name: str) -> None:
+    service = SERVICES[name]
+    assert_is_a_command(service["command"])
+    assert service["read_only"] is True
+    assert service["user"] == "10001:10001"
+    assert float(service["stop_grace_period"].removesuffix("s")) > STOP_SECONDS
+    assert service["tmpfs"], "workers need /tmp"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_confined(name: str) -> None:
+    service = SERVICES[name]
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert "privileged" not in service
+    repository, _, tag = service["image"].rpartition(":")
+    assert re.match(r"v?\d+\.\d+", tag), f"{service['image']} is not pinned"
+    assert "." not in repository.split("/")[0], "short names only: whose registry it is, is the operator's to say"
+    for port in service.get("ports", ()):
+        assert port.startswith("127.0.0.1:"), port
+    if name not in ONCE:
+        assert service["healthcheck"]["test"][0] in ("CMD", "CMD-SHELL")
+        assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
+
+
+@pytest.mark.parametrize("name", [n for n in OURS if "healthcheck" in SERVICES[n]])
+def test_health_is_asked_where_it_is_told(name: str) -> None:
+    given = environment(name)
+    [(port, path)] = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", shlex.join(SERVICES[name]["healthcheck"]["test"]))
+    told = given["PENSTOCK_SERVE_PORT" if name == "query" else "PENSTOCK_STREAM_HEALTH_PORT"]
+    source = ROOT / ("query/http/health.py" if name == "query" else "pipeline/health.py")
+    assert port == told
+    assert f'"{path}"' in source.read_text()
+
+
+def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
+    jobs = yaml.safe_load((DEPLOY / "image/prometheus.yml").read_text())["scrape_configs"]
+    found = {name: str(c["port"]) for job in jobs for c in job["dns_sd_configs"] for name in c["names"]}
+    long = [name for name in OURS if name not in ONCE]
+    assert found == {
+        n: environment(n)["PENSTOCK_SERVE_PORT" if n == "query" else "PENSTOCK_STREAM_HEALTH_PORT"] for n in long
+    }
+
+
+def test_each_process_logs_in_as_a_login_of_its_role() -> None:
+    script = (DEPLOY / "image/postgres-logins.sh").read_text()
+    logins = {login: (role, secret) for login, role, secret in re.findall(r"^login (\w+) (\w+) (\w+)$", script, re.M)}
+    roles = set(re.findall(r"'(penstock_\w+)'", (DEPLOY / "roles/postgres/1-roles.sql").read_text()))
+    held = {}
+    for name in OURS:
+        login = re.search(r"//(\w+)@postgres/", environment(name)["PENSTOCK_POSTGRES_DSN"])
+        assert login is not None
+        role, secret = logins[login[1]]
+        assert role in roles
+        assert secret in SERVICES["postgres"]["secrets"]
+        variable = re.search(r"\w+", SERVICES[name]["environment"]["PGPASSWORD"])
+        assert variable is not None
+        assert variable[0] == COMPOSE["secrets"][secret]["environment"]
+        held[name] = role
+    assert held == {
+        "migrate": "penstock_owner", "demo": "penstock_owner", "detect": "penstock_worker",
+        "vectors": "penstock_worker", "keywords": "penstock_worker", "connectors": "penstock_connectors",
+        "query": "penstock_query",
+    }  # fmt: skip
+
+
+def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
+    assert SERVICES["elasticsearch"]["environment"]["xpack.security.enabled"] == "true"
+    script = (DEPLOY / "image/elasticsearch-users.sh").read_text()
+    users = dict(re.findall(r"^user (\w+) (\w+)$", script, re.M))
+    assert set(users) == {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")}
+    assert set(users.values()) < set(SERVICES["elasticsearch-users"]["secrets"])
+    for name in OURS:
+        if name != "connectors":
+            assert environment(name)["PENSTOCK_ELASTICSEARCH_USERNAME"] in users
+    assert not [n for n in environment("connectors") if n.startswith("PENSTOCK_ELASTICSEARCH_USER")]
