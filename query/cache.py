@@ -9,8 +9,10 @@ nothing that happens to what the caller may not read shows, not even in how long
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from uuid import UUID
 
 from cachetools import LRUCache, TTLCache
@@ -39,7 +41,17 @@ class Key:
     rerank: bool
     generation: Generation
     tenant: str
-    readable: Readable
+    access: bytes
+    """``access_of`` what the caller may read."""
+
+
+def access_of(readable: Readable) -> bytes:
+    """Equal where as much is readable, whatever the order. 32 bytes: a wide reader satisfies 100,000 access sets, and
+    thousands of answers are kept."""
+    digest = blake2b(array("q", sorted(readable.access_ids)).tobytes(), digest_size=32)
+    for tags in (readable.acl_tags, readable.required_tags):
+        digest.update("\0".join(["", *sorted(tags), ""]).encode())
+    return digest.digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +79,18 @@ class Cache:
 
     def __init__(self, size: int) -> None:
         """size: questions whose vectors are kept, and answers; 0: none of either."""
-        self._vectors: LRUCache[tuple[str, str], Embedded] = LRUCache(size)
+        self._vectors: LRUCache[tuple[str, int, str], Embedded] = LRUCache(size)
         self._answers: TTLCache[Key, Remembered] = TTLCache(size, KEPT_SECONDS)
         self.enabled = size > 0
 
-    def vector(self, tenant: str, query: str) -> Embedded | None:
-        """By the one model that a process asks. A tenant does not learn what another one asks."""
-        return self._vectors.get((tenant, query))
+    def vector(self, caller: Caller, query: str) -> Embedded | None:
+        """By the one model that a process asks. For whoever holds the same tags: nobody else learns from the time what
+        was asked."""
+        return self._vectors.get((caller.tenant, hash(caller.tags), query))
 
-    def keep_vector(self, tenant: str, query: str, embedded: Embedded) -> None:
+    def keep_vector(self, caller: Caller, query: str, embedded: Embedded) -> None:
         if self.enabled:
-            self._vectors[tenant, query] = embedded
+            self._vectors[caller.tenant, hash(caller.tags), query] = embedded
 
     def answer(self, key: Key) -> Remembered | None:
         return self._answers.get(key)
@@ -100,12 +113,16 @@ async def changed_since(
     connection: Connection, taken: str, generation: str, caller: Caller, readable: Readable
 ) -> bool:
     """Whether a store has followed the ledger, in a document that the caller may read, in a transaction that a snapshot
-    did not see. Reads what was settled since and no more than MOST_CHANGES of that."""
+    did not see. Reads what was settled since and no more than MOST_CHANGES of that.
+
+    Ids of transactions that are yet to come were brought along from another server, by a ledger restored from a dump.
+    """
     cursor = await connection.execute(
         """
         WITH settled AS MATERIALIZED (
             SELECT document_id FROM index_state
             WHERE settled_xid >= pg_snapshot_xmin(%(taken)s::pg_snapshot)
+              AND settled_xid < pg_snapshot_xmax(pg_current_snapshot())
               AND NOT pg_visible_in_snapshot(settled_xid, %(taken)s::pg_snapshot)
               AND generation = %(generation)s
             LIMIT %(most)s + 1

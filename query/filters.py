@@ -89,6 +89,13 @@ def values(filters: Filters) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _a_little_later(moment: datetime) -> datetime:
+    try:
+        return moment + timedelta(milliseconds=1)
+    except OverflowError:  # the last moment that there is: "any time"
+        return moment
+
+
 def clauses(filters: Filters) -> list[dict[str, Any]]:
     """The same in Elasticsearch's terms: filter clauses of a bool query."""
     wanted: list[dict[str, Any]] = []
@@ -100,7 +107,7 @@ def clauses(filters: Filters) -> list[dict[str, Any]]:
         kinds: list[dict[str, Any]] = [{"prefix": {"media_type": family}} for family in filters.families]
         kinds.append({"terms": {"media_type": filters.exact_types}})
         wanted.append({"bool": {"should": kinds, "minimum_should_match": 1}})
-    before = filters.before + timedelta(milliseconds=1) if filters.before else None  # it counts whole ones: no more
+    before = _a_little_later(filters.before) if filters.before else None  # it counts whole milliseconds: no more
     moments = {name: at.isoformat() for name, at in (("gte", filters.since), ("lt", before)) if at is not None}
     if moments:
         wanted.append({"range": {"source_modified_at": moments}})

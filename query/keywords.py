@@ -21,6 +21,9 @@ from query.scoring import MOST_WORDS, clauses
 
 TERMS_A_CLAUSE = 65_536
 """index.max_terms_count."""
+MOST_REQUIRED = 500
+"""Required tags that are asked for exactly. Each counts as a clause, of which a small server takes 1,024
+(indices.query.bool.max_clause_count) for a whole query."""
 IDENTIFIER_BOOST = 100.0
 """Above every sum of BM25: who names an identifier wants the passages that hold it."""
 PART_BOOST = 0.1
@@ -98,16 +101,18 @@ def _may_read(tenant: str, readable: Readable) -> Sequence[Mapping[str, Any]]:
     acl = readable.acl_tags
     if not acl:
         return [{"match_none": {}}]  # a bool of no clauses would match everything, whatever its minimum_should_match
-    any_of = [{"terms": {"acl_tags": some}} for some in _portions(acl)]
-    return [
-        {"term": {"tenant": tenant}},
-        {"bool": {"should": any_of, "minimum_should_match": 1}},
-        {
-            "terms_set": {
-                "required_tags": {
-                    "terms": [EVERYONE, *readable.required_tags],
-                    "minimum_should_match_field": "required_count",
-                }
-            }
-        },
-    ]
+    return [{"term": {"tenant": tenant}}, _any_of("acl_tags", acl), _required(readable.required_tags)]
+
+
+def _required(held: Sequence[str]) -> Mapping[str, Any]:
+    """All of an entry's required tags are held. Of very many: at least one of them, besides EVERYONE; the ledger, which
+    has the last word anyway, sorts out who lacks another one."""
+    if len(held) <= MOST_REQUIRED:
+        terms = [EVERYONE, *held]
+        return {"terms_set": {"required_tags": {"terms": terms, "minimum_should_match_field": "required_count"}}}
+    return _any_of("required_tags", held, {"term": {"required_count": 1}})
+
+
+def _any_of(field: str, values: Sequence[str], *others: Mapping[str, Any]) -> Mapping[str, Any]:
+    matches = [*others, *({"terms": {field: some}} for some in _portions(values))]
+    return {"bool": {"should": matches, "minimum_should_match": 1}}

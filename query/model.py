@@ -9,6 +9,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
+from pipeline.core.normalise import clean
 
 Mode = Literal["hybrid", "vector", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "vector", "keyword")
@@ -125,8 +126,9 @@ class Found:
 
 def check(query: str, top: int, mode: str) -> str:
     """The query as it is asked. Raises BadQuery."""
-    # What a terminal may hand over and no store takes: lone surrogates and NUL.
-    text = query.encode("utf-8", "replace").decode().replace("\x00", " ").strip()
+    # What a terminal may hand over and no store takes: lone surrogates and NUL. The rest as documents are kept: a name
+    # that a Mac wrote (NFD), or a word with an invisible hyphen, is the one that stands there.
+    text = clean(query.encode("utf-8", "replace").decode().replace("\x00", " ")).strip()
     if not text:
         raise BadQuery("the query is empty: say what to search for")
     if len(text) > MAX_QUERY_CHARACTERS:

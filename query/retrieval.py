@@ -23,7 +23,7 @@ from pipeline.stores.postgres import Pool, open_pool
 from query import expansion
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
-from query.cache import Cache, Embedded, Key, Ref, Remembered, changed_since, snapshot
+from query.cache import Cache, Embedded, Key, Ref, Remembered, access_of, changed_since, snapshot
 from query.embedder import QueryEmbedder, bounded
 from query.filters import NONE, Filters
 from query.filters import check as check_filters
@@ -105,7 +105,8 @@ class Search:
             embedding = asyncio.create_task(steps.timed("embed", self._embed(question.text, caller, self._embedder)))
         try:
             scope = await steps.timed("access", self._pin(caller, filters))
-            key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, scope.readable)
+            access = access_of(scope.readable)
+            key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, access)
             if (known := await self._again(key, scope, steps)) is not None:
                 return known
             return await self._find(question, scope, embedding, steps, key)
@@ -115,12 +116,12 @@ class Search:
                 await asyncio.gather(embedding, return_exceptions=True)
 
     async def _embed(self, text: str, caller: Caller, embedder: QueryEmbedder) -> Embedded:
-        known = self._cache.vector(caller.tenant, text)
+        known = self._cache.vector(caller, text)
         self._count("embeddings", hit=known is not None)
         if known is None:
             async with bounded(self._stores.timeouts.embed, "the embedding model"):
                 known = await embedder.embed(text)
-            self._cache.keep_vector(caller.tenant, text, known)
+            self._cache.keep_vector(caller, text, known)
         return known
 
     async def _pin(self, caller: Caller, filters: Filters) -> Scope:

@@ -12,7 +12,6 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol, TypeVar, cast
-from urllib.parse import urlsplit
 
 import openai
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
@@ -47,7 +46,7 @@ class Chat(Protocol):
         """Pieces of the text as they are written, then End. Closing it early closes the request.
 
         Raises Retryable (Deferred) when the server is away, slow, breaks off or answers nonsense, at any time;
-        Misconfigured when it refuses.
+        Misconfigured when it refuses. Whoever asked reads why: no error names an address.
         """
 
     async def complete(
@@ -82,7 +81,6 @@ class OpenAIChat:
             raise Misconfigured("a chat server is set, but no model of it: set PENSTOCK_CHAT_MODEL", service="chat")
         self.model = settings.model
         self._settings = settings
-        self._host = urlsplit(settings.base_url or OPENAI_URL).netloc.rpartition("@")[2]
         self._client = openai.AsyncOpenAI(
             base_url=settings.base_url or OPENAI_URL,
             api_key=settings.api_key.get_secret_value() if settings.api_key else "none",
@@ -122,7 +120,7 @@ class OpenAIChat:
                     written = True
                     yield text
         if reason is None:
-            raise Retryable(f"the chat server {self._host} broke off in the middle", service="chat")
+            raise Retryable("the chat server broke off in the middle", service="chat")
         yield End(reason, usage)
 
     async def complete(
@@ -135,7 +133,7 @@ class OpenAIChat:
         answer = await self._within(ends, self._client.chat.completions.create(**request))
         text, _, usage = _read(answer)
         if not text:
-            raise Retryable(f"the chat server {self._host} answered nothing", service="chat")
+            raise Retryable("the chat server answered nothing", service="chat")
         return text, usage or Usage()
 
     async def aclose(self) -> None:
@@ -161,23 +159,23 @@ class OpenAIChat:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await work
         except (TimeoutError, openai.APITimeoutError) as error:
-            raise Retryable(f"the chat server {self._host} is too slow", service="chat") from error
+            raise Retryable("the chat server is too slow", service="chat") from error
         except openai.APIStatusError as error:
             raise self._refusal(error) from None  # its text may quote the request
         except openai.APIConnectionError as error:
             why = type(error.__cause__ or error).__name__
-            raise Retryable(f"the chat server {self._host} cannot be reached: {why}", service="chat") from error
+            raise Retryable(f"the chat server cannot be reached: {why}", service="chat") from error
         except openai.APIError as error:  # an error that came in the stream
-            raise Retryable(f"the chat server {self._host} broke off ({_label(error)})", service="chat") from None
+            raise Retryable(f"the chat server broke off ({_label(error)})", service="chat") from None
         except (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError, ValueError) as error:
             # The cause would quote what it answered: name it by its kind only.
             raise Retryable(
-                f"the chat server {self._host} answers what cannot be read ({type(error).__name__})", service="chat"
+                f"the chat server answers what cannot be read ({type(error).__name__})", service="chat"
             ) from None
 
     def _refusal(self, error: openai.APIStatusError) -> Retryable | Misconfigured:
         status, label = error.status_code, _label(error)
-        said = f"the chat server {self._host} answers {status} {label}".rstrip()
+        said = f"the chat server answers {status} {label}".rstrip()
         match classify_http(status, error.code or error.type):
             case "retry":
                 wait = retry_after_seconds(error.response.headers, now=datetime.now(UTC))

@@ -27,11 +27,10 @@ _ATTRIBUTES = 300
 """Characters behind an element's name within which an attribute must get its value; without an end by then, it has."""
 _CONSTRUCT = regex.compile(
     r"(?P<image>!(?=\[))"
-    r"|(?P<definition>(?<![^\n])[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){1,500}\]:)"
     r"|(?P<cite>[ \t]{0,8}[\[\u3010](?P<numbers>" + _NUMBERS + r")(?:\u2020[^\]\u3011\n]{0,100})?[\]\u3011]"
-    r"(?:\(" + _SPAN + r"\)|(?P<open>(?=\()))?)"
+    r"(?:\(" + _SPAN + r"\)|(?P<open>(?=[(:])))?)"
     r"|(?P<link>\]\((?P<target>" + _SPAN + r")\))"
-    r"|(?P<broken>\](?=\())"
+    r"|(?P<broken>\](?=[(:]))"
     r"|(?P<auto><(?P<address>[a-z][a-z0-9+.-]{1,31}:[^\s<>]{0,4000})>)"
     r"|(?P<unseen><think>.{0,200000}?(?:</think>\s*|\Z))"
     r"|(?P<comment><!--)"
@@ -51,8 +50,6 @@ def _prefixes(*words: str) -> str:
 _PENDING = regex.compile(
     r"(?:!"
     r"|[ \t]{1,8}"
-    r"|[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){0,500}\\?"
-    r"|(?<![^\n])[ \t]{0,3}\[(?:[^\[\]\n\\]|\\.){0,500}\]"
     r"|[ \t]{0,8}[\[\u3010]" + r"[\d \t,;\u2013-]{0,150}(?:\u2020[^\]\u3011\n]{0,100})?"
     r"|[ \t]{0,8}[\[\u3010]"
     + _NUMBERS
@@ -92,8 +89,6 @@ class Writing:
         self._sources = frozenset(p.result.passage.source_url for p in passages if p.result.passage.source_url)
         self._texts = [p.text for p in passages]
         self._held = ""
-        self._before = "\n"
-        """The character before what is held: whether a line begins there."""
         self._code = ""
         """The backticks that opened the code that is being written."""
 
@@ -105,7 +100,7 @@ class Writing:
         return self._scan(last=True)
 
     def _scan(self, *, last: bool) -> str:
-        text, at, out = self._before + self._held, 1, list[str]()
+        text, at, out = self._held, 0, list[str]()
         while at < len(text):
             start = _START.search(text, at)
             if start is None:
@@ -119,7 +114,7 @@ class Writing:
             match = _CONSTRUCT.match(text, at)
             out.append(self._said(match) if match else text[at])
             at = match.end() if match else at + 1
-        self._before, self._held = text[at - 1], text[at:]
+        self._held = text[at:]
         return "".join(out)
 
     def _said(self, match: regex.Match[str]) -> str:
@@ -139,9 +134,7 @@ class Writing:
         if groups["comment"]:
             return "\u2039!--"  # to be seen, as the rest of it
         if groups["broken"] is not None:
-            return "] "
-        if groups["definition"]:
-            return f"{whole[:-1]} :"
+            return "] "  # neither a link nor, before a colon, what defines one, wherever that may stand
         self.found.removed += 1
         return {"image": "", "link": "]"}.get(_kind(groups), "\u2039")
 

@@ -20,6 +20,7 @@ from query.http.auth import LOOPBACK_NAMES, Authenticator
 from query.http.limits import Limits
 from query.http.problems import Problem
 from query.http.who import Who
+from query.model import BadQuery
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
 
@@ -118,7 +119,7 @@ class Gate:
             # outermost call of the request's own task, and whoever it works for is told by the cut connection.
             exchange.left = True
         except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
-            if not isinstance(error, Problem):
+            if not isinstance(error, Problem | BadQuery):  # theirs to mend
                 _log(error, scope)
             problem = problems.of(error)
             exchange.shed = problem.kind == "busy"

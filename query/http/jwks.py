@@ -20,7 +20,10 @@ log = structlog.get_logger()
 
 FETCH_SECONDS = 5.0
 FRESH_SECONDS = 600.0
-"""Younger keys are taken as they are; older ones are fetched again beside the request that needs them."""
+"""Younger keys are taken as they are; older ones are fetched again first."""
+PATIENCE_SECONDS = 1.0
+"""For which a request with keys that are older waits: an issuer that answers has the last word, one that is away does
+not hold up whoever it vouched for."""
 REFRESH_SECONDS = 30.0
 """Between two attempts, whatever tokens name: an unknown ``kid`` costs the issuer at most two requests a minute."""
 MAX_BYTES = 256 * 1024
@@ -50,6 +53,8 @@ class KeySet:
         only such as are too old, and the issuer cannot be reached."""
         if (self._age() > FRESH_SECONDS or self._find(kid) is None) and self._may_try():
             self._fetching = asyncio.create_task(self._fetch(), name="fetch JWKS")
+        if self._fetching is not None and self._age() > FRESH_SECONDS:
+            await asyncio.wait({self._fetching}, timeout=PATIENCE_SECONDS)
         if self._fetching is not None and (self._find(kid) is None or self._age() > self._keep_seconds):
             await asyncio.shield(self._fetching)  # one fetch for all that wait
         if self._age() > self._keep_seconds:

@@ -164,7 +164,7 @@ async def test_an_issuer_that_is_away_does_not_lock_out_who_was_known(issuer: Is
 
 
 async def test_old_keys_are_renewed_beside_the_request_that_needs_them(issuer: Issuer) -> None:
-    """A hanging issuer keeps nobody waiting whose key is known."""
+    """A hanging issuer keeps nobody waiting for long whose key is known."""
     clock, settings = Clock(), AuthSettings(**issuer.settings())
     async with trusting(issuer, clock) as keys:
         await tokens.who(issuer.token(), keys, settings)

@@ -1,0 +1,209 @@
+"""Faults that a review of the query service found, each as it was found."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import httpx
+import pytest
+import pytest_asyncio
+from markdown_it import MarkdownIt
+
+from deploy.local.stack import Stack
+from query.access import Readable, readable
+from query.answers.written import Writing
+from query.cache import access_of
+from query.filters import Filters
+from query.http import jwks, tokens
+from query.http.jwks import KeySet
+from query.http.tokens import Untrusted
+from query.keywords import bm25
+from query.model import BadQuery, check
+from query.scoring import MOST_CHARACTERS, clauses
+from query.settings import AuthSettings, ChatSettings
+from tests.answers_kit import numbered
+from tests.contract.http_kit import as_, service_over
+from tests.contract.retrieval_kit import names
+from tests.contract.test_retrieval_again import Desk
+from tests.fakes.issuer import Key, issuing
+from tests.library import Library, WordEmbedder, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        yield library
+
+
+@pytest.fixture
+def desk(library: Library) -> Desk:
+    return Desk(library)
+
+
+# What is asked
+
+
+@pytest.mark.parametrize("written", ["Ångström", "hand\u00adbook", "de\u200bployment"])
+async def test_a_question_is_read_as_documents_are_kept(desk: Desk, written: str) -> None:
+    """A file name from a Mac is decomposed, a word from a page has an invisible hyphen: both found nothing."""
+    tenant = desk.tenant
+    await desk.library.put(
+        document("one", "Ångström's deployment handbook", tenant=tenant), document("b", "x", tenant=tenant)
+    )
+    caller = await desk.library.caller(tenant, "staff")
+    found = await desk.search.search(unicodedata.normalize("NFD", written), caller, mode="keyword")
+    assert names(found) == ["one"]
+
+
+async def test_what_nobody_sees_is_no_question() -> None:
+    with pytest.raises(BadQuery, match="empty"):
+        check("\u200b\u202e\ufeff", 10, "hybrid")
+
+
+async def test_a_page_without_spaces_is_no_query_of_thousands_of_terms() -> None:
+    asked = clauses("釧路湿原国立公園" * 1000)
+    assert len(asked["must"]["combined_fields"]["query"]) == MOST_CHARACTERS
+    assert len(asked["should"]["match_phrase"]["text.exact"]["query"]) == MOST_CHARACTERS
+
+
+async def test_who_is_let_into_ten_thousand_restricted_pages_is_answered_by_keyword(
+    library: Library, desk: Desk
+) -> None:
+    """Elasticsearch counts each required tag as a clause and refused the search."""
+    await library.put(
+        document("mine", "a restricted page", tenant=desk.tenant, required_tags=["r7"]),
+        document("theirs", "a restricted page", tenant=desk.tenant, required_tags=["other"]),
+        document("open", "an open page", tenant=desk.tenant),
+    )
+    caller = await library.caller(desk.tenant, "staff", "r7")
+    async with library.pool.connection() as connection:
+        now = await readable(connection, caller)
+    many = Readable(now.access_ids, now.acl_tags, (*(f"wiki/r{n}" for n in range(10_000)),))
+    found = await bm25(library.es, library.generation, caller, many, "page", limit=10, timeout_seconds=20)
+    assert len(found) == 2
+
+
+async def test_the_last_moment_is_a_time_like_any_other(library: Library, desk: Desk) -> None:
+    """It was a 500: a millisecond is added for Elasticsearch, and there is none after it."""
+    await library.put(
+        document("a", "deployment", tenant=desk.tenant, source_modified_at=datetime(2026, 1, 1, tzinfo=UTC))
+    )
+    async with service_over(library) as (client, _):
+        asked = {"query": "deployment", "filters": {"before": "9999-12-31T23:59:59.999999Z"}}
+        answer = await client.post("/v1/search", json=asked, headers=as_("nobody", desk.tenant))
+        assert answer.status_code == 200
+        found = await desk.search.search(
+            "deployment",
+            await library.caller(desk.tenant, "staff"),
+            filters=Filters(before=datetime.max.replace(tzinfo=UTC)),
+        )
+        assert names(found) == ["a"]
+
+
+# What is remembered
+
+
+async def test_who_may_read_something_else_does_not_learn_what_was_asked(desk: Desk) -> None:
+    """Whether the question's vector was remembered shows in its step's time."""
+    await desk.library.put(
+        document("s", "merger plans", tenant=desk.tenant, acl_tags=["board"]),
+        document("t", "lunch", tenant=desk.tenant),
+    )
+    await desk.ask("the merger with Initech", "board")
+    await desk.ask("the merger with Initech", "staff")
+    assert desk.hits("embeddings") == 0
+    await desk.ask("the merger with Initech", "board")
+    assert desk.hits("embeddings") == 1
+
+
+async def test_a_ledger_that_was_restored_from_a_dump_remembers_too(desk: Desk) -> None:
+    """The ids of its transactions are those of another server, and far ahead of this one's."""
+    await desk.library.put(document("a", "deployment", tenant=desk.tenant))
+    await desk.library.execute(
+        "UPDATE index_state SET settled_xid = '900000000'::xid8 WHERE document_id IN"
+        " (SELECT id FROM documents WHERE tenant = %s)", desk.tenant,
+    )  # fmt: skip
+    await desk.ask("deployment", "staff")
+    await desk.ask("deployment", "staff")
+    assert desk.hits() == 1
+
+
+async def test_a_wide_reader_is_a_small_key() -> None:
+    """2,000 answers for somebody who satisfies 200,000 access sets held 16 GB of numbers."""
+    ids = range(1_000_000, 1_200_000)
+    wide = Readable((*ids,), ("wiki/a", "wiki/b"), ())
+    assert len(access_of(wide)) == 32
+    assert access_of(wide) == access_of(Readable((*reversed(ids),), ("wiki/b", "wiki/a"), ()))
+    others = [
+        Readable((*ids, 7), ("wiki/a", "wiki/b"), ()), Readable((*ids,), ("wiki/a",), ()),
+        Readable((*ids,), ("wiki/a",), ("wiki/b",)),
+    ]  # fmt: skip
+    assert len({access_of(one) for one in [wide, *others]}) == 4
+
+
+# What is told
+
+
+async def test_a_chat_server_that_is_away_is_not_named_to_readers(library: Library, desk: Desk) -> None:
+    await library.put(document("a", "the deployment handbook", tenant=desk.tenant, acl_tags=["user:ann"]))
+    chat = ChatSettings(base_url="http://chat.intern.test:9/v1", model="m")
+    async with service_over(library, chat=chat) as (client, _):
+        answer = await client.post("/v1/answers", json={"question": "deployment"}, headers=as_("ann", desk.tenant))
+    assert "the answering model failed" in answer.json()["notes"][-1]
+    assert "intern.test" not in answer.text
+
+
+async def test_a_question_that_cannot_be_asked_is_no_fault_of_the_service(
+    library: Library, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with service_over(library) as (client, _):
+        answer = await client.post("/v1/answers", json={"question": "q", "mode": "focused"}, headers=as_("ann"))
+    assert answer.status_code == 422
+    written = capfd.readouterr()
+    assert "/v1/answers" in written.out + written.err
+    assert "misconfigured" not in written.out + written.err
+
+
+# What a model writes
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "The gate opens at nine [1].\n\n- [1]: //evil.example/?q=secret",
+        "The gate opens at nine [1].\n\n> [1]: //evil.example/?q=secret",
+        "See [the policy][b].\n\n1. > [b]: //evil.example/q",
+        "[a\nb]: //evil.example/q\n\n[a b]",
+        f"[{'a' * 600}]: //evil.example/q\n\n[{'a' * 600}]",
+        "[b]`[9]`: x\n\n- [b][9]: //evil.example/q\n\n[b]",
+    ],
+)
+@pytest.mark.parametrize("at_once", [1, 4_000])
+async def test_no_definition_makes_a_link_of_a_citation(written: str, at_once: int) -> None:
+    """CommonMark takes them in lists and quotations too, and with labels of several lines."""
+    writing = Writing(numbered("The gate opens at nine."))
+    pieces = [writing.feed(written[n : n + at_once]) for n in range(0, len(written), at_once)]
+    shown = MarkdownIt("commonmark").render("".join([*pieces, writing.end()]))
+    assert "<a " not in shown, shown
+
+
+# Whose key it was
+
+
+async def test_a_key_that_was_withdrawn_while_nobody_asked_opens_nothing() -> None:
+    """The first request after a quiet night was believed on yesterday's keys, its issuer at hand."""
+    now = [1_000.0]
+    async with issuing() as issuer, httpx.AsyncClient() as client:
+        keys = KeySet(issuer.jwks_url, keep_seconds=86_400, client=client, clock=lambda: now[0])
+        settings = AuthSettings(**issuer.settings())
+        stolen = issuer.token()
+        assert (await tokens.who(stolen, keys, settings)).principal == "ann"
+        issuer.keys = [Key.rsa("k2")]
+        now[0] += jwks.FRESH_SECONDS + 1
+        with pytest.raises(Untrusted):
+            await tokens.who(stolen, keys, settings)
+        await keys.aclose()
