@@ -246,6 +246,8 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
         ("penstock_query", "SELECT nextval('ledger_seq')"),
         ("penstock_query", "SELECT FROM connector_memory"),
         ("penstock_query", "SELECT FROM uploads"),
+        ("penstock_query", "SELECT changes_cursor FROM connectors"),
+        ("penstock_worker", "SELECT changes_cursor FROM connectors"),
         ("penstock_worker", "UPDATE generations SET state = 'retired'"),
         ("penstock_worker", "DROP TABLE chunks_g1"),
         ("penstock_worker", "TRUNCATE documents CASCADE"),

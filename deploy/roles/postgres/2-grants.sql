@@ -42,6 +42,9 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks
     TO penstock_worker;
+-- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
+GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at) ON connectors
+    TO penstock_worker, penstock_query;
 
 -- The connectors.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
@@ -53,7 +56,7 @@ GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 -- The query service.
 GRANT SELECT ON
     generations, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
-    dead_letters, audit_runs, audit_differences, connectors,
+    dead_letters, audit_runs, audit_differences,
     conversation_members, conversation_pairs, conversation_chunks
     TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON

@@ -1,0 +1,49 @@
+"""Every process of a real pipeline as its own role of Postgres, from the source to the query."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from connectors.declared import VARIABLE
+from connectors.fakes.notes import SECRET, TOKEN, NotesPlayground, NotesService, app
+from pipeline.serving import served
+from tests.contract.roles_kit import logins, run_file
+from tests.space import Space
+
+pytestmark = pytest.mark.stack
+
+
+async def test_a_document_goes_from_its_source_to_the_query_with_every_process_in_its_own_role(
+    space: Space, tmp_path: Path
+) -> None:
+    admin = space.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    service = NotesService(page_size=3)
+    declared = tmp_path / "connectors.toml"
+    space.environment |= {"PENSTOCK_BOOK_TOKEN": TOKEN, "PENSTOCK_BOOK_SECRET": SECRET, VARIABLE: str(declared)}
+    with logins(admin) as dsns:
+        dsn = {role: {"PENSTOCK_POSTGRES_DSN": value} for role, value in dsns.items()}
+        async with served(app(service)) as url:
+            declared.write_text(f'[connector.book]\nkind = "examples.notes:Notes"\nurl = "{url}"\n')
+            await NotesPlayground(service, url).write("numbat", "The numbat eats termites, and nothing else.")
+            space.start("detect", "vectors", "keywords", env=dsn["penstock_worker"])
+            space.start("connectors", env=dsn["penstock_connectors"])
+            space.environment |= dsn["penstock_query"]
+
+            async def found() -> list[str]:
+                code, told = await space.penstock(
+                    "search", "what do numbats eat", "--as", NotesPlayground.inside, "--json"
+                )
+                assert code == 0, told
+                return [one["external_id"] for one in told["results"]]
+
+            async with asyncio.timeout(60):
+                while await found() != ["numbat"]:
+                    await asyncio.sleep(0.2)
+        logs = {name: space.log(name) for name in space.processes}
+        space.stop_all()
+    assert not [name for name, log in logs.items() if "permission denied" in log or "42501" in log]
