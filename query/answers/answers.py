@@ -84,6 +84,10 @@ class Answers:
         self._key = key
         self._rest = Rest()
 
+    def unnoticed(self) -> Answers:
+        """The same for what the service asks itself: neither counted nor put into the queue, for nobody got it."""
+        return Answers(self._modes, self._chat, None, self._settings)
+
     async def whole(self, question: Question, caller: Caller, klass: CallerClass = "standard") -> Answer:
         """The answer at once. Raises BadQuery; Retryable or Misconfigured where there is no material."""
         async with aclosing(self.answer(question, caller, klass)) as events:

@@ -180,7 +180,7 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
     try:
         yield Evaluation(
             service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
-            service.answers, chat, service.embedder,
+            service.answers.unnoticed(), chat, service.embedder,
         )  # fmt: skip
     finally:
         if chat is not None:

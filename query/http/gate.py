@@ -42,7 +42,9 @@ SECURITY_HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
 LINGER_TIMES = 16
-QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+PROBES = frozenset({"/livez", "/readyz"})
+"""Whoever orchestrates asks by address, and learns two words."""
+QUIET = PROBES | {"/metrics"}
 """Asked every few seconds by machines: counted, not logged."""
 
 
@@ -133,7 +135,7 @@ class Gate:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         headers = Headers(scope=scope)
-        if self._hosts and _host(headers) not in self._hosts:
+        if self._hosts and scope["path"] not in PROBES and _host(headers) not in self._hosts:
             raise Problem("bad-request", "this service does not go by the name in the Host header")
         if not _is_guarded(scope["path"]):
             await self._app(scope, receive, send)

@@ -15,6 +15,9 @@ from deploy.local.stack import Stack
 from query.access import Readable, readable
 from query.answers.written import Writing
 from query.cache import access_of
+from query.evaluation import golden as judgements
+from query.evaluation import service as evaluation
+from query.evaluation.golden import Golden, Judged
 from query.filters import Filters
 from query.http import jwks, tokens
 from query.http.jwks import KeySet
@@ -27,6 +30,8 @@ from tests.answers_kit import numbered
 from tests.contract.http_kit import as_, service_over
 from tests.contract.retrieval_kit import names
 from tests.contract.test_retrieval_again import Desk
+from tests.fakes.chat import FakeChat
+from tests.fakes.chat_faults import Faults
 from tests.fakes.issuer import Key, issuing
 from tests.library import Library, WordEmbedder, document
 
@@ -166,6 +171,33 @@ async def test_a_question_that_cannot_be_asked_is_no_fault_of_the_service(
     written = capfd.readouterr()
     assert "/v1/answers" in written.out + written.err
     assert "misconfigured" not in written.out + written.err
+
+
+async def test_what_the_service_asks_itself_is_nobodys_to_review(library: Library, desk: Desk) -> None:
+    """Golden questions are answered every quarter of an hour: each doubtful answer came into the queue again and again,
+    and counted as one that somebody had got."""
+    await library.put(document("a", "the deployment handbook", tenant=desk.tenant))
+    judged = (Judged("wiki", "a"),)
+    async with library.pool.connection() as connection:
+        await judgements.keep(connection, Golden(desk.tenant, "the deployment handbook?", judged, tags=("staff",)))
+    async with FakeChat(faults=Faults(uncited=True, hallucinate=True)) as fake:
+        chat = ChatSettings(base_url=fake.url, model=fake.model)
+        async with service_over(library, chat=chat) as (_, service):
+            assert await evaluation.once(service) is not None
+            assert fake.asked
+            assert service.metrics.registry.get_sample_value("penstock_query_answer_support_count") == 0
+    assert await library.execute("SELECT count(*) FROM answer_reviews WHERE tenant = %s", desk.tenant) == [(0,)]
+
+
+async def test_a_probe_names_no_host(library: Library) -> None:
+    """Whoever orchestrates asks by address. Set as docs/http.md says, allowed_hosts made the service never ready."""
+    serve = {"allowed_hosts": ("search.example.org",)}
+    async with service_over(library, serve=serve) as (client, _):
+        for path in ("/livez", "/readyz"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/metrics")).status_code == 400
+        assert (await client.get("/v1/me")).status_code == 400
+        assert (await client.get("/v1/me", headers={"Host": "search.example.org"})).status_code == 200
 
 
 # What a model writes
