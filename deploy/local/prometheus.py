@@ -1,0 +1,116 @@
+"""Prometheus and promtool for the tests: ``python -m deploy.local.prometheus`` finds them, or unpacks Debian's.
+
+``$PENSTOCK_PROMETHEUS`` names a folder with both; else they are looked for on the PATH; else Debian's package is
+downloaded by apt-get and unpacked among the local servers. It is not installed: that would start a service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+from rich.console import Console
+
+from deploy.local.lock import exclusive
+from pipeline import settings
+from pipeline.core.errors import Misconfigured
+
+PACKAGE = "prometheus"
+APT_SECONDS = 300
+
+Program = Literal["prometheus", "promtool"]
+PROGRAMS: tuple[Program, ...] = ("prometheus", "promtool")
+
+console = Console(stderr=True, highlight=False)
+
+
+def folder() -> Path:
+    """Where the package is unpacked."""
+    return settings.dist() / PACKAGE
+
+
+def find(program: Program) -> Path | None:
+    """The one to use; None: there is none. Raises Misconfigured when the one that was named is not there."""
+    if named := os.environ.get("PENSTOCK_PROMETHEUS"):
+        path = Path(named) / program
+        if not os.access(path, os.X_OK):
+            raise Misconfigured(
+                f"PENSTOCK_PROMETHEUS names {named}, where there is no {program}: correct it, or unset it"
+            )
+        return path
+    if on_path := shutil.which(program):
+        return Path(on_path)
+    unpacked = folder() / "usr" / "bin" / program
+    return unpacked if os.access(unpacked, os.X_OK) else None
+
+
+def require(program: Program) -> Path:
+    """The one to use, unpacked now if need be. Raises Misconfigured with one line."""
+    if find(program) is None:
+        unpack()
+    found = find(program)
+    if found is None:
+        raise Misconfigured(
+            f"no {program} was found: `apt-get install prometheus` (and stop the service that it starts),"
+            " or name a folder that has it with PENSTOCK_PROMETHEUS"
+        )
+    return found
+
+
+def unpack() -> None:
+    """Debian's package, into ``folder()``. Raises Misconfigured with the line that says why not."""
+    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg")
+    if apt is None or dpkg is None:
+        return
+    place = folder()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as work:
+        if all(os.access(place / "usr" / "bin" / program, os.X_OK) for program in PROGRAMS):
+            return  # somebody else was faster
+        try:
+            _run(work, apt, "download", "-qq", PACKAGE)
+        except Misconfigured:
+            if os.geteuid() != 0:
+                raise
+            _run(work, apt, "update", "-qq")
+            _run(work, apt, "download", "-qq", PACKAGE)
+        whole = Path(work) / "whole"
+        [package] = Path(work).glob("*.deb")
+        _run(work, dpkg, "-x", str(package), str(whole))
+        shutil.rmtree(place, ignore_errors=True)
+        whole.rename(place)
+
+
+def _run(work: str, *command: str) -> None:
+    name = f"{Path(command[0]).name} {command[1]}"
+    try:
+        done = subprocess.run(
+            command, cwd=work, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", check=False, timeout=APT_SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Misconfigured(f"{name} did not end within {APT_SECONDS} s: is the network there?") from error
+    if done.returncode != 0:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
+        errors = [line for line in lines if line.startswith("E:")]
+        raise Misconfigured(f"{name} failed: {(errors or lines)[-1][:300]}")
+
+
+def main() -> int:
+    """Returns the exit code: 1 when one of them is not there in the end."""
+    try:
+        for program in PROGRAMS:
+            console.print(f"{program}: {require(program)}", soft_wrap=True)
+    except Misconfigured as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

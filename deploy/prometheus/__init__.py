@@ -1,0 +1,1 @@
+"""Rules, scrape configuration, and the table of what there is to scrape."""

@@ -1,0 +1,88 @@
+"""Every metric there is: ``python -m deploy.prometheus.catalogue > docs/metrics.md``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from pipeline.telemetry import Metrics
+from query.evaluation.metrics import EvalMetrics
+from query.settings import EvalSettings
+from query.telemetry import QueryMetrics
+
+RULES = Path(__file__).parent
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+HEAD = """\
+# Metrics
+
+Made from the code by `python -m deploy.prometheus.catalogue > docs/metrics.md`; a test compares. Every process serves
+its own on `/metrics`: the workers on `PENSTOCK_STREAM_HEALTH_PORT`, the query service on its own port (to loopback, and
+to an operator's key). Times are seconds. No label ever holds a document, a caller, a question or an exception's text:
+`source` is the name of a declared source, `lane` is `live` or `backfill`, `stage` is `detect`, `identities`,
+`conversations`, `vectors` or `keywords`, `sink` and `store` are `vectors` or `keywords`.
+
+What waits, how far behind the stages are, and the ages of sources are read from the ledger and from Kafka by one of
+the detect workers (the others do not show them): take `max`, and alert when they are absent.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    help: str
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        """The names that queries use."""
+        return tuple(self.name + suffix for suffix in SUFFIXES[self.kind])
+
+
+def workers() -> list[Entry]:
+    return list(_entries(Metrics()))
+
+
+def query_service() -> list[Entry]:
+    return [*_entries(QueryMetrics()), *_entries(EvalMetrics(CollectorRegistry(), EvalSettings()))]
+
+
+def recorded() -> list[str]:
+    """Names that recording rules make."""
+    return re.findall(r"- record: (\S+)", (RULES / "recording.yml").read_text())
+
+
+def names() -> set[str]:
+    """Everything that a query may name."""
+    return {name for entry in (*workers(), *query_service()) for name in entry.series} | {*recorded(), "up"}
+
+
+def _entries(metrics: object) -> Iterator[Entry]:
+    for one in vars(metrics).values():
+        if isinstance(one, MetricWrapperBase):
+            [described] = one.describe()
+            yield Entry(described.name, described.type, tuple(one._labelnames), described.documentation)
+
+
+def document() -> str:
+    parts = [HEAD]
+    for title, entries in (("Workers", workers()), ("Query service", query_service())):
+        parts.append(f"\n## {title}\n\n| metric | kind | labels | what |\n|---|---|---|---|\n")
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            shown = entry.name + ("_total" if entry.kind == "counter" else "")
+            labels = ", ".join(f"`{label}`" for label in entry.labels) or "–"
+            parts.append(f"| `{shown}` | {entry.kind} | {labels} | {entry.help} |\n")
+    parts.append("\n## Recorded\n\nBy `deploy/prometheus/recording.yml`:\n\n")
+    parts.extend(f"- `{name}`\n" for name in recorded())
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
