@@ -61,7 +61,7 @@ def recorded() -> list[str]:
 
 def names() -> set[str]:
     """Everything that a query may name."""
-    return {name for entry in (*workers(), *query_service()) for name in entry.series} | {*recorded(), "up"}
+    return {name for entry in (*workers(), *query_service()) for name in entry.series} | {*recorded(), "up", "ALERTS"}
 
 
 def _entries(metrics: object) -> Iterator[Entry]:

@@ -60,7 +60,7 @@ def filled(expression: str) -> str:
 
 def named(expression: str) -> set[str]:
     """Series that an expression asks for."""
-    return set(re.findall(r"\b(penstock[\w:]*|up)\b", re.sub(r'"[^"]*"', '""', expression)))
+    return set(re.findall(r"\b(penstock[\w:]*|up|ALERTS)\b", re.sub(r'"[^"]*"', '""', expression)))
 
 
 def test_the_rules_are_of_the_language() -> None:
