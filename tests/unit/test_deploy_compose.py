@@ -39,6 +39,9 @@ def environment(name: str) -> dict[str, str]:
 
 def test_every_reference_leads_somewhere() -> None:
     for name, service in SERVICES.items():
+        assert not (service.get("read_only") and service.get("secrets")), (
+            f"{name}: Compose cannot write secrets into it"
+        )
         assert set(service.get("networks", ())) <= set(COMPOSE["networks"]), name
         assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"]), name
         for volume in service.get("volumes", ()):

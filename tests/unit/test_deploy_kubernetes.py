@@ -1,0 +1,195 @@
+"""deploy/kubernetes: valid by Kubernetes' own schemas, and everything that it names is there, in it or in the code."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from pipeline.groups import group
+from pipeline.stages.detect import Detect
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.vectors import VectorSink
+from tests.unit.deploy_kit import DEPLOY, ROOT, STOP_SECONDS, assert_is_a_command, assert_settings_take, unknown
+
+BASE, PRODUCTION = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays/production"
+KUBERNETES = "1.33"
+Object = dict[str, Any]
+
+
+def _objects(name: str) -> list[Object]:
+    return list(yaml.safe_load_all((BASE / name).read_text()))
+
+
+OBJECTS = list(
+    chain.from_iterable(map(_objects, yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"][1:]))
+)
+EXAMPLE = list(
+    chain.from_iterable(
+        yaml.safe_load_all((PRODUCTION / name).read_text())
+        for name in ("settings.yaml", "migrate.yaml", "kafka-auth.yaml")
+    )
+)
+DEPLOYMENTS = {o["metadata"]["name"]: o for o in OBJECTS if o["kind"] == "Deployment"}
+STAGES = {"penstock-detect": Detect, "penstock-vectors": VectorSink, "penstock-keywords": KeywordSink}
+
+
+def of(kind: str) -> list[Object]:
+    return [o for o in OBJECTS if o["kind"] == kind]
+
+
+def pod(o: Object) -> Object:
+    return o["spec"]["template"]["spec"]  # type: ignore[no-any-return]
+
+
+def pods() -> list[Object]:
+    return [*DEPLOYMENTS.values(), *of("Job")]
+
+
+def values(container: Object, *settings: Object) -> dict[str, str]:
+    """What a process finds in its environment; a secret's value is made up."""
+    found: dict[str, str] = {}
+    for one in settings:
+        found |= one["data"]
+    return found | {e["name"]: e.get("value", "secret") for e in container.get("env", ())}
+
+
+def name(o: Object) -> str:
+    return f"{o['kind']}-{o['metadata']['name']}"
+
+
+SETTINGS = next(o for o in OBJECTS if name(o) == "ConfigMap-penstock-settings")
+HERE = next(o for o in EXAMPLE if name(o) == "ConfigMap-penstock-settings")
+
+
+@pytest.mark.parametrize("o", [o for o in OBJECTS if "keda" not in o["apiVersion"]], ids=name)
+def test_it_is_what_kubernetes_takes(o: Object) -> None:
+    kubernetes_validate.validate(o, KUBERNETES, strict=True)
+
+
+def test_a_wrong_field_would_be_noticed() -> None:
+    wrong = yaml.safe_load(yaml.safe_dump(DEPLOYMENTS["penstock-query"]))
+    pod(wrong)["containers"][0]["readinessprobe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize("folder", [BASE, PRODUCTION], ids=lambda folder: folder.name)
+def test_the_kustomization_names_every_file_and_each_is_there(folder: Any) -> None:
+    kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    named = [*kustomization["resources"], *(p["path"] for p in kustomization.get("patches", ()))]
+    assert all((folder / path).exists() for path in named)
+    assert {p.name for p in folder.glob("*.yaml")} == {n for n in named if n.endswith(".yaml")} | {"kustomization.yaml"}
+    [grants] = yaml.safe_load((DEPLOY / "roles/kustomization.yaml").read_text())["configMapGenerator"]
+    assert all((DEPLOY / "roles" / file).exists() for file in grants["files"])
+
+
+@pytest.mark.parametrize("o", pods(), ids=name)
+def test_the_settings_know_every_variable_and_take_its_value(o: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+    for container in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]:
+        for settings in ([SETTINGS], [SETTINGS, HERE]):
+            given = values(container, *settings)
+            assert unknown(given) == []
+            assert_settings_take(given, monkeypatch)
+
+
+def test_the_examples_credentials_are_settings() -> None:
+    text = (PRODUCTION / "credentials.yaml").read_text() + (PRODUCTION / "migrate.yaml").read_text()
+    assert unknown(re.findall(r"PENSTOCK_\w+", text)) == []
+    first = {p["metadata"]["name"]: p["spec"]["egress"][0]["ports"][0]["port"] for p in of("NetworkPolicy")[1:]}
+    assert set(first.values()) == {9092}, "kafka-port.yaml changes the first port of each"
+
+
+@pytest.mark.parametrize("o", pods(), ids=name)
+def test_every_pod_is_confined(o: Object) -> None:
+    spec = pod(o)
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["enableServiceLinks"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    volumes = {v["name"] for v in spec["volumes"]}
+    for container in [*spec.get("initContainers", ()), *spec["containers"]]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        assert {m["name"] for m in container["volumeMounts"]} <= volumes
+        assert container["resources"]["requests"]
+        assert container["resources"]["limits"]["memory"]
+        assert "." not in container["image"].split("/")[0], "no registry"
+
+
+@pytest.mark.parametrize("o", DEPLOYMENTS.values(), ids=name)
+def test_processes_run_are_asked_and_end_as_the_code_has_it(o: Object) -> None:
+    spec = pod(o)
+    [container] = spec["containers"]
+    assert_is_a_command(container["args"])
+    asked = "query/http/health.py" if container["name"] == "query" else "pipeline/health.py"
+    ports = {p["name"]: str(p["containerPort"]) for p in container["ports"]}
+    told = values(container, SETTINGS)[
+        "PENSTOCK_SERVE_PORT" if container["name"] == "query" else "PENSTOCK_STREAM_HEALTH_PORT"
+    ]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        http = container[probe]["httpGet"]
+        assert ports[http["port"]] == told
+        assert f'"{http["path"]}"' in (ROOT / asked).read_text()
+    assert o["spec"]["template"]["metadata"]["annotations"]["prometheus.io/port"] == told
+    if o["metadata"]["name"] in STAGES:
+        assert spec["terminationGracePeriodSeconds"] > STOP_SECONDS
+    labels = o["spec"]["template"]["metadata"]["labels"]
+    for selector in [o["spec"]["selector"], *(t["labelSelector"] for t in spec["topologySpreadConstraints"])]:
+        assert selector["matchLabels"].items() <= labels.items()
+
+
+def test_whatever_selects_processes_finds_them() -> None:
+    labels = {name: {"app.kubernetes.io/name": name} for name in [*DEPLOYMENTS, "penstock-migrate"]}
+    for service in of("Service"):
+        of_it = service["spec"]["selector"]["app.kubernetes.io/name"]
+        ports = {p["name"] for p in pod(DEPLOYMENTS[of_it])["containers"][0]["ports"]}
+        assert {p["targetPort"] for p in service["spec"]["ports"]} <= ports
+    budgets = [b["spec"]["selector"]["matchLabels"] for b in of("PodDisruptionBudget")]
+    assert budgets == [labels[name] for name in DEPLOYMENTS]
+    policies = [p["spec"]["podSelector"]["matchLabels"] for p in of("NetworkPolicy")[1:]]
+    assert sorted(map(str, policies)) == sorted(map(str, labels.values()))
+    scaled = [
+        s["spec"]["scaleTargetRef"]["name"] for kind in ("ScaledObject", "HorizontalPodAutoscaler") for s in of(kind)
+    ]
+    assert sorted(scaled) == sorted(set(DEPLOYMENTS) - {"penstock-connectors"})
+    assert all("replicas" not in DEPLOYMENTS[name]["spec"] for name in scaled), "an apply would undo the autoscaler"
+
+
+@pytest.mark.parametrize("scaled", of("ScaledObject"), ids=name)
+def test_lag_is_that_of_the_stages_own_group_and_topics(scaled: Object) -> None:
+    stage = STAGES[scaled["spec"]["scaleTargetRef"]["name"]]
+    triggers = [t["metadata"] for t in scaled["spec"]["triggers"]]
+    assert {t["consumerGroup"] for t in triggers} == {group(stage.name)}
+    assert {t["topic"] for t in triggers} == {topic.name for topic in stage.topics.values()}
+    assert scaled["spec"]["maxReplicaCount"] == min(topic.partitions for topic in stage.topics.values())
+
+
+def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_prometheus() -> None:
+    policies = {p["metadata"]["name"]: p["spec"] for p in of("NetworkPolicy")}
+    everybody = policies.pop("penstock-default")
+    assert "ingress" not in everybody
+    out = {n: {p["port"] for e in spec["egress"] for p in e["ports"]} for n, spec in policies.items()}
+    assert out["penstock-connectors"] == {9092, 5432, 443}
+    assert 443 not in out["penstock-detect"] | out["penstock-keywords"]
+    for worker in STAGES:
+        [ingress] = policies[worker]["ingress"]
+        assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
+
+
+def test_every_secret_is_listed_for_who_makes_them() -> None:
+    named = set(re.findall(r"secretKeyRef: \{name: ([\w-]+)", "".join(p.read_text() for p in BASE.glob("*.yaml"))))
+    named |= set(
+        re.findall(
+            r"secret(?:Ref|Name|KeyRef)?: \{?(?:name: )?(penstock-[\w-]+)",
+            "".join(p.read_text() for p in PRODUCTION.glob("*.yaml")),
+        )
+    )
+    guide = (ROOT / "docs/deploy.md").read_text()
+    assert {"penstock-owner", "penstock-worker", "penstock-connectors", "penstock-query", "penstock-kafka"} <= named
+    assert not [secret for secret in sorted(named) if f"`{secret}`" not in guide]
