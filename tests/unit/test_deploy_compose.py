@@ -111,12 +111,26 @@ def test_health_is_asked_where_it_is_told(name: str) -> None:
 
 
 def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
-    jobs = yaml.safe_load((DEPLOY / "image/prometheus.yml").read_text())["scrape_configs"]
+    prometheus = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
+    jobs = prometheus["scrape_configs"]
     found = {name: str(c["port"]) for job in jobs for c in job["dns_sd_configs"] for name in c["names"]}
     long = [name for name in OURS if name not in ONCE]
     assert found == {
         n: environment(n)["PENSTOCK_SERVE_PORT" if n == "query" else "PENSTOCK_STREAM_HEALTH_PORT"] for n in long
     }
+    shown = {job["authorization"]["credentials_file"] for job in jobs if "authorization" in job}
+    assert shown == {f"/run/secrets/{secret}" for secret in SERVICES["prometheus"]["secrets"]}
+    assert "./deploy/prometheus:/etc/prometheus:ro" in SERVICES["prometheus"]["volumes"]
+    assert all((DEPLOY / "prometheus" / file).exists() for file in prometheus["rule_files"])
+
+
+def test_grafana_is_given_the_dashboards_and_where_prometheus_is() -> None:
+    [provider] = yaml.safe_load((DEPLOY / "image/grafana-dashboards.yml").read_text())["providers"]
+    mounted = dict(volume.removesuffix(":ro").split(":") for volume in SERVICES["grafana"]["volumes"])
+    [folder] = [source for source, target in mounted.items() if target == provider["options"]["path"]]
+    assert list((ROOT / folder).glob("*.json"))
+    [source] = yaml.safe_load((DEPLOY / "image/grafana-datasource.yml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
 
 
 def test_each_process_logs_in_as_a_login_of_its_role() -> None:
