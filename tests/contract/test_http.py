@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,26 +10,13 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-import pytest_asyncio
 from jsonschema import Draft202012Validator
 
-from deploy.local.stack import Stack
 from query.http.app import described
-from tests.contract.http_kit import World, as_, open_world, problem, service_over, write_keys
+from tests.contract.http_kit import World, as_, problem, service_over, write_keys
 from tests.library import Library, access, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(stack: Stack) -> AsyncIterator[World]:
-    async with open_world(stack) as world:
-        yield world
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 # Reading

@@ -7,30 +7,17 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
 import pytest_asyncio
 
-from deploy.local.stack import Stack
-from tests.contract.http_kit import World, as_, open_world, problem, service_over, write_keys
+from tests.contract.http_kit import World, as_, problem, service_over, write_keys
 from tests.fakes.issuer import Issuer, bearer, issuing
 from tests.library import document
 from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(stack: Stack) -> AsyncIterator[World]:
-    async with open_world(stack) as world:
-        yield world
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 # Who asks

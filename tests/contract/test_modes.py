@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.settings import ElasticsearchSettings
@@ -36,17 +33,6 @@ from topics.messages import DocumentUpserted
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 START = datetime(2026, 5, 1, tzinfo=UTC)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 def modes(

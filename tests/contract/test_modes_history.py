@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from uuid import uuid4
-
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
 from pipeline.embedding.tokens import byte_pairs
@@ -28,17 +23,6 @@ from topics.codec import encode
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 GATE = 400
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 async def record(library: Library, tenant: str, member: str, pairs: int, *, topic: str = "leave") -> None:

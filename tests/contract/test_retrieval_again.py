@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from pipeline.embedding.port import Vectors
 from query.access import Caller
 from query.embedder import QueryEmbedder
@@ -22,12 +19,6 @@ from query.telemetry import QueryMetrics
 from tests.library import Library, WordEmbedder, access, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
 
 
 class CountingEmbedder(WordEmbedder):

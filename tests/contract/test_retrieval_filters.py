@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from query import vectors
 from query.access import readable
@@ -25,17 +22,6 @@ from tests.library import Library, WordEmbedder, document
 from topics.messages import DocumentUpserted
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 DAY = datetime(2026, 3, 1, 12, tzinfo=UTC)

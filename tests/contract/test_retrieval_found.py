@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from query import confidence, offers, retrieval
 from query.embedder import QueryEmbedder
@@ -20,17 +17,6 @@ from tests.contract.retrieval_kit import find, names
 from tests.library import Library, WordEmbedder, access, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 # Identifiers

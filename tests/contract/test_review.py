@@ -10,9 +10,7 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 import pytest
-import pytest_asyncio
 
-from deploy.local.stack import Stack
 from query import review
 from query.access import Caller
 from query.answers.answers import Answers
@@ -26,22 +24,11 @@ from query.review import Feedback, Waiting
 from query.settings import RetrievalSettings
 from tests.answers_kit import settings
 from tests.fakes.chat import UNSUPPORTED, FakeChat
-from tests.library import Library, WordEmbedder, access, deletion, document
+from tests.library import Library, access, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 QUESTION = "How is the reactor cooled by its pumps?"
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import combinations, product
 from pathlib import Path
@@ -18,7 +18,6 @@ from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
-import pytest_asyncio
 from pgvector import HalfVector
 from psycopg_pool import AsyncConnectionPool
 
@@ -39,18 +38,6 @@ from tests.questions import QUESTIONS
 from topics.messages import DocumentUpserted
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    async with Library.create(stack, WordEmbedder()) as library:
-        yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    """Each test has a tenant of its own in the shared library."""
-    return f"t{uuid4().hex[:8]}"
 
 
 def external_ids(found: Found) -> list[str]:

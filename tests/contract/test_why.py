@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 import pytest_asyncio
@@ -39,11 +38,6 @@ class Model(WordEmbedder):
 async def library(stack: Stack) -> AsyncIterator[Library]:
     async with Library.create(stack, Model()) as library:
         yield library
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t{uuid4().hex[:8]}"
 
 
 async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
