@@ -34,6 +34,27 @@ class BrokenModel(WordEmbedder):
         raise Retryable("the model is overloaded (429)")
 
 
+async def learn(library: Library, events: Iterable[Event]) -> list[UUID]:
+    """Into the ledger only. Returns the documents."""
+    identities: list[Incoming] = []
+    documents = []
+    for event in events:
+        if isinstance(event, IdentityChanged):
+            record = encode(event)
+            library.offset += 1
+            identities.append(
+                Incoming("identities", 0, library.offset, record.key, record.value, record.headers, "live")
+            )
+        else:
+            documents.append(event)
+    await Identities(library.pool, library.detect._dead).handle(identities)
+    ids: dict[UUID, None] = {}
+    for n in range(0, len(documents), 64):
+        ids |= dict.fromkeys(await library.accept(*documents[n : n + 64]))
+    assert await library.execute("SELECT code, message FROM dead_letters") == []
+    return list(ids)
+
+
 @dataclass
 class Paths:
     """A library and every way to ask it."""
@@ -77,24 +98,7 @@ class Paths:
 
     async def learn(self, events: Iterable[Event]) -> list[UUID]:
         """Into the ledger only. Returns the documents."""
-        library = self.library
-        identities: list[Incoming] = []
-        documents = []
-        for event in events:
-            if isinstance(event, IdentityChanged):
-                record = encode(event)
-                library.offset += 1
-                identities.append(
-                    Incoming("identities", 0, library.offset, record.key, record.value, record.headers, "live")
-                )
-            else:
-                documents.append(event)
-        await Identities(library.pool, library.detect._dead).handle(identities)
-        ids: dict[UUID, None] = {}
-        for n in range(0, len(documents), 64):
-            ids |= dict.fromkeys(await library.accept(*documents[n : n + 64]))
-        assert await library.execute("SELECT code, message FROM dead_letters") == []
-        return list(ids)
+        return await learn(self.library, events)
 
     async def identify(self, asker: Asker) -> Caller:
         return await self.whole.identify(asker.tenant, principals=asker.principals, tags=asker.tags)

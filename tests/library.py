@@ -16,15 +16,12 @@ from uuid import UUID
 from zlib import crc32
 
 import numpy as np
-import psycopg
 from elasticsearch import AsyncElasticsearch
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.port import Embedded, Embedder, Vectors
-from pipeline.ledger import generations
 from pipeline.settings import (
     ElasticsearchSettings,
     EmbeddingSettings,
@@ -33,41 +30,20 @@ from pipeline.settings import (
     Settings,
     StreamSettings,
 )
-from pipeline.stages.announce import Announcer
-from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink
-from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
 from pipeline.stages.vectors import VectorSink
-from pipeline.stores.elasticsearch import connect, create_index, drop_index
-from pipeline.stores.keywords import Keywords
-from pipeline.stores.postgres import Pool, migrate, open_pool
+from pipeline.stores.postgres import Pool
 from pipeline.telemetry import Metrics
 from query.access import Caller, identify
 from query.embedder import QueryEmbedder
+from query.evaluation.place import Place, empty
 from query.retrieval import Search
 from topics.codec import encode
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
-from topics.producer import Stored
 
 Event = DocumentUpserted | DocumentDeleted | AccessChanged
-
-
-class _NoKafka:
-    """Takes every record and keeps none: hints and announcements have no reader here."""
-
-    async def send(self, *_: object, **__: object) -> asyncio.Future[Stored]:
-        return self._delivered()
-
-    async def send_raw(self, *_: object, **__: object) -> asyncio.Future[Stored]:
-        return self._delivered()
-
-    @staticmethod
-    def _delivered() -> asyncio.Future[Stored]:
-        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        done.set_result(Stored(0, 0))
-        return done
 
 
 @dataclass
@@ -91,59 +67,23 @@ class Library:
     ) -> AsyncIterator[Library]:
         """An empty database and index of its own on the stack's servers."""
         endpoints = json.loads((stack.home / "endpoints.json").read_text())
-        name = f"q{uuid.uuid4().hex[:10]}"
-        admin = endpoints["postgres"]["dsn"]
-        dsn = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
-        with psycopg.connect(admin, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}"')
         settings = Settings(
             kafka=KafkaSettings(),
-            postgres=PostgresSettings(dsn=dsn),  # type: ignore[arg-type]  # pydantic makes it a secret
-            elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"], index_prefix=f"{name}-"),
+            postgres=PostgresSettings(dsn=endpoints["postgres"]["dsn"]),
+            elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"]),
             embedding=EmbeddingSettings(),
             stream=StreamSettings(),
         )
-        es = connect(settings.elasticsearch)
-        index = f"{name}-chunks-g1"
-        try:
-            await migrate(settings.postgres)
-            async with open_pool(settings.postgres) as pool:
-                async with pool.connection() as connection:
-                    generation = await generations.ensure_first(
-                        connection, embedder, params or ChunkParams(200, 80, 254), index_prefix=f"{name}-"
-                    )
-                await create_index(es, index)
-                yield cls._assemble(settings, pool, es, generation, embedder)
-        finally:
-            await drop_index(es, index)
-            await es.indices.delete_index_template(name=index)
-            await es.close()
-            with psycopg.connect(admin, autocommit=True) as connection:
-                connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        name = f"q{uuid.uuid4().hex[:10]}"
+        async with empty(settings, embedder, name, params or ChunkParams(200, 80, 254)) as own:
+            yield cls.over(own, embedder)
 
     @classmethod
-    def _assemble(
-        cls, settings: Settings, pool: Pool, es: AsyncElasticsearch, generation: Generation, embedder: Embedder
-    ) -> Library:
-        metrics, producer = Metrics(), _NoKafka()
-        dead = DeadLetters(pool, producer, metrics)  # type: ignore[arg-type]
-        announcer = Announcer(pool, producer, metrics)  # type: ignore[arg-type]
-        chunker = Chunker(lambda _: embedder.count_tokens)
-
-        async def known() -> dict[str, Generation]:
-            return {generation.name: generation}
-
+    def over(cls, own: Place, embedder: Embedder) -> Library:
+        """What is in a place already."""
         return cls(
-            settings, pool, es, generation,
-            Detect(
-                pool, producer, dead, announcer, lambda _: embedder.count_tokens, metrics, batch_size=32,  # type: ignore[arg-type]
-                grace_seconds=30,
-            ),
-            VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=32),
-            KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
-            embedder,
-            Search(pool, es, QueryEmbedder(lambda: embedder)),
-            metrics,
+            own.settings, own.pool, own.es, own.generation, own.detect, own.vectors, own.keywords, embedder,
+            Search(own.pool, own.es, QueryEmbedder(lambda: embedder)), own.metrics,
         )  # fmt: skip
 
     async def accept(self, *events: Event) -> list[UUID]:

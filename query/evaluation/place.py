@@ -22,7 +22,7 @@ from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
 from pipeline.core.identity import document_id
-from pipeline.core.model import Generation
+from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.choose import chunk_params
 from pipeline.embedding.port import Embedder
 from pipeline.ledger import generations
@@ -48,7 +48,7 @@ TENANT, SOURCE, TAG = "evaluation", "collection", "evaluation"
 BATCH = 64
 
 
-class _NoKafka:
+class NoKafka:
     """Takes every record and keeps none: hints and announcements have no reader here."""
 
     async def send(self, *_: object, **__: object) -> asyncio.Future[Stored]:
@@ -75,6 +75,7 @@ class Place:
     detect: Detect
     vectors: VectorSink
     keywords: KeywordSink
+    metrics: Metrics
 
     async def load(self, documents: Sequence[Document], done: Callable[[int], None] = lambda _: None) -> int:
         """Into the ledger and both stores. done: called with the number of documents that were just stored. Returns
@@ -122,9 +123,16 @@ def _event(document: Document, moment: datetime) -> DocumentUpserted:
 
 @asynccontextmanager
 async def opened(settings: Settings, embedder: Embedder, dataset: Dataset) -> AsyncIterator[Place]:
-    """An empty place, removed at the end. Raises Retryable when a server is away, Misconfigured when we may not create
-    a database."""
-    name = f"penstock_eval_{_name(dataset)}"
+    """An empty place for a collection. Otherwise as ``empty``."""
+    params = chunk_params(settings.embedding, embedder)
+    async with empty(settings, embedder, f"penstock_eval_{_name(dataset)}", params) as place:
+        yield place
+
+
+@asynccontextmanager
+async def empty(settings: Settings, embedder: Embedder, name: str, params: ChunkParams) -> AsyncIterator[Place]:
+    """A database of this name and its index on the settings' servers, removed at the end. Raises Retryable when a
+    server is away, Misconfigured when we may not create a database."""
     mine = _settings(settings, name)
     async with AsyncExitStack() as closing:
         await _create(settings.postgres, name)
@@ -133,14 +141,13 @@ async def opened(settings: Settings, embedder: Embedder, dataset: Dataset) -> As
         pool = await closing.enter_async_context(open_pool(mine.postgres))
         async with pool.connection() as connection:
             generation = await generations.ensure_first(
-                connection, embedder, chunk_params(settings.embedding, embedder),
-                index_prefix=mine.elasticsearch.index_prefix,
-            )  # fmt: skip
+                connection, embedder, params, index_prefix=mine.elasticsearch.index_prefix
+            )
         es = connect(mine.elasticsearch)
         closing.push_async_callback(es.close)
         closing.push_async_callback(_remove_index, es, generation.keyword_index)
         await create_index(es, generation.keyword_index)
-        yield _assembled(mine, pool, es, generation, embedder)
+        yield assembled(mine, pool, es, generation, embedder)
 
 
 def _name(dataset: Dataset) -> str:
@@ -188,10 +195,11 @@ async def _remove_index(es: AsyncElasticsearch, index: str) -> None:
         await es.indices.delete_index_template(name=index)
 
 
-def _assembled(
+def assembled(
     settings: Settings, pool: Pool, es: AsyncElasticsearch, generation: Generation, embedder: Embedder
 ) -> Place:
-    metrics, producer = Metrics(), _NoKafka()
+    """The real stages over these stores."""
+    metrics, producer = Metrics(), NoKafka()
     dead = DeadLetters(pool, producer, metrics)  # type: ignore[arg-type]
     announcer = Announcer(pool, producer, metrics)  # type: ignore[arg-type]
     chunker = Chunker(lambda _: embedder.count_tokens)
@@ -207,4 +215,5 @@ def _assembled(
         ),
         VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=32),
         KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
+        metrics,
     )  # fmt: skip

@@ -5,24 +5,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from pipeline.stages.identities import Identities
-from pipeline.stages.stage import Incoming
 from query.material import Material, Question
 from query.modes import Modes
 from query.settings import ChatSettings, RetrievalSettings
+from tests.leak_paths import learn
 from tests.leaks import Asker, DocumentKey, Event, Living, Model, World
 from tests.library import Library, WordEmbedder
-from topics.codec import encode
 from topics.messages import IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -43,25 +41,6 @@ async def libraries(stack: Stack) -> AsyncIterator[tuple[Library, Library]]:
             await closing.enter_async_context(Library.create(stack, WordEmbedder())),
             await closing.enter_async_context(Library.create(stack, WordEmbedder())),
         )
-
-
-async def learn(library: Library, events: Sequence[Event]) -> list[UUID]:
-    """Into the ledger only."""
-    identities, documents = [], []
-    for event in events:
-        if isinstance(event, IdentityChanged):
-            record = encode(event)
-            library.offset += 1
-            identities.append(
-                Incoming("identities", 0, library.offset, record.key, record.value, record.headers, "live")
-            )
-        else:
-            documents.append(event)
-    await Identities(library.pool, library.detect._dead).handle(identities)
-    ids: dict[UUID, None] = {}
-    for n in range(0, len(documents), 64):
-        ids |= dict.fromkeys(await library.accept(*documents[n : n + 64]))
-    return list(ids)
 
 
 def concerns(event: Event, readable: dict[DocumentKey, Living], asker: Asker) -> bool:

@@ -11,15 +11,16 @@ import pytest_asyncio
 from deploy.local.stack import Stack
 from pipeline.stages.announce import Announcer
 from pipeline.telemetry import Metrics
+from query.evaluation.place import NoKafka
 from query.model import MODES
-from tests.library import Library, WordEmbedder, _NoKafka, access, document
+from tests.library import Library, WordEmbedder, access, document
 from topics.messages import AccessChanged, DocumentIndexed, DocumentUpserted
 from topics.producer import Stored
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 
-class Announced(_NoKafka):
+class Announced(NoKafka):
     """Keeps what is announced."""
 
     def __init__(self) -> None:

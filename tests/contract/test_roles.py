@@ -29,13 +29,14 @@ from query import review
 from query.answers.answers import Answers
 from query.evaluation import golden
 from query.evaluation.golden import Golden, Judged
+from query.evaluation.place import NoKafka, assembled
 from query.material import Question
 from query.modes import Modes
 from query.pipeline_view import pipeline_view
 from query.review import Feedback
 from query.settings import ChatSettings, RetrievalSettings
 from tests.contract.roles_kit import logins, run_file
-from tests.library import Library, WordEmbedder, _NoKafka, access, deletion, document
+from tests.library import Library, WordEmbedder, access, deletion, document
 from topics.codec import encode
 from topics.messages import IdentityChanged
 
@@ -58,7 +59,9 @@ class Place:
         mine = PostgresSettings(dsn=self.logins[role])  # type: ignore[arg-type]  # pydantic makes it a secret
         settings = self.library.settings.model_copy(update={"postgres": mine})
         async with open_pool(mine) as pool:
-            yield Library._assemble(settings, pool, self.library.es, self.library.generation, self.library.embedder)
+            library = self.library
+            own = assembled(settings, pool, library.es, library.generation, library.embedder)
+            yield Library.over(own, library.embedder)
 
     async def refused(self, role: str, statement: str) -> bool:
         async with await psycopg.AsyncConnection.connect(self.logins[role]) as connection:
@@ -93,7 +96,7 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         other = document("gone.md", "It is deleted soon after.", tenant="worker")
         await library.put(other)
         await library.put(deletion(other))
-        dead = DeadLetters(library.pool, _NoKafka(), library.metrics)  # type: ignore[arg-type]
+        dead = DeadLetters(library.pool, NoKafka(), library.metrics)  # type: ignore[arg-type]
         members = encode(
             IdentityChanged(
                 tenant="worker", source="wiki", principal="ada", groups=["board"], observed_at=datetime.now(UTC)
@@ -104,7 +107,7 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         broken = replace(told, offset=2, value=b"{")
         await identities.handle([told, broken])
         sweeper = Sweeper(
-            library.pool, _NoKafka(), library.detect._announcer, library.metrics,  # type: ignore[arg-type]
+            library.pool, NoKafka(), library.detect._announcer, library.metrics,  # type: ignore[arg-type]
             interval_seconds=1, again_in_seconds=60,
         )  # fmt: skip
         await sweeper.sweep()
@@ -113,7 +116,7 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
             " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"
         )
         audit = BackgroundAudit(
-            library.pool, library.es, _NoKafka(), library.metrics, AuditSettings(repair=True),  # type: ignore[arg-type]
+            library.pool, library.es, NoKafka(), library.metrics, AuditSettings(repair=True),  # type: ignore[arg-type]
             second_look_seconds=0,
         )  # fmt: skip
         await audit.turn()
