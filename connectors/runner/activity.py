@@ -49,6 +49,9 @@ class Status:
             return None
         return (datetime.now(UTC) - datetime.fromisoformat(self.succeeded_at)).total_seconds()
 
+    def needs_somebody(self) -> bool:
+        return self.state == "needs attention"
+
     def become(self, state: Condition, reason: str | None = None) -> None:
         if self.state != state:
             self.since = _now()

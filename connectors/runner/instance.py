@@ -47,6 +47,7 @@ class Instance:
         """While this process holds the instance."""
         self.start = Status()
         """Of getting to where the activities run."""
+        services.metrics.connector_waiting.labels(plan.name, "start").set_function(self.start.needs_somebody)
         self.activities: dict[str, Activity] = {}
         self.published = Counter[str]()
         """By outcome, since this process runs it."""

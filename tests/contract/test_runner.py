@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from connectors.runner.rows import Rows
-from connectors.source import Reaction, Unreadable
+from connectors.source import Context, Reaction, Unreadable
 from deploy.local.stack import Stack
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds, running
+from tests.runner_world import WorldSource
 
 pytestmark = pytest.mark.stack
 
@@ -252,6 +253,26 @@ async def test_misconfigured_needs_attention_until_it_is_mended(bench: Bench) ->
         await bench.until(lambda: not instance.problems())
         await bench.until(lambda: instance.activities["changes"].status.state == "idle")
         assert kinds(await bench.take()) == [("document.upserted", "d000")]
+
+
+async def test_a_connector_that_cannot_even_be_made_is_shown_to_prometheus(bench: Bench) -> None:
+    errors = [Misconfigured("acl: there is no such key")]
+
+    def make(context: Context) -> WorldSource:
+        if errors:
+            raise errors.pop()
+        return WorldSource(bench.world, context)
+
+    bench.make = make
+    instance = bench.instance(poll_seconds=1.0)
+
+    def stuck() -> float | None:
+        registry = instance._services.metrics.registry
+        return registry.get_sample_value("penstock_connector_not_working", {"source": "wiki", "activity": "start"})
+
+    async with running(instance):
+        await bench.until(lambda: stuck() == 1)
+        await bench.until(lambda: stuck() == 0)
 
 
 async def test_events_doubled_and_out_of_order_are_read_once_more_and_no_harm(bench: Bench) -> None:

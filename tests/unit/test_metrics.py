@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local import process
 from deploy.prometheus import catalogue, targets
 from pipeline.core.errors import Retryable
 from pipeline.embedding.openai import OpenAIEmbedder
@@ -64,3 +65,14 @@ async def test_a_request_to_a_model_that_is_away_is_counted_as_that() -> None:
 
 def test_a_folder_without_a_stack_has_no_targets(tmp_path: Path) -> None:
     assert targets.targets(tmp_path) == []
+
+
+def test_what_was_started_is_scraped_also_when_it_has_died(tmp_path: Path) -> None:
+    """That it is down should show."""
+    (tmp_path / "run").mkdir()
+    for name, address in (("worker-detect-1", "http://127.0.0.1:1"), ("query", "http://127.0.0.1:2")):
+        process.save(tmp_path / "run" / f"{name}.json", process.Record(pid=2**22, created=1.0, address=address))
+    assert targets.targets(tmp_path) == [
+        {"targets": ["127.0.0.1:1"], "labels": {"job": "penstock", "worker": "detect"}},
+        {"targets": ["127.0.0.1:2"], "labels": {"job": "penstock", "worker": "query"}},
+    ]
