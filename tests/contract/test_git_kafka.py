@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from connectors.conform.trial import NAME, environment
-from connectors.declared import options as declared_options
 from connectors.git.playground import GitPlayground, playing
 from connectors.git.source import Git
 from connectors.runner.instance import Instance
-from connectors.runner.plan import Plan, Services
-from connectors.source import Context, Request
+from connectors.source import Request
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
-from pipeline.telemetry import Metrics
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
+from tests.played import Played, documents, made, upserted
+from tests.runner_kit import Ground, bench_on, ground_on, kinds
 from topics.messages import AnyMessage
 
 pytestmark = pytest.mark.stack
@@ -31,54 +26,8 @@ TEXT = "\n\n".join(f"Paragraph {n} of many that stay as they are." for n in rang
 
 
 @dataclass
-class Team:
+class Team(Played[GitPlayground]):
     """A team's repository, and a runner's surroundings."""
-
-    bench: Bench
-    play: GitPlayground
-
-    def instance(self) -> Instance:
-        def make(context: Context) -> Git:
-            return Git(declared_options(Git, self.play.options, NAME, environment(Git, self.play.environment)), context)
-
-        plan = Plan(
-            name="wiki", tenant=self.bench.tenant, kind="git", make=make, poll_seconds=3600, sweep_seconds=3600,
-            groups_seconds=3600,
-        )  # fmt: skip
-        services = Services(
-            postgres=self.bench.postgres, pool=self.bench.pool, producer=self.bench.producer, metrics=Metrics(),
-            folder=self.bench.folder,
-        )  # fmt: skip
-        return Instance(plan, services)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Instance]:
-        instance = self.instance()
-        task = asyncio.create_task(instance.run())
-        try:
-            yield instance
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    @contextlib.asynccontextmanager
-    async def loaded(self) -> AsyncIterator[Instance]:
-        """Everything read once and its messages taken; nothing more happens by itself."""
-        async with self.running() as instance:
-            await self.settle(instance)
-            await self.bench.take()
-            self.play.sent()
-            yield instance
-
-    async def settle(self, instance: Instance) -> None:
-        await self.bench.until(lambda: self.bench.done(instance, "full", "changes", "groups", "sweep"), 90)
-        await self.bench.until(lambda: self.idle(instance), 90)
-
-    @staticmethod
-    def idle(instance: Instance) -> bool:
-        return all(not one.waiting and one.status.state != "running" for name, one in instance.activities.items()
-                   if name != "listen")  # fmt: skip
 
     async def told(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
         """What is published once the server has told of a push: the event alone has the changes asked for."""
@@ -88,15 +37,7 @@ class Team:
             await instance.on_event(request)
         await self.bench.until(lambda: changes.succeeded_at != before, 60)
         await self.bench.until(lambda: self.idle(instance), 60)
-        return await self.polled()  # a second run may be due for what came during the first
-
-    async def polled(self) -> list[AnyMessage]:
-        await self.bench.ask("changes")
-        return await self.bench.take()
-
-    async def swept(self) -> list[AnyMessage]:
-        await self.bench.ask("sweep")
-        return await self.bench.take()
+        return await self.asked("changes")  # a second run may be due for what came during the first
 
 
 @pytest.fixture(scope="module")
@@ -107,18 +48,10 @@ def ground(stack: Stack) -> Iterator[Ground]:
 
 @pytest.fixture
 async def team(ground: Ground, tmp_path: Path) -> AsyncIterator[Team]:
-    async with bench_on(ground, tmp_path) as bench, playing() as play:
+    async with playing() as play, bench_on(ground, tmp_path, made(Git, play)) as bench:
         for name in NAMES:
             await play.write(name, f"# {name}\n\n{TEXT}")
         yield Team(bench, play)
-
-
-def upserted(*ids: str) -> list[tuple[str, str]]:
-    return sorted(("document.upserted", id_) for id_ in ids)
-
-
-def documents(messages: Sequence[AnyMessage]) -> list[AnyMessage]:
-    return [one for one in messages if one.kind == "document.upserted.v1"]
 
 
 async def test_first_crawl(team: Team) -> None:
@@ -133,10 +66,9 @@ async def test_first_crawl(team: Team) -> None:
 
 async def test_no_change_poll_publishes_nothing(team: Team) -> None:
     async with team.loaded():
-        assert await team.polled() == []
-        assert await team.swept() == []
-        await team.bench.ask("full")
-        assert await team.bench.take() == []
+        assert await team.asked("changes") == []
+        assert await team.asked("sweep") == []
+        assert await team.asked("full") == []
 
 
 async def test_edit_move_delete_restore(team: Team) -> None:
@@ -151,13 +83,13 @@ async def test_edit_move_delete_restore(team: Team) -> None:
         assert kinds(await team.told(instance)) == [("document.deleted", id_)]
         await team.play.restore("d1")
         assert kinds(await team.told(instance)) == upserted(id_)
-        assert await team.swept() == []
+        assert await team.asked("sweep") == []
 
 
 async def test_permission_tightened_on_a_parent(team: Team) -> None:
     async with team.loaded():
         await team.play.restrict("d2")
-        [changed] = await team.swept()
+        [changed] = await team.asked("sweep")
         assert kinds([changed]) == [("document.access-changed", team.play.ids["d2"])]
         assert changed.acl_tags == ["user:nobody-here@example.com"]
 
@@ -165,8 +97,7 @@ async def test_permission_tightened_on_a_parent(team: Team) -> None:
 async def test_member_removed_from_a_group(team: Team) -> None:
     async with team.loaded():
         await team.play.leave()
-        await team.bench.ask("groups")
-        [left] = await team.bench.take()
+        [left] = await team.asked("groups")
         assert (left.principal, left.groups) == (team.play.inside, [])
 
 
@@ -178,11 +109,11 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(team: Team) -> None:
         await team.play.restrict("d5")
         team.play.sent()
         ids = team.play.ids
-        assert kinds(await team.swept()) == sorted([
+        assert kinds(await team.asked("sweep")) == sorted([
             ("document.upserted", edited), ("document.deleted", ids["d4"]), ("document.upserted", ids["d6"]),
             ("document.access-changed", ids["d5"]),
         ])  # fmt: skip
-        assert await team.polled() == []
+        assert await team.asked("changes") == []
 
 
 async def test_webhook_duplicated_and_reordered(team: Team) -> None:
@@ -235,7 +166,7 @@ async def test_changes_cursor_expired_is_healed_by_a_sweep(team: Team) -> None:
         await team.bench.until(lambda: team.idle(instance), 60)
         assert edited in {one.external_id for one in await team.bench.take()}
         later = await team.play.write("d1", "And again.")
-        assert kinds(await team.polled()) == upserted(later)
+        assert kinds(await team.asked("changes")) == upserted(later)
 
 
 async def test_a_429_storm_is_waited_out(team: Team) -> None:

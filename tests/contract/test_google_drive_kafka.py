@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,67 +10,29 @@ from typing import Any
 
 import pytest
 
-from connectors.declared import options as declared_options
 from connectors.fakes.google_drive_corpus import Grant
 from connectors.google_drive import GoogleDrive
 from connectors.google_drive.playground import STAFF, GoogleDrivePlayground, playing
 from connectors.runner.instance import Instance
-from connectors.runner.plan import Plan, Services
-from connectors.source import Context, Request
+from connectors.source import Request
 from deploy.local.stack import Stack
-from pipeline.telemetry import Metrics
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
+from tests.played import Played, documents, made, upserted
+from tests.runner_kit import Ground, bench_on, ground_on, kinds
 from topics.messages import AnyMessage
 
 pytestmark = pytest.mark.stack
 
 NAMES = tuple(f"d{n}" for n in range(7))
 """Three pages of three, three and one."""
+EVENTS = "https://penstock.example.com"
 
 
 @dataclass
-class Office:
+class Office(Played[GoogleDrivePlayground]):
     """A company's Drive, and a runner's surroundings."""
 
-    bench: Bench
-    play: GoogleDrivePlayground
-
-    def instance(self, poll_seconds: float = 3600) -> Instance:
-        def make(context: Context) -> GoogleDrive:
-            return GoogleDrive(
-                declared_options(GoogleDrive, self.play.options, "drive", self.play.environment), context
-            )
-
-        plan = Plan(
-            name="wiki", tenant=self.bench.tenant, kind="google-drive", make=make, poll_seconds=poll_seconds,
-            sweep_seconds=3600, groups_seconds=3600,
-        )  # fmt: skip
-        services = Services(
-            postgres=self.bench.postgres, pool=self.bench.pool, producer=self.bench.producer, metrics=Metrics(),
-            folder=self.bench.folder, events_url="https://penstock.example.com",
-        )  # fmt: skip
-        return Instance(plan, services)
-
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Instance]:
-        instance = self.instance()
-        task = asyncio.create_task(instance.run())
-        try:
-            yield instance
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    @contextlib.asynccontextmanager
-    async def loaded(self) -> AsyncIterator[Instance]:
-        """Everything read once, its channel open, its messages taken; nothing more happens by itself."""
-        async with self.running() as instance:
-            await self.settle(instance)
-            await self.bench.take()
-            yield instance
-
     async def settle(self, instance: Instance) -> None:
+        """Its channel is open as well."""
         await self.bench.until(lambda: self.bench.done(instance, "full", "changes", "groups", "sweep"), 60)
         await self.bench.until(lambda: bool(self.play.fake.channels.open), 60)
         for action in ("changes", "sweep", "groups"):  # what the load has asked for besides is done as well then
@@ -87,15 +48,7 @@ class Office:
             while len(found) < count:
                 found += await self.bench.take()
                 await asyncio.sleep(0.02)
-        return [*found, *await self.polled()]
-
-    async def polled(self) -> list[AnyMessage]:
-        await self.bench.ask("changes")
-        return await self.bench.take()
-
-    async def swept(self) -> list[AnyMessage]:
-        await self.bench.ask("sweep")
-        return await self.bench.take()
+        return [*found, *await self.asked("changes")]
 
 
 @pytest.fixture(scope="module")
@@ -106,23 +59,18 @@ def ground(stack: Stack) -> Iterator[Ground]:
 
 @pytest.fixture
 async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
-    async with bench_on(ground, tmp_path) as bench, playing() as play:
+    async with playing() as play, bench_on(ground, tmp_path, made(GoogleDrive, play), EVENTS) as bench:
         for name in NAMES:
             await play.write(name, f"# {name}\n\nText of {name}.")
         yield Office(bench, play)
-
-
-def upserted(*ids: str) -> list[tuple[str, str]]:
-    return sorted(("document.upserted", id_) for id_ in ids)
 
 
 async def test_first_crawl(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
         found = await office.bench.take()
-        documents = [one for one in found if one.kind == "document.upserted.v1"]
-        assert kinds(documents) == upserted(*office.play.files.values())
-        assert all(one.acl_tags == [f"drive:{office.play.drive}"] for one in documents)  # type: ignore[union-attr]
+        assert kinds(documents(found)) == upserted(*office.play.files.values())
+        assert all(one.acl_tags == [f"drive:{office.play.drive}"] for one in documents(found))
         people = {one.principal: one.groups for one in found if one.kind == "identity.changed.v1"}  # type: ignore[union-attr]
         assert people[office.play.inside] == [f"drive:{office.play.drive}", f"group:{STAFF}"]
         assert office.play.outside not in people
@@ -131,10 +79,9 @@ async def test_first_crawl(office: Office) -> None:
 async def test_no_change_poll_publishes_nothing(office: Office) -> None:
     async with office.loaded():
         office.play.fake.corpus.view(office.play.files["d0"])
-        assert await office.polled() == []
-        assert await office.swept() == []
-        await office.bench.ask("full")
-        assert await office.bench.take() == []
+        assert await office.asked("changes") == []
+        assert await office.asked("sweep") == []
+        assert await office.asked("full") == []
 
 
 async def test_edit_move_delete_restore(office: Office) -> None:
@@ -163,8 +110,7 @@ async def test_permission_tightened_on_a_parent(office: Office) -> None:
 async def test_member_removed_from_a_group(office: Office) -> None:
     async with office.loaded():
         await office.play.leave()
-        await office.bench.ask("groups")
-        [left] = await office.bench.take()
+        [left] = await office.asked("groups")
         assert (left.principal, left.groups) == (office.play.inside, [])  # type: ignore[union-attr]
 
 
@@ -175,12 +121,12 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None
         await office.play.remove("d4")
         await office.play.restrict("d5")
         office.play.sent()
-        found = await office.swept()
+        found = await office.asked("sweep")
         restricted = office.play.files["d5"]
         assert kinds(found) == sorted([
             ("document.upserted", edited), ("document.deleted", removed), ("document.access-changed", restricted),
         ])  # fmt: skip
-        assert await office.polled() == []
+        assert await office.asked("changes") == []
 
 
 async def test_webhook_duplicated_and_reordered(office: Office) -> None:
@@ -207,13 +153,8 @@ async def test_cursor_expired_mid_crawl(office: Office, monkeypatch: pytest.Monk
     async with office.running() as instance:
         await office.settle(instance)
     assert expired
-    found = [one for one in await office.bench.take() if one.kind == "document.upserted.v1"]
+    found = documents(await office.bench.take())
     assert kinds(found) == upserted(*office.play.files.values()), "what was read twice is published once"
-
-
-async def published(office: Office) -> list[str]:
-    rows = await office.bench.mine("external_id", "connector_items", "NOT gone AND version IS NOT NULL")
-    return [id_ for (id_,) in rows]
 
 
 async def test_changes_cursor_expired_is_healed_by_a_sweep(office: Office) -> None:
@@ -224,7 +165,7 @@ async def test_changes_cursor_expired_is_healed_by_a_sweep(office: Office) -> No
         await office.bench.ask("sweep")
         assert kinds(await office.bench.take()) == upserted(edited)
         later = await office.play.write("d1", "And again.")
-        assert kinds(await office.polled()) == upserted(later)
+        assert kinds(await office.asked("changes")) == upserted(later)
 
 
 async def test_a_429_storm_is_waited_out(office: Office) -> None:
@@ -232,7 +173,7 @@ async def test_a_429_storm_is_waited_out(office: Office) -> None:
     async with office.running() as instance:
         await office.settle(instance)
         assert office.play.fake.faults.throttled == 0
-        found = [one for one in await office.bench.take() if one.kind == "document.upserted.v1"]
+        found = documents(await office.bench.take())
         assert kinds(found) == upserted(*office.play.files.values())
 
 
@@ -241,14 +182,14 @@ async def test_crash_mid_crawl_and_resume_publishes_at_most_one_page_again(offic
     fake.faults.broken |= set(files[4:])  # the second page cannot be read to its end
     async with office.running():
         async with asyncio.timeout(60):
-            while len(await published(office)) < 3 or not fake.faults.broken.intersection(exported(office)):
+            while len(await office.published()) < 3 or not fake.faults.broken.intersection(exported(office)):
                 await asyncio.sleep(0.02)
-    assert sorted(await published(office)) == sorted(files[:3])
+    assert sorted(await office.published()) == sorted(files[:3])
     fake.faults.broken.clear()
     before = len(fake.asked)
     async with office.running() as instance:
         await office.settle(instance)
-    ids = [one.external_id for one in await office.bench.take() if one.kind == "document.upserted.v1"]  # type: ignore[union-attr]
+    ids = [one.external_id for one in documents(await office.bench.take())]
     assert sorted(ids) == sorted(files)
     assert not set(files[:3]) & set(exported(office, before)), "it went on after the last page kept"
 
@@ -261,9 +202,9 @@ def exported(office: Office, since: int = 0) -> list[str]:
 async def test_a_truncated_listing_deletes_nothing(office: Office) -> None:
     async with office.loaded():
         await office.play.trouble(truncated=True)
-        assert await office.swept() == []
+        assert await office.asked("sweep") == []
         await office.play.trouble()
-        assert await office.swept() == []
+        assert await office.asked("sweep") == []
 
 
 async def test_a_grant_that_ended_unseen_is_withdrawn_by_the_sweep(office: Office) -> None:
@@ -277,5 +218,5 @@ async def test_a_grant_that_ended_unseen_is_withdrawn_by_the_sweep(office: Offic
         corpus.items[office.play.files["d0"]].grants[until.id] = Grant(
             type="user", who="guest@elsewhere.org", expires=corpus.now()
         )
-        [withdrawn] = await office.swept()
+        [withdrawn] = await office.asked("sweep")
         assert "user:guest@elsewhere.org" not in withdrawn.acl_tags  # type: ignore[union-attr]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,17 +11,16 @@ import pytest
 
 from connectors.fakes.slack import FakeSlack
 from connectors.runner.instance import Instance
-from connectors.runner.plan import Plan, Services
-from connectors.slack import Slack, SlackOptions
+from connectors.slack import Slack
+from connectors.slack.playground import SlackPlayground, playing
 from deploy.local.stack import Stack
-from pipeline.serving import served
-from pipeline.telemetry import Metrics
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
-from topics.messages import DocumentUpserted
+from tests.played import Played, documents, made
+from tests.runner_kit import Ground, bench_on, ground_on, kinds
 
 pytestmark = pytest.mark.stack
 
 PAGE = 3
+"""Threads in a page of the playground."""
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +30,15 @@ def ground(stack: Stack) -> Iterator[Ground]:
 
 
 @dataclass
-class Office:
+class Office(Played[SlackPlayground]):
     """One channel and its threads, and a runner that does nothing by itself after the first load."""
 
-    bench: Bench
-    fake: FakeSlack
-    url: str
     channel: str = ""
     ann: str = ""
+
+    @property
+    def fake(self) -> FakeSlack:
+        return self.play.fake
 
     def fill(self, count: int) -> list[str]:
         w = self.fake.workspace
@@ -49,55 +47,26 @@ class Office:
             w.post(self.channel, self.ann, "answer", thread=ts)
         return [f"{self.channel}:{ts}" for ts in stamps]
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Instance]:
-        options = SlackOptions(
-            token=self.fake.token, signing_secret=self.fake.signing_secret, base_url=f"{self.url}/api",  # type: ignore[arg-type]
-            page_size=PAGE, rows_per_request=PAGE,
-        )  # fmt: skip
-        bench = self.bench
-        plan = Plan(
-            name=bench.name,
-            tenant=bench.tenant,
-            kind="slack",
-            make=lambda context: Slack(options, context),
-            **bench.times,
-        )
-        services = Services(
-            postgres=bench.postgres, pool=bench.pool, producer=bench.producer, metrics=Metrics(), folder=bench.folder
-        )
-        instance = Instance(plan, services)
-        task = asyncio.create_task(instance.run())
-        try:
-            yield instance
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-
-    async def loaded(self, instance: Instance) -> list[str]:
+    async def read(self, instance: Instance) -> list[str]:
         """After the first load and the sweep behind it: ids of the upserts, in order."""
         await self.bench.until(lambda: self.bench.done(instance, "full", "changes", "groups", "sweep"))
         return await self.upserted()
 
     async def upserted(self) -> list[str]:
-        return [m.external_id for m in await self.bench.take() if isinstance(m, DocumentUpserted)]
+        return [one.external_id for one in documents(await self.bench.take())]
 
 
 @pytest.fixture
 async def office(ground: Ground, tmp_path: Path) -> AsyncIterator[Office]:
-    fake = FakeSlack()
-    async with bench_on(ground, tmp_path) as bench, served(fake.app) as url:
-        office = Office(bench, fake, url)
-        office.ann = fake.workspace.user("Ann Lee")
-        office.channel = fake.workspace.channel("ops", office.ann)
-        yield office
+    async with playing() as play, bench_on(ground, tmp_path, made(Slack, play)) as bench:
+        ann = play.workspace.user("Ann Lee")
+        yield Office(bench, play, play.workspace.channel("ops", ann), ann)
 
 
 async def test_a_first_crawl_publishes_each_thread_once_and_a_quiet_poll_and_sweep_nothing(office: Office) -> None:
     ids = office.fill(10)
     async with office.running() as instance:
-        assert sorted(await office.loaded(instance)) == sorted(ids)
+        assert sorted(await office.read(instance)) == sorted(ids)
         for action in ("changes", "sweep", "groups"):
             await office.bench.ask(action)
         assert await office.bench.take() == []
@@ -107,7 +76,7 @@ async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Off
     first, second, third = office.fill(3)
     w = office.fake.workspace
     async with office.running() as instance:
-        await office.loaded(instance)
+        await office.read(instance)
         office.fake.lose()
         w.edit(office.channel, first.partition(":")[2], "one")
         w.edit(office.channel, first.partition(":")[2], "two")
@@ -134,14 +103,14 @@ async def test_cursors_that_expire_mid_crawl_lose_nothing(office: Office) -> Non
         w.channel(f"c{n}", w.user(f"P{n} X"))
     office.fake.faults.expiring = 2
     async with office.running() as instance:
-        assert sorted(await office.loaded(instance)) == sorted(ids)
+        assert sorted(await office.read(instance)) == sorted(ids)
 
 
 async def test_a_429_storm_delays_and_loses_nothing(office: Office) -> None:
     ids = office.fill(7)
     office.fake.faults.throttled, office.fake.faults.failing = 12, 2
     async with office.running() as instance:
-        assert sorted(await office.loaded(instance)) == sorted(ids)
+        assert sorted(await office.read(instance)) == sorted(ids)
     assert office.fake.faults.throttled == 0
 
 
@@ -157,7 +126,7 @@ async def test_a_crawl_that_dies_goes_on_and_publishes_at_most_one_page_again(of
     assert before
     office.fake.faults.limits.clear()
     async with office.running() as instance:
-        after = await office.loaded(instance)
+        after = await office.read(instance)
     assert set(before) | set(after) == set(ids)
     assert len(before) + len(after) <= len(ids) + PAGE
 
@@ -166,7 +135,7 @@ async def test_a_truncated_listing_deletes_nothing_and_raises_the_guard_until_it
     ids = office.fill(30)
     w = office.fake.workspace
     async with office.running() as instance:
-        await office.loaded(instance)
+        await office.read(instance)
         office.fake.faults.truncated.add("conversations.history")
         await office.bench.ask("sweep")
         assert [problem.code for problem in instance.problems()] == ["mass_delete"]
@@ -194,7 +163,7 @@ async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(o
     secret = w.channel("secret", office.ann, is_private=True)
     w.post(secret, office.ann, "the plan")
     async with office.running() as instance:
-        await office.loaded(instance)
+        await office.read(instance)
         office.fake.lose()
         w.leave(secret, office.ann)
         for request in office.fake.sent():
