@@ -19,6 +19,7 @@ from pipeline.cli.eval import evaluate
 from pipeline.cli.golden import golden
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.mcp import mcp
+from pipeline.cli.plan import plan
 from pipeline.cli.rebuild import rebuild
 from pipeline.cli.recover import recover
 from pipeline.cli.search import search
@@ -68,7 +69,7 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords o
     asyncio.run(run(name, load()))
 
 
-for command in (up, down, status, serve, mcp, ingest, watch, search, ask, why, rebuild, recover, audit):
+for command in (up, down, status, serve, mcp, ingest, watch, search, ask, why, rebuild, recover, audit, plan):
     app.command()(command)
 app.command("eval")(evaluate)
 app.add_typer(dead)
