@@ -30,6 +30,18 @@ to an operator's key). Times are seconds. No label ever holds a document, a call
 
 What waits, how far behind the stages are, and the ages of sources are read from the ledger and from Kafka by one of
 the detect workers (the others do not show them): take `max`, and alert when they are absent.
+
+A Prometheus for the local stack (`python -m deploy.local.prometheus` finds one, or unpacks Debian's):
+
+```
+mkdir watch
+cp deploy/prometheus/*.yml watch/
+python -m deploy.prometheus.targets > watch/targets.json
+prometheus --config.file=watch/local.yml --storage.tsdb.path=watch/data --web.listen-address=127.0.0.1:9090
+```
+
+The dashboards are in `deploy/grafana`: import the JSON files, or provision the folder. Their variable `runbooks` is the
+address under which this repository can be read.
 """
 
 
