@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -166,7 +167,9 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> None:
+@asynccontextmanager
+async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction], list[Reaction]]]:
+    """Ann and the channel she is in; while it is listened to, what it tells of, and each time that it connected."""
     w = desk.workspace
     ann = w.user("Ann Lee")
     ops = w.channel("ops", ann)
@@ -178,49 +181,40 @@ async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> 
     async def react(reaction: Reaction) -> None:
         (connected if reaction == Reaction(changes=True) else found).append(reaction)
 
-    listening = asyncio.create_task(slack.listen(react))
+    task = asyncio.create_task(slack.listen(react))
     await until(lambda: len(desk.fake.socket.connections) == 1)
-    ts = w.post(ops, ann, "hello")
-    await desk.fake.deliver_to_socket()
-    await until(lambda: len(found) == 1)
-    assert found == [Reaction(ids=(f"{ops}:{ts}",))]
-    await until(lambda: len(desk.fake.socket.acknowledged) == 1)
-
-    await desk.fake.socket.refresh()  # Slack asks for a new connection every few hours
-    again = w.post(ops, ann, "hello again")
-    await desk.fake.deliver_to_socket()
-    await until(lambda: len(found) == 2)
-    assert found[1] == Reaction(ids=(f"{ops}:{again}",))
-    await until(lambda: desk.fake.socket.unacknowledged == {})
-    assert len(connected) == 2, "what happened while there was no connection is looked for"
-    listening.cancel()
+    yield ann, ops, found, connected
+    task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await listening
+        await task
+
+
+async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> None:
+    w = desk.workspace
+    async with listening(desk) as (ann, ops, found, connected):
+        ts = w.post(ops, ann, "hello")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: len(found) == 1)
+        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
+        await until(lambda: len(desk.fake.socket.acknowledged) == 1)
+
+        await desk.fake.socket.refresh()  # Slack asks for a new connection every few hours
+        again = w.post(ops, ann, "hello again")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: len(found) == 2)
+        assert found[1] == Reaction(ids=(f"{ops}:{again}",))
+        await until(lambda: desk.fake.socket.unacknowledged == {})
+        assert len(connected) == 2, "what happened while there was no connection is looked for"
 
 
 async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: Desk) -> None:
-    w = desk.workspace
-    ann = w.user("Ann Lee")
-    ops = w.channel("ops", ann)
-    desk.fake.lose()
-    slack = desk.slack(app_token=desk.fake.app_token)
-    found: list[Reaction] = []
-    connected: list[Reaction] = []
-
-    async def react(reaction: Reaction) -> None:
-        (connected if reaction == Reaction(changes=True) else found).append(reaction)
-
-    listening = asyncio.create_task(slack.listen(react))
-    await until(lambda: len(desk.fake.socket.connections) == 1)
-    await desk.fake.socket.drop()
-    await until(lambda: desk.fake.socket.connections == [])
-    ts = w.post(ops, ann, "hello")
-    await desk.fake.deliver_to_socket()
-    await until(lambda: found != [])
-    assert found == [Reaction(ids=(f"{ops}:{ts}",))]
-    listening.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await listening
+    async with listening(desk) as (ann, ops, found, _):
+        await desk.fake.socket.drop()
+        await until(lambda: desk.fake.socket.connections == [])
+        ts = desk.workspace.post(ops, ann, "hello")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: found != [])
+        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
 
 
 async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_then_ends_the_listening(
