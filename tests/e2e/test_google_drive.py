@@ -3,131 +3,68 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from connectors.declared import options as declared_options
 from connectors.fakes.google_drive_corpus import Grant
 from connectors.google_drive import GoogleDrive
-from connectors.google_drive.playground import GoogleDrivePlayground, playing
-from connectors.runner.instance import Instance
-from connectors.runner.plan import Plan, Services
-from connectors.source import Context
-from pipeline.kafka import producer
-from pipeline.settings import dist
-from pipeline.stores.postgres import open_pool
-from pipeline.telemetry import Metrics
-from query.embedder import QueryEmbedder
-from query.model import MODES
-from query.retrieval import Search, open_search
+from connectors.google_drive.playground import playing
+from tests.company import Company, company_in
+from tests.played import made
 from tests.space import Space
 
 pytestmark = pytest.mark.stack
 
-WITHIN_SECONDS = 90.0
 EVENTS = "https://penstock.example.com"
 
 
-@dataclass
-class Company:
-    space: Space
-    play: GoogleDrivePlayground
-    instance: Instance
-    search: Search
-
-    async def found(self, who: str, query: str) -> dict[str, str]:
-        """What somebody finds by any ranking: external id → the best passage's text."""
-        caller = await self.search.identify("acme", principals=[who])
-        shown: dict[str, str] = {}
-        for mode in MODES:
-            answer = await self.search.search(query, caller, mode=mode, top=50)
-            for result in answer.results:
-                shown.setdefault(result.passage.external_id, result.text)
-        return shown
-
-    async def until(self, who: str, query: str, ids: set[str], *, text: str = "") -> None:
-        """Wait until somebody finds these documents and no others, one of them with this text."""
-        async with asyncio.timeout(WITHIN_SECONDS):
+class Harbour(Company):
+    async def until_shown(self, who: str, query: str, ids: set[str], text: str) -> None:
+        """Wait until somebody finds these documents and no others, the best passage of one of them with this text."""
+        async with asyncio.timeout(self.within_seconds):
             while True:
-                shown = await self.found(who, query)
-                if set(shown) == ids and (not text or any(text in one for one in shown.values())):
+                best: dict[str, str] = {}
+                for result in await self.results(who, query):
+                    best.setdefault(result.passage.external_id, result.text)
+                if set(best) == ids and any(text in one for one in best.values()):
                     return
                 await asyncio.sleep(0.1)
 
-    async def told(self) -> None:
-        for request in self.play.sent():
-            await self.instance.on_event(request)
-
-    async def ask(self, action: str) -> dict[str, Any]:
-        [(number,)] = await self.space.query(
-            "INSERT INTO connector_asks (tenant, source, action) VALUES ('acme', 'drive', %s) RETURNING id", action
-        )
-        async with asyncio.timeout(WITHIN_SECONDS):
-            while True:
-                [(outcome,)] = await self.space.query("SELECT outcome FROM connector_asks WHERE id = %s", number)
-                if outcome is not None:
-                    return dict(outcome)
-                await asyncio.sleep(0.05)
-
 
 @pytest.fixture
-async def company(space: Space, tmp_path: Path) -> AsyncIterator[Company]:
+async def company(space: Space, tmp_path: Path) -> AsyncIterator[Harbour]:
     """Three documents about the harbour, read once; nothing more happens by itself."""
-    space.start("detect", "vectors", "keywords")
-    async with contextlib.AsyncExitStack() as stack:
-        play = await stack.enter_async_context(playing())
+    async with playing() as play:
         for topic in ("crane", "ferry", "bridge"):
             await play.write(topic, f"# Harbour {topic}\n\nThe harbour {topic} is looked after by its own crew.")
-
-        def make(context: Context) -> GoogleDrive:
-            return GoogleDrive(declared_options(GoogleDrive, play.options, "drive", play.environment), context)
-
-        plan = Plan(
-            name="drive", tenant="acme", kind="google-drive", make=make, poll_seconds=3600, sweep_seconds=3600,
-            groups_seconds=3600,
-        )  # fmt: skip
-        services = Services(
-            postgres=space.settings.postgres, pool=await stack.enter_async_context(open_pool(space.settings.postgres)),
-            producer=await stack.enter_async_context(producer(space.settings.kafka)), metrics=Metrics(),
-            folder=tmp_path / "sources", events_url=EVENTS,
-        )  # fmt: skip
-        embedder = QueryEmbedder.by_settings(space.settings.embedding, dist() / "models")
-        search = await stack.enter_async_context(open_search(space.settings, embedder))
-        instance = Instance(plan, services)
-        task = asyncio.create_task(instance.run())
-        try:
-            async with asyncio.timeout(WITHIN_SECONDS):
+        async with company_in(
+            space, tmp_path, play, made(GoogleDrive, play), name="drive", events_url=EVENTS
+        ) as company:
+            async with asyncio.timeout(company.within_seconds):
                 while not play.fake.channels.open:
                     await asyncio.sleep(0.02)
             play.sent()
-            yield Company(space, play, instance, search)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            yield Harbour(**vars(company))
 
 
-async def test_documents_are_found_and_follow_what_happens_to_them(company: Company) -> None:
+async def test_documents_are_found_and_follow_what_happens_to_them(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     everything = {crane, ferry, bridge}
     await c.until(play.inside, "harbour", everything)
-    assert await c.found(play.outside, "harbour") == {}
+    assert await c.found(play.outside, "harbour") == set()
     for action in ("changes", "sweep"):
         outcome = await c.ask(action)
         assert {key for key in ("upserted", "access", "deleted") if outcome.get(key)} == set(), outcome
 
     await play.write("crane", "# Harbour windlass\n\nWho repairs the harbour windlass?")
     await c.told()
-    await c.until(play.inside, "windlass", everything, text="Who repairs the harbour windlass?")
+    await c.until_shown(play.inside, "windlass", everything, "Who repairs the harbour windlass?")
     await play.move("crane")
     await c.told()
-    async with asyncio.timeout(WITHIN_SECONDS):
+    async with asyncio.timeout(c.within_seconds):
         while await c.space.query("SELECT title FROM documents WHERE external_id = %s", crane) != [("crane, moved",)]:
             await asyncio.sleep(0.05)
     await play.remove("ferry")
@@ -138,7 +75,7 @@ async def test_documents_are_found_and_follow_what_happens_to_them(company: Comp
     await c.until(play.inside, "harbour", everything)
 
 
-async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_file(company: Company) -> None:
+async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_file(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
@@ -157,7 +94,7 @@ async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_fil
     await c.until(play.inside, "harbour", set())
 
 
-async def test_a_sweep_closes_the_gap_that_lost_notifications_left(company: Company) -> None:
+async def test_a_sweep_closes_the_gap_that_lost_notifications_left(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
     await c.until(play.inside, "harbour", {crane, ferry, bridge})
@@ -168,4 +105,4 @@ async def test_a_sweep_closes_the_gap_that_lost_notifications_left(company: Comp
     assert len(play.sent()) == 1  # lost; Google told of all four at once
     await c.ask("sweep")
     await c.until(play.inside, "harbour", {crane, pilot})
-    await c.until(play.inside, "windlass", {crane, pilot}, text="Who repairs the harbour windlass?")
+    await c.until_shown(play.inside, "windlass", {crane, pilot}, "Who repairs the harbour windlass?")

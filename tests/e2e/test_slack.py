@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,54 +13,32 @@ import pytest
 
 from connectors.fakes.slack import FakeSlack
 from connectors.http import Parts, app
-from connectors.runner.instance import Instance
-from connectors.runner.plan import Plan, Services
 from connectors.slack import Slack, SlackOptions
-from pipeline.kafka import producer
 from pipeline.serving import served
-from pipeline.settings import dist
-from pipeline.stores.postgres import open_pool
-from pipeline.telemetry import Metrics
-from query.embedder import QueryEmbedder
-from query.model import MODES
-from query.retrieval import Search, open_search
+from tests.company import Company, company_in
 from tests.space import Space
 
 pytestmark = pytest.mark.stack
 
-WITHIN_SECONDS = 60.0
 ANN, BEN = "ann@acme.example", "ben@acme.example"
 
 
 @dataclass
-class Company:
-    space: Space
-    fake: FakeSlack
-    instance: Instance
-    search: Search
+class Workplace(Company):
+    """Ann and Ben in #ops; ``http``: our side, where Slack's events arrive."""
+
     http: httpx.AsyncClient
     ann: str
     ben: str
     ops: str
 
     @property
+    def fake(self) -> FakeSlack:
+        return self.play
+
+    @property
     def workspace(self) -> Any:
         return self.fake.workspace
-
-    async def found(self, who: str, query: str, word: str = "") -> set[str]:
-        """The documents with this word that somebody finds by any ranking (nearness alone finds all that they read)."""
-        caller = await self.search.identify("acme", principals=[who])
-        shown: set[str] = set()
-        for mode in MODES:
-            answer = await self.search.search(query, caller, mode=mode, top=50)
-            shown |= {result.passage.external_id for result in answer.results if word in result.text}
-        return shown
-
-    async def until(self, who: str, query: str, ids: set[str], word: str = "") -> None:
-        """Wait until somebody finds these documents and no others."""
-        async with asyncio.timeout(WITHIN_SECONDS):
-            while await self.found(who, query, word) != ids:
-                await asyncio.sleep(0.1)
 
     async def deliver(self) -> None:
         """The events that Slack has for us, over HTTP, as it sends them."""
@@ -70,70 +46,36 @@ class Company:
             answer = await self.http.post("/v1/events/chat", content=request.body, headers=dict(request.headers))
             assert answer.status_code == 200, answer.text
 
-    async def ask(self, action: str) -> dict[str, Any]:
-        [(number,)] = await self.space.query(
-            "INSERT INTO connector_asks (tenant, source, action) VALUES ('acme', 'chat', %s) RETURNING id", action
-        )
-        async with asyncio.timeout(WITHIN_SECONDS):
-            while True:
-                [(outcome,)] = await self.space.query("SELECT outcome FROM connector_asks WHERE id = %s", number)
-                if outcome is not None:
-                    return dict(outcome)
-                await asyncio.sleep(0.05)
 
-
-@asynccontextmanager
-async def company_in(space: Space, folder: Path) -> AsyncIterator[Company]:
-    """Ann and Ben, #ops with three threads; read once, and nothing else happens by itself."""
+@pytest.fixture
+async def company(space: Space, tmp_path: Path) -> AsyncIterator[Workplace]:
+    """#ops with three threads; read once, and nothing else happens by itself."""
     fake = FakeSlack()
     w = fake.workspace
     ann, ben = w.user("Ann Lee"), w.user("Ben Roy")
     ops = w.channel("ops", ann)
-    async with contextlib.AsyncExitStack() as stack:
-        url = await stack.enter_async_context(served(fake.app))
+    for topic in ("harbour crane", "harbour ferry", "harbour bridge"):
+        ts = w.post(ops, ann, f"Who looks after the {topic}?")
+        w.post(ops, ben, f"The {topic} crew does.", thread=ts)
+    fake.lose()
+    async with served(fake.app) as url:
         options = SlackOptions(
             token=fake.token, signing_secret=fake.signing_secret, base_url=f"{url}/api", page_size=3,  # type: ignore[arg-type]
         )  # fmt: skip
-        plan = Plan(
-            name="chat", tenant="acme", kind="slack", make=lambda context: Slack(options, context),
-            poll_seconds=3600, sweep_seconds=3600, groups_seconds=3600,
-        )  # fmt: skip
-        pool = await stack.enter_async_context(open_pool(space.settings.postgres))
-        kafka = await stack.enter_async_context(producer(space.settings.kafka))
-        services = Services(
-            postgres=space.settings.postgres, pool=pool, producer=kafka, metrics=Metrics(), folder=folder / "sources"
-        )
-        embedder = QueryEmbedder.by_settings(space.settings.embedding, dist() / "models")
-        search = await stack.enter_async_context(open_search(space.settings, embedder))
-        instance = Instance(plan, services)
-        for topic in ("harbour crane", "harbour ferry", "harbour bridge"):
-            ts = w.post(ops, ann, f"Who looks after the {topic}?")
-            w.post(ops, ben, f"The {topic} crew does.", thread=ts)
-        fake.lose()
-        task = asyncio.create_task(instance.run())
-        try:
-            ours = await stack.enter_async_context(served(app(Parts({"chat": instance}, {}, kafka, services.metrics))))
-            http = await stack.enter_async_context(httpx.AsyncClient(base_url=ours))
-            yield Company(space, fake, instance, search, http, ann, ben, ops)
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        async with company_in(
+            space, tmp_path, fake, lambda context: Slack(options, context), name="chat", within_seconds=60
+        ) as company:
+            parts = Parts({"chat": company.instance}, {}, company.services.producer, company.services.metrics)
+            async with served(app(parts)) as ours, httpx.AsyncClient(base_url=ours) as http:
+                yield Workplace(**vars(company), http=http, ann=ann, ben=ben, ops=ops)
 
 
-@pytest.fixture
-async def company(space: Space, tmp_path: Path) -> AsyncIterator[Company]:
-    space.start("detect", "vectors", "keywords")
-    async with company_in(space, tmp_path) as company:
-        yield company
-
-
-def ids(company: Company) -> list[str]:
+def ids(company: Workplace) -> list[str]:
     messages = company.workspace.channels[company.ops].messages.values()
     return [f"{company.ops}:{m['ts']}" for m in messages if "thread_ts" not in m]
 
 
-async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_them(company: Company) -> None:
+async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_them(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)
     everything = {crane, ferry, bridge}
@@ -170,7 +112,7 @@ async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_the
 
     w.rename(c.ops, "quayside")
     await c.deliver()
-    async with asyncio.timeout(WITHIN_SECONDS):
+    async with asyncio.timeout(c.within_seconds):
         while True:
             rows = await c.space.query("SELECT title FROM documents WHERE deleted_at IS NULL")
             if all(title.endswith("· #quayside") for (title,) in rows):
@@ -179,7 +121,7 @@ async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_the
     assert len(rows) == 3
 
 
-async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_written_for_that(company: Company) -> None:
+async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_written_for_that(company: Workplace) -> None:
     c, w = company, company.workspace
     everything = set(ids(c))
     await c.until(BEN, "harbour", everything)
@@ -208,7 +150,7 @@ async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_writte
     await c.until(ANN, "harbour", everything)
 
 
-async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Company) -> None:
+async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)
     await c.until(ANN, "harbour", {crane, ferry, bridge})
