@@ -1,0 +1,165 @@
+"""The library that load is measured on: filled once, and held by a process of its own if many runs shall use it.
+
+    python -m bench.load_library FOLDER [--chunks 50000] [--dimensions 384]
+
+makes a library on the running local stack, writes FOLDER so that it is a PENSTOCK_HOME that leads there, and drops the
+library when it is told to end (Ctrl-C). Documents go through the real detect and the real keyword sink; vectors are
+copied and the HNSW index is built afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from pgvector import HalfVector
+
+from bench.load_corpus import Corpus, WordVectors
+from bench.load_runs import SHARES, tag
+from deploy.local.stack import Stack
+from pipeline.core.model import ChunkParams
+from pipeline.ledger import generations, work
+from pipeline.ledger.entry import cut
+from pipeline.settings import (
+    ElasticsearchSettings,
+    EmbeddingSettings,
+    KafkaSettings,
+    PostgresSettings,
+    Settings,
+    StreamSettings,
+    home,
+)
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import create_graph, open_pool
+from query.evaluation.place import assembled
+from tests.library import Library, document
+
+TENANT = "acme"
+TEAMS = 200
+"""Besides, each document belongs to one: so many access sets, as a company has, and not four."""
+CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK = 25, 100, 54
+"""The last: what a chunk of that target has of its own; the rest repeats the one before (measured)."""
+
+
+async def fill(library: Library, corpus: Corpus, vectors: WordVectors, chunks: int) -> dict[str, float]:
+    """Seconds that each part took."""
+    took: dict[str, float] = {}
+    began = perf_counter()
+
+    def lap(name: str) -> None:
+        nonlocal began
+        took[name] = round(perf_counter() - began, 1)
+        began = perf_counter()
+        print(f"  {name}: {took[name]} s", file=sys.stderr)
+
+    documents = max(max(SHARES.values()), chunks // CHUNKS_A_DOCUMENT)
+    words = chunks * WORDS_A_CHUNK // documents
+    ids = []
+    for start in range(0, documents, 32):
+        events = [
+            document(
+                f"{n}.md", corpus.text(n, words), tenant=TENANT, title=f"{corpus.words[2_000 + n % 15_000]} {n}",
+                acl_tags=[f"team-{n % TEAMS}", *(tag(s) for s, of in SHARES.items() if n % of == 0)],
+            )
+            for n in range(start, min(start + 32, documents))
+        ]  # fmt: skip
+        ids += await library.accept(*events)
+    lap("detect")
+    for start in range(0, len(ids), 256):
+        await library.keywords.converge(library.generation, ids[start : start + 256])
+    lap("keywords")
+    await copy_vectors(library, vectors, ids)
+    lap("vectors")
+    async with library.pool.connection() as connection:
+        await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
+        await create_graph(connection, library.generation)
+    lap("graph")
+    for statement in ("ANALYZE", f"VACUUM {library.generation.chunk_table}"):
+        async with library.pool.connection() as connection:
+            await connection.set_autocommit(True)
+            await connection.execute(statement.encode())
+            await connection.set_autocommit(False)
+    lap("analyze")
+    return took
+
+
+async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any]) -> None:
+    generation = library.generation
+    async with library.pool.connection() as connection:
+        await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())
+        for start in range(0, len(ids), 256):
+            some = await work.load(connection, generation.name, "vectors", ids[start : start + 256])
+            texts = await work.bodies(connection, some)
+            rows = [
+                (id_, w.identity.id, w.access_id, text, HalfVector(vectors.vector(text)))
+                for w in some if w.manifest is not None
+                for id_, text in (
+                    (i, cut(texts[w.identity.id][0], spans))
+                    for i, spans in zip(w.manifest.chunk_ids, w.manifest.spans, strict=True)
+                )
+            ]  # fmt: skip
+            statement = f"COPY {generation.chunk_table} (id, document_id, access_id, text, embedding) FROM STDIN"
+            async with connection.cursor().copy(f"{statement} (FORMAT BINARY)".encode()) as copy:
+                copy.set_types(["uuid", "uuid", "int8", "text", generation.vector_type])
+                for row in rows:
+                    await copy.write_row(row)
+        await connection.execute("UPDATE index_state SET seq = want_seq, settled_at = now() WHERE store = 'vectors'")
+
+
+@asynccontextmanager
+async def filled(corpus: Corpus, vectors: WordVectors, chunks: int, folder: Path) -> AsyncIterator[Library]:
+    """A new library, dropped at the end. folder: becomes the PENSTOCK_HOME that leads there."""
+    params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
+    async with Library.create(Stack(home()), vectors, params=params) as library:
+        library.write_home(folder)
+        (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks)))
+        yield library
+
+
+@asynccontextmanager
+async def opened(vectors: WordVectors, folder: Path) -> AsyncIterator[Library]:
+    """One that another process holds."""
+    at = json.loads((folder / "endpoints.json").read_text())
+    settings = Settings(
+        kafka=KafkaSettings(),
+        postgres=PostgresSettings(dsn=at["postgres"]["dsn"]),
+        elasticsearch=ElasticsearchSettings(**at["elasticsearch"]),
+        embedding=EmbeddingSettings(),
+        stream=StreamSettings(),
+    )
+    es = connect(settings.elasticsearch)
+    try:
+        async with open_pool(settings.postgres) as pool:
+            async with pool.connection() as connection:
+                generation = await generations.active(connection)
+            yield Library.over(assembled(settings, pool, es, generation, vectors), vectors)
+    finally:
+        await es.close()
+
+
+async def hold(folder: Path, chunks: int, dimensions: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus = Corpus()
+    async with filled(corpus, WordVectors(dimensions, corpus), chunks, folder):
+        print(f"held in {folder}; Ctrl-C drops it", flush=True)
+        await stop.wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--chunks", type=int, default=50_000)
+    parser.add_argument("--dimensions", type=int, default=384)
+    given = parser.parse_args()
+    asyncio.run(hold(given.folder, given.chunks, given.dimensions))
