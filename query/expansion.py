@@ -64,9 +64,10 @@ def moved(vector: Vectors, passages: Sequence[Weighed], embeddings: Mapping[UUID
 def typical(passages: Sequence[Weighed], background: Sequence[str]) -> dict[str, float]:
     """Words of the passages and what each is worth, together WORDS_WEIGHT at most. background: the texts of everything
     that was found."""
-    frequency = Counter(word for text in background for word in set(_words(text)))
     worth: dict[str, float] = {}
     first = passages[:WORD_PASSAGES]
+    theirs = {word for passage in first for word in _words(passage.text)}
+    frequency = Counter(word for text in background for word in theirs.intersection(_WORD.findall(text.lower())))
     whole = sum(passage.weight for passage in first)
     for passage in first:
         words = _words(passage.text)

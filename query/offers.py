@@ -10,6 +10,7 @@ from time import perf_counter
 from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
+from psycopg.pq import TransactionStatus
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
@@ -220,7 +221,14 @@ class Stores:
         async with bounded(seconds, "Postgres"):
             with translated(doing):
                 async with self._pool.connection() as connection:
-                    yield connection
+                    await connection.set_autocommit(True)  # saves waiting for a BEGIN and a COMMIT around each question
+                    try:
+                        yield connection
+                    finally:
+                        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                            await connection.set_autocommit(False)
+                        else:
+                            await connection.close()  # cut off half way: nobody gets it again
 
 
 def _require_one(offers: Offers) -> None:

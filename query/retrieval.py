@@ -75,6 +75,7 @@ class Search:
         self._reranker = reranker
         self._rerank_pool = rerank_pool
         self._cache = Cache(self._settings.cached_queries)
+        self._under_way = 0
 
     async def identify(self, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()) -> Caller:
         """See ``query.access.identify``. Raises Retryable."""
@@ -103,6 +104,7 @@ class Search:
         embedding: Embedding | None = None
         if mode != "keyword" and self._embedder is not None:
             embedding = asyncio.create_task(steps.timed("embed", self._embed(question.text, caller, self._embedder)))
+        self._under_way += 1
         try:
             scope = await steps.timed("access", self._pin(caller, filters))
             access = access_of(scope.readable)
@@ -111,6 +113,7 @@ class Search:
                 return known
             return await self._find(question, scope, embedding, steps, key)
         finally:
+            self._under_way -= 1
             if embedding is not None:
                 embedding.cancel()
                 await asyncio.gather(embedding, return_exceptions=True)
@@ -178,13 +181,19 @@ class Search:
             depth = min(DEEPEST, 4 * depth)  # a hundred copies of one passage are one passage
         about = relevant(question.text, hits, offers, passages, scope.generation.model, steps)
         seen = passages
+        in_haste = False
         if about and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
-            again = await self._second_look(question, scope, embedding, steps, offers, hits, depth)
-            hits, more = again or (hits, {})
-            seen = {**passages, **more}
+            in_haste = self._under_way > self._settings.feedback_at_once
+            if in_haste:
+                with steps.step("feedback") as facts:
+                    facts["skipped"] = "many ask at this moment"
+            elif again := await self._second_look(question, scope, embedding, steps, offers, hits, depth):
+                hits, more = again
+                seen = {**passages, **more}
         results = await self._results(question, scope, hits if about else [], steps)
         found = Found(results, steps.done, steps.took_ms, about)
-        self._keep(key, found, seen, scope.snapshot)
+        if not in_haste:  # who asks again in a calmer moment shall have the better answer
+            self._keep(key, found, seen, scope.snapshot)
         return found
 
     def _suffice(self, question: Question, hits: Sequence[Hit]) -> bool:

@@ -19,6 +19,9 @@ class RetrievalSettings(Part):
     feedback: bool = True
     """Whether a hybrid search looks a second time, with what it found (query/expansion.py): better, for about twice the
     time."""
+    feedback_at_once: int = Field(4, ge=0)
+    """Of so many searches at once each looks a second time; as soon as more are under way, one look has to do. 0: none
+    does."""
     cached_queries: int = Field(2_000, ge=0)
     """Embedded queries, and answers by access set, that are remembered; 0 remembers none."""
     standard_tokens: int = Field(30_000, ge=1)

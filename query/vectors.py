@@ -113,7 +113,7 @@ async def nearest(
 
     A walk that ends with too few is followed by an exact scan: fewer than ``limit`` means that there are no more.
     """
-    async with connection.transaction():
+    async with connection.pipeline(), connection.transaction():
         await connection.execute(LOCAL_SETTINGS, local_settings(limit, timeout_seconds, tuning))
         found = await _candidates(connection, *build(asked, vector, scan, limit=limit))
         if scan == "graph" and len(found) < limit:

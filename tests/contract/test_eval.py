@@ -188,6 +188,17 @@ async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
     assert found.degraded == ("the second look did not answer within 0 s",)
 
 
+async def test_while_many_ask_one_look_has_to_do_and_that_answer_is_not_remembered(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    settings = RetrievalSettings(feedback_at_once=1)
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
+    crowd = await asyncio.gather(*(search.search("Phobos", caller) for _ in range(3)))
+    hasty = [found for found in crowd if any(step.facts.get("skipped") for step in found.steps)]
+    assert hasty, "the first to be done was not alone"
+    assert all(by_keyword(found) == {"mars"} and not found.degraded for found in hasty)
+    assert {"mars", "saturn"} <= by_keyword(await search.search("Phobos", caller))
+
+
 async def test_nobody_learns_from_passages_that_only_others_read(library: Library) -> None:
     staff = await library.caller("acme", "staff")
     forgetful = Search(
