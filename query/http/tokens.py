@@ -64,10 +64,13 @@ async def who(token: str, keys: KeySet, settings: AuthSettings) -> Who:
     claims = await verified(token, keys, settings)
     tenant = settings.tenant or _named(claims, settings.tenant_claim)
     principal = _named(claims, settings.principal_claim)
-    if settings.principal_claim == "email" and claims.get("email_verified") is False:
+    if settings.principal_claim == "email" and claims.get("email_verified", True) not in (
+        True,
+        "true",
+    ):  # some say it so
         raise Untrusted("the token's address is not verified by its issuer")
     roles = claims.get(settings.roles_claim)
-    held = {role for role in roles if isinstance(role, str)} if isinstance(roles, list) else {roles}
+    held = {role for role in (roles if isinstance(roles, list) else [roles]) if isinstance(role, str)}
     return Who(
         "token", tenant, principal, klass="extended" if settings.extended_role in held else "standard",
         operator=settings.operator_role in held,

@@ -86,9 +86,12 @@ DECLARE
     distances double precision[];
 BEGIN
     SELECT g.* INTO STRICT active FROM generations g WHERE g.state = 'active';
-    SELECT array_agg(DISTINCT a.id) INTO readable
-    FROM unnest(tags) mine (tag) JOIN access_sets a ON a.acl_tags @> ARRAY[mine.tag]
-    WHERE a.tenant = nearest.tenant AND a.required_tags <@ tags;
+    SELECT array_agg(DISTINCT a.id) INTO readable  -- OFFSET 0, NOT IN: as in query/access.py
+    FROM unnest(tags) mine (tag) CROSS JOIN LATERAL (
+        SELECT s.id, s.tenant, s.required_tags FROM access_sets s WHERE s.acl_tags @> ARRAY[mine.tag] OFFSET 0
+    ) a
+    WHERE a.tenant = nearest.tenant
+      AND NOT EXISTS (SELECT FROM unnest(a.required_tags) needed WHERE needed NOT IN (SELECT unnest(tags)));
     SELECT greatest(5000, sqrt(6.0 * wanted * greatest(c.reltuples, 0))) INTO STRICT most
     FROM pg_class c WHERE c.oid = to_regclass(format('%I', active.chunk_table));
     EXECUTE format(
