@@ -160,7 +160,10 @@ class Metrics:
             registry=r,
         )
         self.waiting_dead_letters = Gauge(
-            "penstock_waiting_dead_letters", "Dead letters that nobody has replayed yet", ["stage"], registry=r
+            "penstock_waiting_dead_letters",
+            "Dead letters of the last seven days that nobody has replayed",
+            ["stage"],
+            registry=r,
         )
         self.access_age = Gauge(
             "penstock_access_age_seconds",

@@ -28,7 +28,7 @@ log = structlog.get_logger()
 EVERY_SECONDS = 15.0
 """About a scrape."""
 SHARE = 0.05
-"""Of the time that looking may take: with millions of documents pending it takes seconds, and comes less often."""
+"""Of Postgres's time that a look may take: with millions of documents pending it takes seconds, so it comes less often."""
 COUNTED = 100_000
 """The gauge of dead letters goes no higher."""
 
@@ -44,9 +44,11 @@ _PENDING = """
     GROUP BY s.store, d.lane
 """
 _DEAD = """
-    SELECT stage, count(*) FROM (SELECT stage FROM dead_letters WHERE replayed_at IS NULL LIMIT %s) waiting
+    SELECT stage, count(*) FROM (SELECT stage FROM dead_letters
+        WHERE replayed_at IS NULL AND at > now() - interval '7 days' LIMIT %s) waiting
     GROUP BY stage
 """
+"""Some letters are let be for good (the source has sent the document again): after a week nobody is told any more."""
 _SOURCES = """
     SELECT source, max(extract(epoch FROM clock_timestamp() - seen_at)) FILTER (WHERE NOT paused),
         max(extract(epoch FROM clock_timestamp()
@@ -92,21 +94,23 @@ class Vitals:
                     return
                 try:
                     while True:
-                        began = monotonic()
-                        await self.look(connection)
-                        await asyncio.sleep(max(EVERY_SECONDS, (monotonic() - began) / SHARE))
+                        took = await self.look(connection)
+                        await asyncio.sleep(max(EVERY_SECONDS, took / SHARE))
                 finally:
                     if not connection.closed and not connection.broken:
                         await connection.rollback()
                         await connection.execute("SELECT pg_advisory_unlock(%s)", [VITALS_LOCK])
                         await connection.commit()
 
-    async def look(self, connection: Connection) -> None:
-        """Set the gauges anew. What Kafka cannot tell is absent. Raises Retryable, Misconfigured."""
+    async def look(self, connection: Connection) -> float:
+        """Set the gauges anew; returns the seconds that Postgres took. What Kafka cannot tell is absent. Raises
+        Retryable, Misconfigured."""
+        began = monotonic()
         async with connection.transaction():
             pending = await (await connection.execute(_PENDING)).fetchall()
             dead = await (await connection.execute(_DEAD, [COUNTED])).fetchall()
             sources = await (await connection.execute(_SOURCES)).fetchall()
+        took = monotonic() - began
         self._forget_ledger()
         m = self._metrics
         for store in ("vectors", "keywords"):
@@ -124,9 +128,10 @@ class Vitals:
         except Retryable as error:
             m.lag.clear()
             log.warning("lag_unknown", reason=str(error)[:200])
-            return
+            return took
         for (stage, lane), records in behind.items():
             m.lag.labels(stage, lane).set(records)
+        return took
 
     def _forget_ledger(self) -> None:
         m = self._metrics

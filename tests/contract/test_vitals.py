@@ -58,8 +58,10 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
         await space.execute("UPDATE index_state SET pending_since = now() - interval '90 s' WHERE store = 'keywords'")
         await space.execute(
             'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, first_failed_at)'
-            " VALUES ('t:0:0', 't', 0, 0, 'detect', 'bad_json', 'x', now())"
+            " VALUES ('t:0:0', 't', 0, 0, 'detect', 'bad_json', 'x', now()),"
+            " ('t:0:1', 't', 0, 1, 'detect', 'x', 'x', now())"
         )
+        await space.execute("UPDATE dead_letters SET at = now() - interval '8 days' WHERE id = 't:0:1'")
         await space.execute(
             "INSERT INTO connectors (tenant, source, kind, seen_at, activities) VALUES"
             " ('acme', 'wiki', 'folder', now() - interval '40 s', jsonb_build_object("
