@@ -28,7 +28,7 @@ log = structlog.get_logger()
 EVERY_SECONDS = 15.0
 """About a scrape."""
 SHARE = 0.05
-"""Of Postgres's time that a look may take: with millions of documents pending it takes seconds, so it comes less often."""
+"""Of Postgres's time: with millions of documents pending a look takes seconds, and so comes less often."""
 COUNTED = 100_000
 """The gauge of dead letters goes no higher."""
 
