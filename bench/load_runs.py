@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -19,9 +19,9 @@ from bench.load_corpus import Corpus
 
 SHARES: Mapping[str, int] = {"0.1 %": 1_000, "1 %": 100, "10 %": 10, "100 %": 1}
 """Access: one of so many documents may be read."""
-CONCURRENCY = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192)
+CONCURRENCY = (1, 4, 16, 32, 64, 96, 192)
 """32 are worked on at once, 64 more may wait (ServeSettings): beyond 96 the service sends requests away."""
-FEW = (1, 8, 32)
+FEW = (1, 8)
 
 
 def key(share: str) -> str:
@@ -104,20 +104,23 @@ async def press(
     run.seconds, run.cpu_seconds = perf_counter() - began, sum(service.cpu_times()[:2]) - spent
 
 
-async def load(address: str, service: psutil.Process, corpus: Corpus, seconds: float, *, feedback: bool) -> list[Run]:
+async def load(
+    address: str, service: psutil.Process, corpus: Corpus, seconds: float, *, feedback: bool
+) -> AsyncIterator[Run]:
     """Wide access at every concurrency, narrow access at a few; without the second look (query/expansion.py) only wide
     access at a few."""
     questions = corpus.questions(11 if feedback else 12)
     asked = [Run("100 %", 4, feedback)]  # warm
     for share in reversed(SHARES) if feedback else ["100 %"]:
         asked += [Run(share, n, feedback) for n in (CONCURRENCY if SHARES[share] == 1 and feedback else FEW)]
-    for run in asked:
+    for n, run in enumerate(asked):
         # Connections of its own: one that lay idle for as long as the server keeps it may be closed as it is used.
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(address, connector=connector) as session:
             await press(session, service, run, questions, seconds)
         print(f"  {line(run.row())}", file=sys.stderr)
-    return asked[1:]
+        if n:
+            yield run
 
 
 def line(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,6 @@ import asyncio
 import json
 import logging
 import os
-import sys
 import tempfile
 from collections import Counter
 from contextlib import AsyncExitStack
@@ -104,21 +103,26 @@ async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, 
             f"SELECT (SELECT count(*) FROM {library.generation.chunk_table}), (SELECT count(*) FROM documents),"
             " (SELECT count(*) FROM access_sets)"
         )
-        found = await recall(library, corpus, vectors)
-        print(json.dumps(found, ensure_ascii=False), file=sys.stderr)
-        runs = []
+        report: dict[str, Any] = {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"), "chunks": rows, "documents": documents,
+            "access_sets": sets, "dimensions": dimensions, "cpus": os.cpu_count(),
+            "load_average": {"before": round(before, 1)}, "seconds_to_load": took, "recall": {}, "load": [],
+        }  # fmt: skip
+
+        def write() -> None:
+            """What is known by now: a run that is cut short has not been for nothing."""
+            report["load_average"]["after"] = round(os.getloadavg()[0], 1)
+            written.parent.mkdir(exist_ok=True)
+            written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
         for feedback in (True, False):
             settings = {"PENSTOCK_QUERY_FEEDBACK": str(feedback).lower()}
             async with served(folder, dimensions, settings) as (address, service):
-                runs += await load(address, service, corpus, seconds, feedback=feedback)
-    report = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"), "chunks": rows, "documents": documents,
-        "access_sets": sets, "dimensions": dimensions, "cpus": os.cpu_count(),
-        "load_average": {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)},
-        "seconds_to_load": took, "recall": found, "load": [run.row() for run in runs],
-    }  # fmt: skip
-    written.parent.mkdir(exist_ok=True)
-    written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+                async for run in load(address, service, corpus, seconds, feedback=feedback):
+                    report["load"].append(run.row())
+                    write()
+        report["recall"] = await recall(library, corpus, vectors)
+        write()
     print(told(report))
 
 
