@@ -29,6 +29,7 @@ demo: setup  ## the main job on real input, from nothing
 
 test: setup  ## everything, against real services started by the tests
 	$(BIN)/python -m deploy.local.browser
+	$(BIN)/python -m deploy.local.prometheus
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
