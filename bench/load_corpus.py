@@ -26,7 +26,7 @@ VOCABULARY, TOPICS, TOPIC_WORDS = 20_000, 400, 40
 TOPIC_SHARE = 0.3
 """Of a text's words that are its topic's."""
 DECAY = 0.45
-"""Of a direction's n-th coordinate, ∝ n^-DECAY: a participation ratio of about 45 at 384 dimensions."""
+"""Of a direction's n-th coordinate, ∝ n^-DECAY: a participation ratio of about 40 at 384 dimensions."""
 _SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
 
 
