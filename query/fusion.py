@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import pstdev
 from uuid import UUID
+
+import numpy as np
 
 from query.model import Ranker
 
@@ -53,5 +54,5 @@ def _heights(ranking: Ranking) -> list[float]:
     """In standard deviations above the ranking's end."""
     floor = max(0.0, ranking.next_score)
     scores = [max(0.0, score - floor) for score in ranking.scores]
-    spread = pstdev([*scores, *[0.0] * max(1, FEWEST - len(scores))])
+    spread = float(np.std([*scores, *[0.0] * max(1, FEWEST - len(scores))]))
     return [score / spread for score in scores] if spread > 0 else [0.0] * len(scores)
