@@ -25,6 +25,7 @@ from pipeline.core.errors import Retryable
 from pipeline.embedding.choose import embedder
 from pipeline.kafka import deliver, producer
 from pipeline.settings import EmbeddingSettings, dist
+from pipeline.stores.elasticsearch import connect
 from query.embedder import QueryEmbedder
 from query.retrieval import Search, open_search
 from tests.fakes.openai import FakeOpenAI, Faults
@@ -170,7 +171,8 @@ class World:
         index = f"{self.space.settings.elasticsearch.index_prefix}chunks-g1"
 
         async def once() -> None:
-            await self.search._es.indices.put_settings(index=index, settings=settings)
+            async with connect(self.space.settings.elasticsearch) as es:
+                await es.indices.put_settings(index=index, settings=settings)
 
         await insist(once)
 
