@@ -64,16 +64,20 @@ class Print:
     text: bytes
     """SHA-256."""
     access: bytes
+    derived: bytes
+    """Of what is read from the text: says nothing where the text says nothing."""
     rest: bytes
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Print:
         access = {name: entry.get(name) for name in _ACCESS}
-        rest = {name: value for name, value in entry.items() if name not in _ACCESS and name != "text"}
-        return cls(text_hash(str(entry.get("text", ""))), _digest(access), _digest(rest))
+        derived = {name: entry.get(name) for name in _DERIVED}
+        rest = {name: value for name, value in entry.items() if name not in (*_ACCESS, *_DERIVED, "text")}
+        return cls(text_hash(str(entry.get("text", ""))), _digest(access), _digest(derived), _digest(rest))
 
 
 _ACCESS = ("tenant", "acl_tags", "required_tags", "required_count")
+_DERIVED = ("identifiers",)
 
 
 def text_hash(text: str) -> bytes:
@@ -222,7 +226,11 @@ def _keywords(wanted: Wanted, held: Sequence[Entry]) -> list[Difference]:
             **_presence(wanted, {e.id for e in held}, frozenset()),
             "wrong_access": [e.id for e, shall in mine if e.print.access != shall.access],
             "wrong_text": [e.id for e, shall in mine if not wanted.rotten and e.print.text != shall.text],
-            "wrong_entry": [e.id for e, shall in mine if e.print.rest != shall.rest],
+            "wrong_entry": [
+                e.id
+                for e, shall in mine
+                if e.print.rest != shall.rest or (not wanted.rotten and e.print.derived != shall.derived)
+            ],
             "ahead": [e.id for e, _ in mine if e.version > wanted.seq],
         },
     )

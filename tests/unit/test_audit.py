@@ -70,6 +70,7 @@ def test_what_is_as_wanted_has_no_difference() -> None:
         ({"text": "Four."}, "wrong_text"),
         ({"title": "T"}, "wrong_entry"),
         ({"headings": ["Z"]}, "wrong_entry"),
+        ({"identifiers": ["ERR_1"]}, "wrong_entry"),
         ({"metadata": {"k": 2}}, "wrong_entry"),
         ({"more": 1}, "wrong_entry"),
     ],
