@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.git.options import GitOptions, basic, environment
-from connectors.git.process import ANSWER_BYTES, Command, GitFailed
+from connectors.git.process import Command, GitFailed
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff
 
@@ -74,18 +74,23 @@ class Mirror:
                 commit = value
         if commit is not None:
             return Head(commit, branch or "HEAD")
-        if await self._is_bare_of_refs():
+        refs, found = await self._refs(name)
+        if not refs:
             return None
+        if found:
+            raise Retryable("the branch came back while it was looked for")
         raise Misconfigured(
             f"the repository has no branch {name.removeprefix('refs/heads/')}: set branch to one it has"
         )
 
-    async def _is_bare_of_refs(self) -> bool:
+    async def _refs(self, name: str) -> tuple[int, bool]:
+        """How many the remote has, and whether this is among them."""
+        refs, found = 0, False
         async with self.git.running("ls-remote", "--", self._options.url, seconds=ASK_SECONDS) as git:
-            empty = not await git.stdout.read(1)
-            while await git.stdout.read(ANSWER_BYTES):
-                pass
-        return empty
+            while line := await git.stdout.readline():
+                refs += 1
+                found = found or line.rstrip().endswith(b"\t" + name.encode())
+        return refs, found
 
     async def refresh(self) -> Head | None:
         """The branch as it is now, all of it on our disk. Raises Misconfigured, Retryable."""
