@@ -18,6 +18,7 @@ import pytest
 from pydantic import SecretStr
 
 from connectors.git.backend import Backend, certificate
+from connectors.git.mirror import Mirror
 from connectors.git.options import basic
 from connectors.git.playground import HOOK, playing
 from connectors.git.source import Git
@@ -98,6 +99,24 @@ async def test_a_repository_that_lost_its_branch_proves_no_deletion(repository: 
     repository.work.git("push", "--quiet", str(repository.work.remote), "HEAD:other")
     with pytest.raises(Misconfigured, match="no branch main"):
         await listed(repository.source(branch="main"))
+
+
+async def test_a_branch_that_comes_back_while_it_is_looked_for(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Missing in the first answer, there in the second: no setting of anybody's is wrong."""
+    repository.push({"a.md": LONG})
+    source = repository.source()
+    answers = [b""]
+    ask = Mirror._remote
+
+    async def gone_at_first(mirror: Mirror, *arguments: str, seconds: float) -> bytes:
+        return answers.pop() if answers else await ask(mirror, *arguments, seconds=seconds)
+
+    monkeypatch.setattr(Mirror, "_remote", gone_at_first)
+    with pytest.raises(Retryable, match="came back"):
+        await crawled(source)
+    assert list(await crawled(source)) == ["a.md"]
 
 
 async def test_a_branch_is_followed_and_no_other(repository: Repository) -> None:
