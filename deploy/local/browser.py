@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from rich.console import Console
 
+from deploy.local import debian
 from pipeline.core.errors import Misconfigured
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 PACKAGES = ("chromium", "fonts-inter")
-APT_SECONDS = 600
 
 console = Console(stderr=True, highlight=False)
 
@@ -50,21 +49,8 @@ def install() -> None:
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         return
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for arguments in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", *PACKAGES]):
-        try:
-            done = subprocess.run(
-                [apt, *arguments], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", check=False, timeout=APT_SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired as error:
-            raise Misconfigured(
-                f"apt-get {arguments[0]} did not end within {APT_SECONDS} s: is the network there?"
-            ) from error
-        if done.returncode != 0:
-            lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
-            errors = [line for line in lines if line.startswith("E:")]
-            raise Misconfigured(f"apt-get {arguments[0]} failed: {(errors or lines)[-1][:300]}")
+    debian.run(apt, "update", "-qq")
+    debian.run(apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
 
 
 def main() -> int:

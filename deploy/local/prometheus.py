@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Literal
 
 from rich.console import Console
 
+from deploy.local import debian
 from deploy.local.lock import exclusive
 from pipeline import settings
 from pipeline.core.errors import Misconfigured
 
 PACKAGE = "prometheus"
-APT_SECONDS = 300
 
 Program = Literal["prometheus", "promtool"]
 PROGRAMS: tuple[Program, ...] = ("prometheus", "promtool")
@@ -69,36 +68,22 @@ def unpack() -> None:
         return
     place = folder()
     place.parent.mkdir(parents=True, exist_ok=True)
-    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as work:
+    with exclusive(place.with_suffix(".lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
+        work = Path(made)
         if all(os.access(place / "usr" / "bin" / program, os.X_OK) for program in PROGRAMS):
             return  # somebody else was faster
         try:
-            _run(work, apt, "download", "-qq", PACKAGE)
+            debian.run(apt, "download", "-qq", PACKAGE, at=work)
         except Misconfigured:
             if os.geteuid() != 0:
                 raise
-            _run(work, apt, "update", "-qq")
-            _run(work, apt, "download", "-qq", PACKAGE)
-        whole = Path(work) / "whole"
-        [package] = Path(work).glob("*.deb")
-        _run(work, dpkg, "-x", str(package), str(whole))
+            debian.run(apt, "update", "-qq")
+            debian.run(apt, "download", "-qq", PACKAGE, at=work)
+        whole = work / "whole"
+        [package] = work.glob("*.deb")
+        debian.run(dpkg, "-x", str(package), str(whole), at=work)
         shutil.rmtree(place, ignore_errors=True)
         whole.rename(place)
-
-
-def _run(work: str, *command: str) -> None:
-    name = f"{Path(command[0]).name} {command[1]}"
-    try:
-        done = subprocess.run(
-            command, cwd=work, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, errors="replace", check=False, timeout=APT_SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"{name} did not end within {APT_SECONDS} s: is the network there?") from error
-    if done.returncode != 0:
-        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no output"]
-        errors = [line for line in lines if line.startswith("E:")]
-        raise Misconfigured(f"{name} failed: {(errors or lines)[-1][:300]}")
 
 
 def main() -> int:
