@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from connectors.protocol import Problem
 from connectors.source import Cursor, Entry, Group, Listed, Page, Reaction, Request, Source
-from topics.messages import AnyMessage
+from topics.messages import AnyMessage, DocumentUpserted
 from topics.producer import Delivery, Producer
 from topics.registry import Topic
 
@@ -106,12 +106,16 @@ class Witness(Producer):
         self._real = producer
         self.messages: list[AnyMessage] = []
         self.silent_after: int | None = None
-        """From so many messages on, what Kafka acknowledges is not passed on: the runner dies before it hears."""
+        """After so many upserts, what Kafka acknowledges is not passed on: the runner dies before it hears."""
+
+    @property
+    def upserts(self) -> int:
+        return sum(isinstance(message, DocumentUpserted) for message in self.messages)
 
     async def send(self, topic: Topic, message: AnyMessage, traceparent: str | None = None) -> Delivery:
         delivery = await self._real.send(topic, message, traceparent)
         self.messages.append(message)
-        if self.silent_after is None or len(self.messages) <= self.silent_after:
+        if self.silent_after is None or self.upserts <= self.silent_after:
             return delivery
         await asyncio.shield(delivery)
         return asyncio.get_running_loop().create_future()
