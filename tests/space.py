@@ -111,7 +111,11 @@ class Space:
     # Workers
 
     def start(
-        self, *names: str, program: Sequence[str] = ("-m", "pipeline.cli.main"), env: Mapping[str, str] | None = None
+        self,
+        *names: str,
+        program: Sequence[str] = ("-m", "pipeline.cli.main"),
+        env: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> None:
         """Start workers as processes and wait until each is ready. A name may carry an instance: ``detect#2``."""
         for name in names:
@@ -120,7 +124,7 @@ class Space:
                 self.ports[name] = probe.getsockname()[1]
             log = (self.home / f"{name}.log").open("ab")
             self.processes[name] = subprocess.Popen(
-                [sys.executable, *program, "worker", name.partition("#")[0]],
+                [python, *program, "worker", name.partition("#")[0]],
                 env={**self.environment, "PENSTOCK_STREAM_HEALTH_PORT": str(self.ports[name]), **(env or {})},
                 cwd=PROJECT, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip

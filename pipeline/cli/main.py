@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -37,6 +38,21 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print which version this is.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.resources import files
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -19,9 +18,14 @@ from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.settings import PostgresSettings
+from pipeline.stores.schema import Migration, migrations, refusal
 
 MINIMUM_PGVECTOR = (0, 8, 4)
 """Below it, concurrent insert and vacuum can corrupt an HNSW index."""
+
+LOCK_TIMEOUT_MS = 2_000
+LOCK_ATTEMPTS = 30
+"""How long a migration waits for a table at a time, and how often: two minutes in all."""
 
 MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
@@ -104,16 +108,17 @@ async def _configure(connection: Connection) -> None:
 
 
 async def require_migrated(settings: PostgresSettings) -> None:
-    """Raises Misconfigured when this version's migrations have not all run."""
+    """Raises Misconfigured when this version's migrations have not all run, or when a newer version's have taken away
+    what this one uses. What newer ones added does not matter."""
     async with await AsyncConnection.connect(settings.dsn.get_secret_value(), connect_timeout=10) as connection:
         row = await (await connection.execute("SELECT to_regclass('public.schema_migrations')::text")).fetchone()
-        applied = set()
+        applied: dict[str, str | None] = {}
         if row and row[0]:
-            cursor = await connection.execute("SELECT name FROM schema_migrations")
-            applied = {name for (name,) in await cursor.fetchall()}
-        missing = [name for name, _ in _migrations() if name not in applied]
-        if missing:
-            raise Misconfigured(f"the database lacks migration {missing[0]}: run `penstock migrate`")
+            # As JSON: the column is missing where the last version to migrate did not have it yet.
+            cursor = await connection.execute("SELECT name, to_jsonb(m) ->> 'needs' FROM schema_migrations m")
+            applied = dict(await cursor.fetchall())
+        if why := refusal([one.name for one in migrations()], applied):
+            raise Misconfigured(why)
 
 
 class translated:
@@ -145,15 +150,10 @@ class translated:
                 raise Retryable(summary, service="postgres") from error
 
 
-def _migrations() -> list[tuple[str, str]]:
-    folder = files("pipeline.stores") / "migrations"
-    found = [(f.name.removesuffix(".sql"), f.read_text()) for f in folder.iterdir() if f.name.endswith(".sql")]
-    return sorted(found)
-
-
 async def migrate(settings: PostgresSettings) -> list[str]:
     """Run the migrations that have not run yet, each in one transaction; returns their names. Safe to run twice, also
-    at the same time. Raises Misconfigured when pgvector is missing or older than MINIMUM_PGVECTOR."""
+    at the same time, and while the version before is at work. Raises Misconfigured when pgvector is missing or older
+    than MINIMUM_PGVECTOR, Retryable when a table stays locked."""
     done = []
     with translated("migrate"):
         async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
@@ -163,16 +163,34 @@ async def migrate(settings: PostgresSettings) -> list[str]:
                 "CREATE TABLE IF NOT EXISTS schema_migrations"
                 " (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
             )
+            await connection.execute("ALTER TABLE schema_migrations ADD COLUMN IF NOT EXISTS needs text")
             cursor = await connection.execute("SELECT name FROM schema_migrations")
             applied = {name for (name,) in await cursor.fetchall()}
-            for name, statements in _migrations():
-                if name in applied:
-                    continue
-                async with connection.transaction():
-                    await connection.execute(statements.encode())
-                    await connection.execute("INSERT INTO schema_migrations (name) VALUES (%s)", [name])
-                done.append(name)
+            for one in migrations():
+                if one.name not in applied:
+                    await _apply(connection, one)
+                    done.append(one.name)
     return done
+
+
+async def _apply(connection: Connection, one: Migration) -> None:
+    """Whoever comes to a table behind a migration that waits for it waits too: so it waits briefly, and tries again."""
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            async with connection.transaction():
+                await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}".encode())
+                await connection.execute(one.statements.encode())
+                await connection.execute(
+                    "INSERT INTO schema_migrations (name, needs) VALUES (%s, %s)", [one.name, one.needs]
+                )
+            return
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            await asyncio.sleep(LOCK_TIMEOUT_MS / 1000)
+    raise Retryable(
+        f"migration {one.name} cannot have a table for itself: something holds it (pg_stat_activity says what, by"
+        " xact_start). Nothing is changed; run it again when that has ended",
+        service="postgres",
+    )
 
 
 async def _check_pgvector(connection: Connection) -> None:

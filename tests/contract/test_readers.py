@@ -21,6 +21,7 @@ from pipeline.ledger import generations
 from pipeline.settings import PostgresSettings
 from pipeline.stores import postgres
 from pipeline.stores.postgres import create_chunk_table, point_readers_at
+from pipeline.stores.schema import migration
 from query.access import identify
 from tests.contract.readers_kit import another_team
 from tests.leak_paths import Paths
@@ -100,14 +101,14 @@ async def test_a_database_whose_owner_may_create_no_role_says_what_to_run(librar
         async with await psycopg.AsyncConnection.connect(inside, autocommit=True) as inner:
             await inner.execute("CREATE EXTENSION vector")
     settings = PostgresSettings(dsn=make_conninfo(inside, user=owner, password="owner"))  # type: ignore[arg-type]
-    migrations = [(name, text.replace("penstock_reader", role)) for name, text in postgres._migrations()]
+    migrations = [migration(m.name, m.statements.replace("penstock_reader", role)) for m in postgres.migrations()]
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(postgres, "_migrations", lambda: migrations)
+            patch.setattr(postgres, "migrations", lambda: migrations)
             with pytest.raises(Misconfigured, match=f"`CREATE ROLE {role} NOLOGIN`"):
                 await postgres.migrate(settings)
             await library.execute(f"CREATE ROLE {role} NOLOGIN")
-            assert await postgres.migrate(settings) == [name for name, _ in migrations]
+            assert await postgres.migrate(settings) == [m.name for m in migrations]
     finally:
         async with await psycopg.AsyncConnection.connect(make_conninfo(**admin), autocommit=True) as connection:
             for statement in (f"DROP DATABASE {database} WITH (FORCE)", f"DROP ROLE {owner}",
