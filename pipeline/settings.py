@@ -128,6 +128,9 @@ class EmbeddingSettings(Part):
     """Default: 384 (local), 1536 (openai)."""
     base_url: str | None = None
     api_key: SecretStr | None = None
+    api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """Of other services, while generations of several models are kept: JSON, ``{"host:port": "key"}`` (the port only
+    where the address names it). Each is sent to its host alone."""
     input_window: int | None = None
     """Most tokens of one input. Default: 254 (local: 256 with its two special tokens), 8191 (openai)."""
     document_prefix: str = ""
@@ -201,6 +204,20 @@ class ConnectorSettings(Part):
     """``https://host`` under which sources reach that from outside. Without it they are polled."""
 
 
+class CanarySettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CANARY_", frozen=True, extra="forbid")
+
+    every_seconds: float = Field(60.0, ge=0)
+    """Between two rounds of a source's canary; 0: none, and those that are left are removed."""
+    patience_seconds: float = Field(300.0, gt=0)
+    """How long a round looks for it before it counts as late: the promise for a change."""
+    withdrawal_seconds: float = Field(30.0, gt=0)
+    """How long a revoked or deleted one may still be found before that counts as a failure."""
+    sources: tuple[str, ...] = ()
+    """``tenant/source`` of each. Empty: those of every connector; where there are none, one that stands for the
+    pipeline."""
+
+
 class Settings(Part):
     """All parts. Build one with ``load()``."""
 
@@ -214,6 +231,7 @@ class Settings(Part):
     audit: AuditSettings = Field(default_factory=AuditSettings)
     conversations: ConversationSettings = Field(default_factory=ConversationSettings)
     connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
+    canary: CanarySettings = Field(default_factory=CanarySettings)
 
 
 def load() -> Settings:
@@ -228,6 +246,7 @@ def load() -> Settings:
             audit=AuditSettings(),
             conversations=ConversationSettings(),
             connectors=ConnectorSettings(),
+            canary=CanarySettings(),
         )
     except ValidationError as error:
         raise explained(error) from error

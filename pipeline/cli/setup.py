@@ -5,7 +5,7 @@ from __future__ import annotations
 from psycopg import AsyncConnection
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.embedding.choose import chunk_params, embedder
+from pipeline.embedding.choose import chunk_params, embedder, service_of, settings_of
 from pipeline.kafka import security
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist, load
@@ -36,14 +36,15 @@ async def prepare(settings: Settings | None = None) -> list[str]:
                 settings.postgres.dsn.get_secret_value(), autocommit=True
             ) as connection:
                 generation = await generations.ensure_first(
-                    connection, model, params, index_prefix=settings.elasticsearch.index_prefix
-                )
+                    connection, model, params, index_prefix=settings.elasticsearch.index_prefix,
+                    service=service_of(settings.embedding),
+                )  # fmt: skip
     finally:
         await model.aclose()
-    if (model.model, model.dimensions) != (generation.model, generation.dimensions):
-        raise Misconfigured(
+    if settings_of(generation, settings.embedding) is not settings.embedding:
+        lines.append(
             f"settings name {model.model} ({model.dimensions} dimensions), but the active generation {generation.name}"
-            f" was built with {generation.model} ({generation.dimensions}): put the setting back"
+            f" has {generation.model} ({generation.dimensions}), which is used (`penstock generation` changes it)"
         )
     es = connect(settings.elasticsearch)
     try:

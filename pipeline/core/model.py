@@ -60,6 +60,18 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class EmbeddingService:
+    """Where a generation's model is, as far as it may be written down: never with its key."""
+
+    provider: Literal["local", "openai"]
+    base_url: str | None = None
+    send_dimensions: bool = True
+    encoding_format: Literal["float", "base64"] = "base64"
+    price_per_million_tokens: float | None = None
+    """None: what the settings say."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """One embedding model with one way of cutting, and the tables and indexes that hold the result."""
 
@@ -76,3 +88,5 @@ class Generation:
     chunk_table: str
     keyword_index: str
     vector_type: Literal["halfvec", "vector"] = "halfvec"
+    service: EmbeddingService | None = None
+    """None: the settings alone say where the model is."""

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, CountTokens, Generation
+from pipeline.core.model import ChunkParams, CountTokens, EmbeddingService, Generation
 from pipeline.embedding import convert
 from pipeline.embedding.local import LocalEmbedder
 from pipeline.embedding.port import Embedder
 from pipeline.embedding.tokens import Tokens, byte_pairs, word_pieces
 from pipeline.settings import EmbeddingSettings
 
+OPENAI_HOST = "api.openai.com"
 LARGEST_TARGET = 400
 SMALLEST_TARGET = 16
 
@@ -35,6 +39,67 @@ def embedder(settings: EmbeddingSettings, models: Path) -> Embedder:
         document_prefix=settings.document_prefix,
         query_prefix=settings.query_prefix,
     )
+
+
+def for_generation(generation: Generation, settings: EmbeddingSettings, models: Path) -> Embedder:
+    """The generation's own model. Raises Misconfigured."""
+    return embedder(settings_of(generation, settings), models)
+
+
+def settings_of(generation: Generation, settings: EmbeddingSettings) -> EmbeddingSettings:
+    """The settings that make a generation's model: as they are where they name it (its server may have moved since it
+    was built), else with what its row says in their place. Raises Misconfigured where that says nothing."""
+    service = generation.service
+    provider = service.provider if service else settings.provider
+    wanted = provider, generation.model, generation.dimensions, generation.document_prefix, generation.query_prefix
+    if (settings.provider, *_named(settings), settings.document_prefix, settings.query_prefix) == wanted:
+        return settings
+    if service is None:
+        model, dimensions = _named(settings)
+        raise Misconfigured(
+            f"settings name {model} ({dimensions} dimensions), but generation {generation.name} was built with"
+            f" {generation.model} ({generation.dimensions}), and where that is, is not known: put the settings back and"
+            " run `penstock migrate`, which notes it"
+        )
+    return settings.model_copy(
+        update={
+            "provider": provider, "model": generation.model, "dimensions": generation.dimensions,
+            "input_window": generation.input_window, "document_prefix": generation.document_prefix,
+            "query_prefix": generation.query_prefix, "base_url": service.base_url,
+            "api_key": _key(service, settings), "send_dimensions": service.send_dimensions,
+            "encoding_format": service.encoding_format, "chunk_tokens": None,
+            "price_per_million_tokens": settings.price_per_million_tokens
+            if service.price_per_million_tokens is None else service.price_per_million_tokens,
+        }
+    )  # fmt: skip
+
+
+def service_of(settings: EmbeddingSettings) -> EmbeddingService | None:
+    """What may be written down of where the settings' model is. None: its address holds a secret."""
+    parts = urlsplit(settings.base_url or "")
+    if parts.username or parts.password or parts.query:
+        return None
+    return EmbeddingService(
+        settings.provider, settings.base_url, settings.send_dimensions, settings.encoding_format, None
+    )
+
+
+def _named(settings: EmbeddingSettings) -> tuple[str, int]:
+    """Model and dimensions, the provider's defaults in place of what is not set."""
+    if settings.provider == "local":
+        return settings.model or convert.MODEL, settings.dimensions or convert.DIMENSIONS
+    from pipeline.embedding.openai import DIMENSIONS, MODEL
+
+    return settings.model or MODEL, settings.dimensions or DIMENSIONS
+
+
+def _key(service: EmbeddingService, settings: EmbeddingSettings) -> SecretStr | None:
+    """A key goes to the host that it was given for, and to no other."""
+    host = urlsplit(service.base_url).netloc if service.base_url else OPENAI_HOST
+    if (key := settings.api_keys.get(host)) is not None:
+        return key
+    own = urlsplit(settings.base_url).netloc if settings.base_url else OPENAI_HOST
+    return settings.api_key if settings.provider == service.provider and own == host else None
 
 
 def chunk_params(settings: EmbeddingSettings, embedder: Embedder) -> ChunkParams:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 from psycopg.types.json import Jsonb
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import ChunkParams, Generation
+from pipeline.core.model import ChunkParams, EmbeddingService, Generation
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.stores.postgres import (
     GENERATIONS_LOCK,
@@ -26,16 +26,19 @@ another family of processors may round otherwise (int8 against float32 was 0.996
 
 _COLUMNS = (
     "name, state, model, revision, dimensions, input_window, params, document_prefix, query_prefix, chunk_table, "
-    "keyword_index, vector_type"
+    "keyword_index, vector_type, service"
 )
 
 
 def _generation(row: tuple[Any, ...]) -> Generation:
-    name, state, model, revision, dimensions, window, params, document_prefix, query_prefix, table, index, kind = row
+    (
+        name, state, model, revision, dimensions, window, params, document_prefix, query_prefix, table, index, kind,
+        service,
+    ) = row  # fmt: skip
     return Generation(
         name=name, state=state, model=model, revision=revision, dimensions=dimensions, input_window=window,
         params=ChunkParams(**params), document_prefix=document_prefix, query_prefix=query_prefix, chunk_table=table,
-        keyword_index=index, vector_type=kind,
+        keyword_index=index, vector_type=kind, service=EmbeddingService(**service) if service else None,
     )  # fmt: skip
 
 
@@ -55,9 +58,15 @@ async def active(connection: Connection) -> Generation:
 
 
 async def ensure_first(
-    connection: Connection, embedder: Embedder, params: ChunkParams, *, index_prefix: str
+    connection: Connection,
+    embedder: Embedder,
+    params: ChunkParams,
+    *,
+    index_prefix: str,
+    service: EmbeddingService | None = None,
 ) -> Generation:
-    """The active generation, created from the settings when there is none yet. The caller creates its index."""
+    """The active generation, created from the settings when there is none yet. The caller creates its index. service:
+    where the embedder's model is; noted for an active generation of that model that does not know it yet."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
         cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")
@@ -66,12 +75,17 @@ async def ensure_first(
             generation = _generation(row)
             await create_chunk_table(connection, generation)
             await create_graph(connection, generation)
+            if generation.service is None and service is not None and _made_by(generation, embedder):
+                await connection.execute(
+                    "UPDATE generations SET service = %s WHERE name = %s", [Jsonb(asdict(service)), generation.name]
+                )
+                generation = replace(generation, service=service)
             return generation
         generation = Generation(
             name="g1", state="active", model=embedder.model, revision=embedder.revision,
             dimensions=embedder.dimensions, input_window=embedder.input_window, params=params,
             document_prefix=embedder.document_prefix, query_prefix=embedder.query_prefix, chunk_table="chunks_g1",
-            keyword_index=f"{index_prefix}chunks-g1",
+            keyword_index=f"{index_prefix}chunks-g1", service=service,
         )  # fmt: skip
         await add(connection, generation)
         await create_chunk_table(connection, generation)
@@ -82,7 +96,10 @@ async def ensure_first(
 
 async def add(connection: Connection, generation: Generation) -> None:
     """A new row. The caller holds the exclusive lock."""
-    values = {c: getattr(generation, c) for c in _COLUMNS.split(", ")} | {"params": Jsonb(asdict(generation.params))}
+    values = {c: getattr(generation, c) for c in _COLUMNS.split(", ")} | {
+        "params": Jsonb(asdict(generation.params)),
+        "service": Jsonb(asdict(generation.service)) if generation.service else None,
+    }
     await connection.execute(
         f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})", values
     )
@@ -94,12 +111,23 @@ async def every(connection: Connection) -> list[Generation]:
     return [_generation(row) for row in await cursor.fetchall()]
 
 
+async def reference(connection: Connection, generation: Generation) -> list[float] | None:
+    """The vector of REFERENCE_TEXT by the generation's own model; None: no worker with that model has started yet."""
+    cursor = await connection.execute("SELECT reference FROM generations WHERE name = %s", [generation.name])
+    row = await cursor.fetchone()
+    return list(row[0]) if row and row[0] else None
+
+
+def _made_by(generation: Generation, embedder: Embedder) -> bool:
+    return (embedder.model, embedder.dimensions) == (generation.model, generation.dimensions)
+
+
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:
     """Refuse to start with another model than the one that filled the generation: models never mix.
 
     The first caller stores the reference text's vector; later ones compare theirs. Raises Misconfigured.
     """
-    if (embedder.model, embedder.dimensions) != (generation.model, generation.dimensions):
+    if not _made_by(generation, embedder):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions), but generation {generation.name} was"
             f" built with {generation.model} ({generation.dimensions}): build a new generation, or put the setting back"
