@@ -65,7 +65,7 @@ def migrate() -> None:
 
 
 @app.command()
-def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords or connectors")]) -> None:
+def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords, connectors or canary")]) -> None:
     """Run one worker until it is told to stop (SIGTERM drains it). Scale by starting more of them.
 
     Example: penstock worker detect
@@ -79,6 +79,11 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords o
         from connectors.declared import load as declared
 
         asyncio.run(connectors.run(load(), declared()))
+        return
+    if name == "canary":
+        from pipeline.canary import worker as canary
+
+        asyncio.run(canary.run(load()))
         return
     from pipeline.stream.worker import run
 

@@ -54,7 +54,7 @@ def assert_is_a_command(arguments: list[str]) -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert name in commands, f"no command {name}"
     if name == "worker":
-        assert rest[0] in {"detect", "vectors", "keywords", "connectors"}
+        assert rest[0] in {"detect", "vectors", "keywords", "connectors", "canary"}
     for option in (word for word in rest if word.startswith("--")):
         assert any(option in parameter.opts for parameter in commands[name].params), f"{name} has no {option}"
 

@@ -14,10 +14,14 @@ PACKAGES = ("topics", "pipeline", "connectors", "query", "deploy", "bench")
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("topics",),
     ("pipeline.core",),
+    ("pipeline.tracing",),
+    ("pipeline.traced",),
+    ("pipeline.credentials",),
     ("pipeline.settings", "pipeline.telemetry"),
     ("pipeline.stores", "pipeline.embedding"),
     ("pipeline",),  # whatever is not named elsewhere: ledger, stages, kafka …
     ("pipeline.stream", "query", "connectors"),
+    ("pipeline.canary",),  # publishes as a connector does, and searches as a person does
     ("deploy",),
     ("pipeline.cli",),
     ("bench",),
@@ -131,6 +135,7 @@ def test_imports_point_one_way() -> None:
         ("pipeline.stages.detect", "import faust"),
         ("pipeline.stages.detect", "from pipeline.cli import main"),
         ("pipeline.kafka", "from query import retrieve"),
+        ("query.retrieval", "from pipeline.canary import watch"),
         ("connectors.folder.scan", "from query import retrieve"),
         ("connectors.folder.scan", "from pipeline.stream import consume"),
         ("connectors.folder.scan", "from mode import Service"),
