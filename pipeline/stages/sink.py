@@ -35,8 +35,9 @@ REST_SECONDS = 30.0
 class Generations:
     """The generations that a sink serves, read again when a hint names another one.
 
-    Law: a generation beside the active one (being built, or kept for a rollback) whose table or index is gone, full or
-    blocked does not hold up the active one. What it misses stays pending in the ledger; the sweeper brings it back.
+    Law: a generation whose table or index is gone, full or blocked does not hold up another one: neither one beside the
+    active one (being built, or kept for a rollback), whose misses stay pending in the ledger until the sweeper brings
+    them back, nor the active one itself, which may be just what a build replaces.
     """
 
     def __init__(
@@ -49,12 +50,15 @@ class Generations:
         self._known: Mapping[str, Generation] = {}
         self._failed: dict[str, deque[float]] = {}
         self._rests_until: dict[str, float] = {}
+        self._through: dict[tuple[Service, str], float] = {}
+        """When a service last served a generation."""
 
     async def serve(
         self, batch: Sequence[Incoming], converge: Callable[[Generation, Sequence[UUID]], Awaitable[None]]
     ) -> None:
         """Converge what a batch of hints names, of the active generation first. Raises what ``converge`` raises."""
         proved: set[Service] = set()
+        wrong: list[tuple[Generation, Sequence[UUID], Misconfigured]] = []
         for generation, ids in sorted(await self.sort(batch), key=lambda work: work[0].state != "active"):
             if monotonic() < self._rests_until.get(generation.name, 0.0):
                 continue
@@ -62,11 +66,32 @@ class Generations:
                 await converge(generation, ids)
             except (Retryable, Misconfigured) as error:
                 if error.service not in proved or not await self._rests(generation.name, error):
-                    raise
-                for id_ in ids if not isinstance(error, Deferred) else ():
-                    await set_aside(self._pool, self._store, id_, generation.name, error, self._metrics)
+                    if isinstance(error, Retryable):
+                        raise  # the world is down: the next generation would fail as well
+                    wrong.append((generation, ids, error))
+                    continue
+                await self._set_aside(generation, ids, error)
             else:
-                proved |= USED.get(set()) if generation.state == "active" else set()
+                used = USED.get(set())
+                self._through |= {(service, generation.name): monotonic() for service in used}
+                proved |= used if generation.state == "active" else set()
+        for generation, documents, misconfigured in wrong:
+            if not self._others_got_through(generation.name, misconfigured.service):
+                raise misconfigured
+            await self._set_aside(generation, documents, misconfigured)
+
+    async def _set_aside(self, generation: Generation, ids: Sequence[UUID], error: Retryable | Misconfigured) -> None:
+        for id_ in ids if not isinstance(error, Deferred) else ():
+            await set_aside(self._pool, self._store, id_, generation.name, error, self._metrics)
+
+    def _others_got_through(self, name: str, service: Service | None) -> bool:
+        """Whether the service (None: any) has just served another generation: then it is this one's table or index that
+        is wrong, and waiting in the lane would hold up the others' work."""
+        now = monotonic()
+        return any(
+            service in (at, None) and other != name and now - when < WITHIN_SECONDS
+            for (at, other), when in self._through.items()
+        )
 
     async def _rests(self, name: str, error: Retryable | Misconfigured) -> bool:
         """Whether this generation alone keeps failing: it failed where the active one has just got through."""

@@ -6,18 +6,19 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 import pytest
+from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import token_counter
-from pipeline.embedding.port import Embedded, Vectors
+from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.ledger import generations, work
 from pipeline.settings import dist
 from pipeline.stages.announce import Announcer
@@ -27,14 +28,15 @@ from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
 from pipeline.stages.vectors import VectorSink
-from pipeline.stores.elasticsearch import connect
+from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, open_pool
+from pipeline.stream.attempts import Attempts, Batch
 from pipeline.telemetry import Metrics
 from tests.oracle import assert_equal
 from tests.space import Space, now
 from topics.codec import encode
-from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IndexHint
 
 Hook = Callable[[], Coroutine[Any, Any, None]]
 
@@ -105,6 +107,8 @@ class Bench:
     late_keywords: KeywordSink
     late_store: PausedKeywords
     recorder: Recorder
+    es: AsyncElasticsearch
+    known: dict[str, Generation]
 
     async def accept(self, *messages: DocumentUpserted | DocumentDeleted | AccessChanged) -> None:
         records = []
@@ -143,11 +147,14 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
         embedder = CountingEmbedder(generation.dimensions)
         store = Keywords(connect(space.settings.elasticsearch))
         late_store = PausedKeywords(connect(space.settings.elasticsearch))
-        stack.push_async_callback(store.aclose)
-        stack.push_async_callback(late_store.aclose)
+        es = connect(space.settings.elasticsearch)
+        for close in (store.aclose, late_store.aclose, es.close):
+            stack.push_async_callback(close)
+
+        serving = {generation.name: generation}
 
         async def known() -> dict[str, Generation]:
-            return {generation.name: generation}
+            return dict(serving)
 
         chunker = Chunker(counters)
         model: Any = embedder
@@ -155,11 +162,13 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
             space, pool, generation,
             Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
             embedder,
-            VectorSink(pool, model, known, chunker, announcer, dead, metrics, batch_size=8),
+            VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
             KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
             KeywordSink(pool, late_store, known, chunker, announcer, dead, metrics, batch_size=8),
             late_store,
             recorder,
+            es,
+            serving,
         )  # fmt: skip
 
 
@@ -412,3 +421,29 @@ async def test_the_question_whether_a_text_was_embedded_is_answered_by_an_index(
         plan = await cursor.fetchall()
         await connection.execute("RESET enable_seqscan")
     assert any(f"{bench.generation.chunk_table}_text" in line for (line,) in plan), plan
+
+
+async def test_the_active_index_that_is_gone_does_not_hold_up_the_one_that_replaces_it(bench: Bench) -> None:
+    """The hints of both generations come in one batch of one lane, and nobody else gets through to prove anything."""
+    new = replace(bench.generation, name="g2", state="building", keyword_index=f"{bench.generation.keyword_index}-new")
+    await create_index(bench.es, new.keyword_index)
+    async with bench.pool.connection() as connection:
+        await generations.add(connection, new)
+    bench.known[new.name] = new
+    wanted = document(sections("one", "two"), 1)
+    await bench.accept(wanted)
+    await bench.es.indices.delete(index=bench.generation.keyword_index)
+    hints = [encode(m) for m in bench.recorder.sent if isinstance(m, IndexHint)]
+    records = [Incoming("t", 0, n, h.key, h.value, h.headers, "live") for n, h in enumerate(hints)]
+    assert len(records) == 2
+    attempts = Attempts(bench.keywords, Metrics(), asyncio.Event())
+    assert await attempts.once(Batch([(record, None) for record in records])) == "done"
+    rows = await bench.space.query(
+        "SELECT generation, seq >= want_seq, error FROM index_state WHERE store = 'keywords'"
+    )
+    states = {name: (settled, error) for name, settled, error in rows}
+    assert states["g2"] == (True, None)
+    settled, error = states["g1"]
+    assert not settled
+    assert "index" in error
+    assert attempts.breaker.trouble is None
