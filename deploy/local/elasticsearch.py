@@ -37,10 +37,15 @@ class Elasticsearch:
         own_folder(place.config / "tmp")
         own_folder(place.log.parent / "elasticsearch")
         (place.config / "elasticsearch.keystore.tmp").unlink(missing_ok=True)  # of a start that was cut short
+        given = {**_settings(place, ports), **self.more_settings(place)}
         # JSON is YAML: no quoting to get wrong.
-        write_atomically(place.config / "elasticsearch.yml", json.dumps(_settings(place, ports), indent=1) + "\n")
+        write_atomically(place.config / "elasticsearch.yml", json.dumps(given, indent=1) + "\n")
         write_atomically(place.config / "jvm.options", "\n".join(_jvm_options(place, settings)) + "\n")
         write_atomically(place.config / "log4j2.properties", LOG4J)
+
+    def more_settings(self, place: Place) -> dict[str, object]:
+        """Of a kind of this server."""
+        return {}
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         """The distribution's launcher, called as its shell script would, which starts one more Java.

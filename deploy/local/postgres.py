@@ -37,14 +37,15 @@ class Postgres:
         return ("postgres",)
 
     def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
-        _require_pgvector(dist.postgres_bin())
+        _require_pgvector(self.binaries())
         place.data.parent.mkdir(parents=True, exist_ok=True)
         if not place.data.exists():
-            _create_cluster(place)
+            _create_cluster(place, self.binaries())
         own_folder(place.data, mode=0o700)
-        _refuse_other_version(place.data)
+        _refuse_other_version(place.data, self.binaries())
         _release_stale_lock(place.data / "postmaster.pid")
-        conf = "".join(f"{name} = {value}\n" for name, value in _settings(ports["postgres"], settings).items())
+        given = {**_settings(ports["postgres"], settings), **self.more_settings(place)}
+        conf = "".join(f"{name} = {value}\n" for name, value in given.items())
         write_atomically(place.data / "penstock.conf", conf)
         included = "include_if_exists = 'penstock.conf'\n"
         main = place.data / "postgresql.conf"
@@ -52,12 +53,20 @@ class Postgres:
             with main.open("a") as file:
                 file.write(f"\n{included}")
 
+    def binaries(self) -> Path:
+        """Folder of ``postgres`` and ``initdb``."""
+        return dist.postgres_bin()
+
+    def more_settings(self, place: Place) -> dict[str, object]:
+        """Of a kind of this server."""
+        return {}
+
     def launch(self, place: Place, settings: LocalSettings) -> Command:
-        binary = dist.postgres_bin() / "postgres"
+        binary = self.binaries() / "postgres"
         return Command(as_server_user([str(binary), "-D", str(place.data)], place.home, binary), clean_env())
 
     def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
-        server = [str(dist.postgres_bin() / "postgres"), "-D", str(place.data)]
+        server = [str(self.binaries() / "postgres"), "-D", str(place.data)]
         return list(argv[-3:]) == server or str(_new_cluster(place)) in argv
 
     def ready(self, address: str, place: Place) -> bool:
@@ -106,14 +115,14 @@ def _dynamic_shared_memory() -> str:
 
 
 def _dsn(place: Place, port: int, database: str) -> str:
-    return f"postgresql://{USER}:{_password(place)}@{HOST}:{port}/{database}"
+    return f"postgresql://{USER}:{password_of(place)}@{HOST}:{port}/{database}"
 
 
 def _password_file(place: Place) -> Path:
     return place.home / "data" / "postgres.password"
 
 
-def _password(place: Place) -> str:
+def password_of(place: Place) -> str:
     return _password_file(place).read_text().strip()
 
 
@@ -121,7 +130,7 @@ def _new_cluster(place: Place) -> Path:
     return place.data.with_name(f".{place.name}.new") / "cluster"
 
 
-def _create_cluster(place: Place) -> None:
+def _create_cluster(place: Place, binaries: Path) -> None:
     """initdb, in a folder beside: a killed one leaves nothing that looks whole. It gets a password of its own, for any
     user of the machine can reach the port, and a superuser of Postgres can run programs."""
     cluster = _new_cluster(place)
@@ -131,7 +140,7 @@ def _create_cluster(place: Place) -> None:
     password_file = scratch / "password"
     write_atomically(password_file, secrets.token_urlsafe(18) + "\n", mode=0o600)
     own_folder(scratch, mode=0o700)
-    binary = dist.postgres_bin() / "initdb"
+    binary = binaries / "initdb"
     argv = [str(binary), "-D", str(cluster), "-U", USER, "--auth=scram-sha-256",
             f"--pwfile={password_file}", "--encoding=UTF8", "--no-locale", "--no-instructions"]  # fmt: skip
     done = subprocess.run(
@@ -164,10 +173,10 @@ def _release_stale_lock(lock: Path) -> None:
     lock.write_text(f"{os.getpid()}\n{rest}")
 
 
-def _refuse_other_version(data: Path) -> None:
+def _refuse_other_version(data: Path, binaries: Path) -> None:
     control = (data / "PG_VERSION").read_text().strip()
     server = subprocess.run(
-        [str(dist.postgres_bin() / "postgres"), "--version"], capture_output=True, text=True, check=True
+        [str(binaries / "postgres"), "--version"], capture_output=True, text=True, check=True
     ).stdout
     found = re.search(r"\d+", server)
     if found is None or found.group() != control:
@@ -178,11 +187,8 @@ def _refuse_other_version(data: Path) -> None:
 
 
 def _require_pgvector(binaries: Path) -> None:
-    control = binaries.parent / "share" / "extension" / "vector.control"
-    try:
-        found = re.search(r"default_version = '(\d+)\.(\d+)\.(\d+)'", control.read_text())
-    except FileNotFoundError:
-        found = None
+    control = next(binaries.parent.glob("share/**/extension/vector.control"), None)
+    found = re.search(r"default_version = '(\d+)\.(\d+)\.(\d+)'", control.read_text()) if control else None
     version = tuple(map(int, found.groups())) if found else None
     if version is None or version < PGVECTOR_AT_LEAST:
         has = ".".join(map(str, version)) if version else "none"

@@ -154,6 +154,12 @@ def own_folder(folder: Path, *, mode: int = 0o755) -> None:
                 os.chown(path, uid, gid, follow_symlinks=False)
 
 
+def own_file(file: Path) -> None:
+    """Let the server's user own a file."""
+    if os.geteuid() == 0:
+        os.chown(file, *run_as.nobody())
+
+
 def java_command(place: Place, heap_mb: int) -> list[str]:
     return [
         str(dist.java()), f"-Xms{heap_mb}m", f"-Xmx{heap_mb}m", f"-XX:SharedArchiveFile={dist.java_archive()}",

@@ -50,14 +50,13 @@ class Service:
 class Stack:
     """The stack of one state folder. Every method may be called from any process that may write the folder."""
 
-    def __init__(self, home: Path, *, die_with_parent: bool = False) -> None:
-        """die_with_parent: everything stops by itself when the calling process is gone, however it ended."""
+    def __init__(self, home: Path, *, die_with_parent: bool = False, servers: Mapping[str, Server] = SERVERS) -> None:
+        """die_with_parent: all stops by itself when the calling process is gone. servers: others of the same names."""
         self.home = home.absolute()
+        self._servers = servers
         self._die_with_parent = die_with_parent
 
-    def up(
-        self, on_progress: Progress | None = None, *, services: Sequence[str] = ("postgres", "kafka", "elasticsearch")
-    ) -> list[str]:
+    def up(self, on_progress: Progress | None = None, *, services: Sequence[str] = tuple(SERVERS)) -> list[str]:
         """Start what does not run, and wait until it answers. Returns the names of what this call started.
 
         Raises Misconfigured with one line if one fails; what this call started is then stopped again.
@@ -81,7 +80,7 @@ class Stack:
 
     def kill(self, name: str) -> None:
         """SIGKILL a service, a worker (``detect``, ``detect-1``) or ``query``: a fault. KeyError if it does not run."""
-        if name in SERVERS:
+        if name in self._servers:
             victims = self._server_processes(name)
         else:
             victims = query.processes(self.home) if name == query.NAME else workers.processes(self.home, name)
@@ -94,7 +93,7 @@ class Stack:
         if name == query.NAME:
             self.stop_query()
             return
-        if name not in SERVERS:
+        if name not in self._servers:
             workers.stop(self.home, name)
             return
         with self._locked(_silent):
@@ -110,16 +109,16 @@ class Stack:
                 asked = beside.submit(self.stop_query, progress)
                 stopped = workers.stop_all(self.home, progress)
             stopped += [query.NAME] if asked.result() else []
-            running = [name for name in SERVERS if self._server_processes(name)]
-            with ThreadPoolExecutor(len(SERVERS)) as pool:
-                list(pool.map(lambda name: self._stop_server(name, progress), SERVERS))
+            running = [name for name in self._servers if self._server_processes(name)]
+            with ThreadPoolExecutor(len(self._servers)) as pool:
+                list(pool.map(lambda name: self._stop_server(name, progress), self._servers))
             (self.home / ENDPOINTS_FILE).unlink(missing_ok=True)
             self._stop_watchdog()
         return [*stopped, *running]
 
     def services(self) -> list[Service]:
         """All three, in a fixed order, whether they run or not."""
-        with ThreadPoolExecutor(len(SERVERS)) as pool:
+        with ThreadPoolExecutor(len(self._servers)) as pool:
             return list(pool.map(self._service, ("kafka", "postgres", "elasticsearch")))
 
     def endpoints(self) -> dict[str, dict[str, str]]:
@@ -174,7 +173,7 @@ class Stack:
         return self.home / "run" / "prepared.json"
 
     def _incarnations(self) -> dict[str, list[float] | None]:
-        entries = {name: process.load(self._place(name).pid_file) for name in SERVERS}
+        entries = {name: process.load(self._place(name).pid_file) for name in self._servers}
         return {name: [entry.pid, entry.created] if entry else None for name, entry in entries.items()}
 
     # One service
@@ -183,7 +182,7 @@ class Stack:
         return Place(self.home, name)
 
     def _service(self, name: str) -> Service:
-        server, place = SERVERS[name], self._place(name)
+        server, place = self._servers[name], self._place(name)
         recorded = process.load(place.pid_file)
         running = process.running(recorded)
         address = recorded.address if recorded else ""
@@ -194,13 +193,13 @@ class Stack:
         """The recorded process, and any other that is plainly this server (started by an ``up`` that was killed)."""
         place = self._place(name)
         recorded = process.running(process.load(place.pid_file))
-        found = {one.pid: one for one in process.find(lambda argv: SERVERS[name].is_mine(place, argv))}
+        found = {one.pid: one for one in process.find(lambda argv: self._servers[name].is_mine(place, argv))}
         if recorded is not None:
             found[recorded.pid] = recorded
         return list(found.values())
 
     def _stop_server(self, name: str, progress: Progress | None = None) -> None:
-        server, place = SERVERS[name], self._place(name)
+        server, place = self._servers[name], self._place(name)
         victims = self._server_processes(name)
         if victims and progress:
             progress(name, "stopping")
@@ -237,8 +236,8 @@ class Stack:
             names = [name for name in names if not self._becomes_ready(name, progress)]
             for name in names:
                 self._stop_server(name)  # hangs, or was left by an `up` that was killed
-            ports = Ports(self.home, settings).assign(port for name in names for port in SERVERS[name].ports())
-            starters = [Starter(SERVERS[name], self._place(name), settings, ports, progress) for name in names]
+            ports = Ports(self.home, settings).assign(port for name in names for port in self._servers[name].ports())
+            starters = [Starter(self._servers[name], self._place(name), settings, ports, progress) for name in names]
             try:
                 run_together(starters)
             except BaseException:
@@ -259,7 +258,7 @@ class Stack:
     def _write_endpoints(self, ports: Mapping[str, int], names: Iterable[str]) -> None:
         written = self.endpoints()
         for name in names:
-            written[name] = SERVERS[name].endpoint(self._place(name), ports[SERVERS[name].ports()[0]])
+            written[name] = self._servers[name].endpoint(self._place(name), ports[self._servers[name].ports()[0]])
         process.write_atomically(self.home / ENDPOINTS_FILE, json.dumps(written, indent=1) + "\n", mode=0o600)
 
     def _locked(self, progress: Progress) -> AbstractContextManager[None]:

@@ -1,0 +1,112 @@
+"""Certificates for the secured local stack: an authority of its own, made anew at every start and good for a day."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from deploy.local.process import write_atomically
+
+HOSTS = ("127.0.0.1", "localhost")
+LIFE = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Files in PEM: the key is PKCS 8, without a password, for its owner's eyes alone."""
+
+    certificate: Path
+    key: Path
+
+    @property
+    def both(self) -> Path:
+        """Key and certificate in one file, as Kafka wants its key store."""
+        return self.key.with_suffix(".both.pem")
+
+
+class Authority:
+    """Signs what it is asked to. ``ca`` is what others have to trust; its own key is on no disk."""
+
+    def __init__(self, folder: Path, name: str = "Penstock's local authority") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._public = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
+        now = datetime.now(UTC)
+        signed = (
+            _builder(self._name, self._name, self._key, now - timedelta(minutes=5), now + LIFE)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(_usage(signs=True), critical=True)
+            .add_extension(self._public, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.ca = folder / "ca.crt"
+        write_atomically(self.ca, _pem(signed))
+
+    def issue(self, name: str, *, hosts: Sequence[str] = HOSTS, expired: bool = False) -> Certificate:
+        """A certificate whose common name is ``name``, for a server of these hosts or a client."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        now = datetime.now(UTC)
+        until = now - timedelta(hours=1) if expired else now + LIFE
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        signed = (
+            _builder(subject, self._name, key, until - LIFE - timedelta(minutes=5), until)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_usage(signs=False), critical=True)
+            .add_extension(
+                x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]),
+                critical=False,
+            )
+            .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._public), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        made = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        secret = key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode()
+        write_atomically(made.certificate, _pem(signed))
+        write_atomically(made.key, secret, mode=0o600)
+        write_atomically(made.both, secret + _pem(signed), mode=0o600)
+        return made
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, since: datetime, until: datetime
+) -> x509.CertificateBuilder:
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
+        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(certificate: x509.Certificate) -> str:
+    return certificate.public_bytes(serialization.Encoding.PEM).decode()

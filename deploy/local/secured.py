@@ -1,0 +1,255 @@
+"""The same three servers with everything that a company switches on: TLS with certificates that are verified, a login
+for everybody, and no right that was not given.
+
+For trying Penstock against them (tests/e2e/test_secured.py). Postgres takes TLS and SCRAM alone, and of its owner a
+certificate too; Kafka takes SASL over TLS (SCRAM and PLAIN), or TLS with a client's certificate, and asks its ACLs;
+Elasticsearch has its security module on, and wants a client's certificate of everybody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+import logging
+import secrets
+import shutil
+import ssl
+from base64 import b64encode
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError
+from psycopg.conninfo import make_conninfo
+
+from deploy.local import postgres_tls
+from deploy.local.certificates import Authority, Certificate
+from deploy.local.elasticsearch import Elasticsearch
+from deploy.local.kafka import Kafka
+from deploy.local.postgres import DATABASE, USER, Postgres, password_of
+from deploy.local.process import write_atomically
+from deploy.local.service import HOST, LocalSettings, Place, Server, own_file, own_folder
+from deploy.local.stack import Stack
+
+ADMIN = "admin"
+"""May do everything in Kafka and Elasticsearch; Postgres's is ``postgres``."""
+OWNER = "penstock_migrate"
+"""Whom Postgres believes only with a certificate of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    password: str
+    certificate: Certificate
+
+
+class Secured:
+    """The stack of one state folder. ``names``: who may log in, besides the administrators, and without any right."""
+
+    def __init__(self, home: Path, names: Collection[str]) -> None:
+        self.authority = Authority(home / "certificates")
+        self.logins = {name: Login(secrets.token_hex(16), self.authority.issue(name)) for name in (ADMIN, *names)}
+        self.home = home
+        servers: tuple[Server, ...] = (_Postgres(self.authority), _Kafka(self), _Elasticsearch(self))
+        self.stack = Stack(home, die_with_parent=True, servers={server.name: server for server in servers})
+
+    def postgres(self, **more: str) -> str:
+        """A conninfo for the superuser's connection; ``more`` changes it."""
+        dsn = self.stack.endpoints()["postgres"]["dsn"]
+        return make_conninfo(dsn, **{"user": USER, "password": password_of(Place(self.home, "postgres")), **more})
+
+    def context(self, name: str) -> ssl.SSLContext:
+        """As a client of this login: trusts the authority, shows its certificate."""
+        return _context(self.authority, self.logins[name].certificate)
+
+
+def _context(authority: Authority, shown: Certificate) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.ca))
+    context.load_cert_chain(shown.certificate, shown.key)
+    return context
+
+
+def _install(authority: Authority, place: Place) -> dict[str, Path]:
+    """A new certificate for this server, and the authority's, where only the server's user reads the key."""
+    own_folder(place.config, mode=0o700)
+    made = authority.issue(place.name)
+    found = {"ca": authority.ca, "certificate": made.certificate, "key": made.key, "both": made.both}
+    installed = {what: place.config / file.name for what, file in found.items()}
+    for what, file in found.items():
+        shutil.copy(file, installed[what])
+        own_file(installed[what])
+    return installed
+
+
+class _Postgres(Postgres):
+    def __init__(self, authority: Authority) -> None:
+        self._authority = authority
+
+    def binaries(self) -> Path:
+        return postgres_tls.require()
+
+    def more_settings(self, place: Place) -> dict[str, object]:
+        files = _install(self._authority, place)
+        rules = place.config / "pg_hba.conf"
+        write_atomically(
+            rules,
+            f"hostssl all {OWNER} {HOST}/32 scram-sha-256 clientcert=verify-full\n"
+            f"hostssl all all {HOST}/32 scram-sha-256\n",
+        )
+        return {
+            "hba_file": f"'{rules}'",
+            "ssl": "on",
+            "ssl_cert_file": f"'{files['certificate']}'",
+            "ssl_key_file": f"'{files['key']}'",
+            "ssl_ca_file": f"'{files['ca']}'",
+            "ssl_min_protocol_version": "'TLSv1.2'",
+        }
+
+    def ready(self, address: str, place: Place) -> bool:
+        return super().ready(make_conninfo(address, user=USER, password=password_of(place)), place)
+
+    def complete(self, place: Place, port: int) -> None:
+        admin = make_conninfo(self.url(place, port), user=USER, password=password_of(place), dbname="postgres")
+        with psycopg.connect(admin, autocommit=True) as connection:
+            if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone() is None:
+                connection.execute(f'CREATE DATABASE "{DATABASE}"')
+
+    def url(self, place: Place, port: int) -> str:
+        return f"postgresql://{HOST}:{port}/{DATABASE}?sslmode=verify-full&sslrootcert={self._authority.ca}"
+
+
+class _Kafka(Kafka):
+    def __init__(self, secured: Secured) -> None:
+        self._secured = secured
+        self._broker = secrets.token_hex(16)
+
+    def ports(self) -> tuple[str, ...]:
+        return (*super().ports(), "kafka-certified")
+
+    def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
+        files = _install(self._secured.authority, place)
+        clients, certified = f"CLIENTS://{HOST}:{ports['kafka']}", f"CERTIFIED://{HOST}:{ports['kafka-certified']}"
+        admin = self._secured.logins[ADMIN].password
+        users = {"broker": self._broker, ADMIN: admin, OWNER: self._secured.logins[OWNER].password}
+        module = "org.apache.kafka.common.security"
+        plain = (
+            f'{module}.plain.PlainLoginModule required username="broker" password="{self._broker}" '
+            + " ".join(f'user_{name}="{password}"' for name, password in users.items())
+            + ";"
+        )
+        return {
+            "listeners": f"{clients},{certified},CONTROLLER://{HOST}:{ports['kafka-controller']}",
+            "advertised.listeners": f"{clients},{certified}",
+            "listener.security.protocol.map": "CLIENTS:SASL_SSL,CERTIFIED:SSL,CONTROLLER:SASL_SSL",
+            "inter.broker.listener.name": "CLIENTS",
+            "sasl.mechanism.inter.broker.protocol": "PLAIN",
+            "sasl.mechanism.controller.protocol": "PLAIN",
+            "listener.name.clients.sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
+            "listener.name.clients.plain.sasl.jaas.config": plain,
+            "listener.name.clients.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
+            "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.controller.plain.sasl.jaas.config": plain,
+            "listener.name.certified.ssl.client.auth": "required",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": files["both"],
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": files["ca"],
+            "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:broker;User:{ADMIN}",
+        }
+
+    def format_arguments(self, place: Place) -> list[str]:
+        """The first SCRAM credentials, in a file: a command line is for everybody to read."""
+        lines = "".join(
+            f"--add-scram\nSCRAM-SHA-512=[name={name},password={login.password}]\n"
+            for name, login in self._secured.logins.items()
+        )
+        file = place.config / "format.arguments"
+        write_atomically(file, lines, mode=0o600)
+        own_file(file)
+        return [f"@{file}"]
+
+    def ready(self, address: str, place: Place) -> bool:
+        return asyncio.run(self._lists_itself(address))
+
+    async def _lists_itself(self, address: str) -> bool:
+        quiet, level = logging.getLogger("aiokafka"), logging.getLogger("aiokafka").level
+        quiet.setLevel(logging.CRITICAL)  # it does not listen yet: that is what is asked
+        admin = AIOKafkaAdminClient(
+            bootstrap_servers=address, request_timeout_ms=2000, security_protocol="SASL_SSL", sasl_mechanism="PLAIN",
+            sasl_plain_username=ADMIN, sasl_plain_password=self._secured.logins[ADMIN].password,
+            ssl_context=self._secured.context(ADMIN),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(3):
+                await admin.start()
+                return bool((await admin.describe_cluster())["brokers"])
+        except (KafkaError, TimeoutError, OSError):
+            return False
+        finally:
+            await admin.close()
+            quiet.setLevel(level)
+
+    def endpoint(self, place: Place, port: int) -> dict[str, str]:
+        return {**super().endpoint(place, port), "security_protocol": "SASL_SSL"}
+
+
+class _Elasticsearch(Elasticsearch):
+    def __init__(self, secured: Secured) -> None:
+        self._secured = secured
+
+    def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
+        """Also an administrator of its file realm: with one no password has to be put into its key store."""
+        super().prepare(place, ports, settings)
+        for name, text in {
+            "users": f"{ADMIN}:{_pbkdf2(self._secured.logins[ADMIN].password)}\n",
+            "users_roles": f"superuser:{ADMIN}\n",
+        }.items():
+            write_atomically(place.config / name, text, mode=0o600)
+            own_file(place.config / name)
+
+    def more_settings(self, place: Place) -> dict[str, object]:
+        files = _install(self._secured.authority, place)
+        shown = {
+            "enabled": True,
+            "certificate": files["certificate"].name,
+            "key": files["key"].name,
+            "certificate_authorities": [files["ca"].name],
+            "client_authentication": "required",
+        }
+        return {
+            "xpack.security.enabled": True,
+            "xpack.security.enrollment.enabled": False,
+            **{f"xpack.security.http.ssl.{name}": value for name, value in shown.items()},
+            **{f"xpack.security.transport.ssl.{name}": value for name, value in shown.items()},
+        }
+
+    def ready(self, address: str, place: Place) -> bool:
+        host, _, port = address.removeprefix("https://").rpartition(":")
+        login = b64encode(f"{ADMIN}:{self._secured.logins[ADMIN].password}".encode()).decode()
+        connection = http.client.HTTPSConnection(host, int(port), timeout=2, context=self._secured.context(ADMIN))
+        try:
+            connection.request(
+                "GET", "/_cluster/health?filter_path=status,timed_out", headers={"authorization": f"Basic {login}"}
+            )
+            answer = connection.getresponse()
+            return answer.status == 200 and json.loads(answer.read()).get("status") in ("green", "yellow")
+        except (OSError, http.client.HTTPException, ValueError):
+            return False
+        finally:
+            connection.close()
+
+    def url(self, place: Place, port: int) -> str:
+        return f"https://{HOST}:{port}"
+
+
+def _pbkdf2(password: str) -> str:
+    """As Elasticsearch keeps it: PBKDF2 with HMAC-SHA-512, 10,000 times, a salt and a hash of 32 bytes."""
+    salt = secrets.token_bytes(32)
+    hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, 10_000, 32)
+    return f"{{PBKDF2}}10000${b64encode(salt).decode()}${b64encode(hashed).decode()}"
