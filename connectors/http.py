@@ -18,6 +18,7 @@ from connectors.serving_auth import tenant_for
 from connectors.source import Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.telemetry import Metrics
+from pipeline.traced.http import Traced
 from topics.producer import Producer
 
 log = structlog.get_logger()
@@ -61,6 +62,7 @@ WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations
 def app(parts: Parts) -> FastAPI:
     """Raises Misconfigured when a key names a way in that this version has not."""
     made = FastAPI(title="Penstock connectors", openapi_url=None)
+    made.add_middleware(Traced)
     made.include_router(_events(parts))
     for way in sorted({way for key in parts.keys.values() for way in key.may}):
         if way not in WAYS:

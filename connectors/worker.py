@@ -13,6 +13,7 @@ from connectors.declared import Declared
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
+from pipeline import tracing
 from pipeline.core.errors import Misconfigured
 from pipeline.health import health
 from pipeline.kafka import producer
@@ -40,6 +41,7 @@ async def run(settings: Settings, declared: Declared) -> None:
         return {"stages": [], "http": address, "connectors": [one.report() for one in instances.values()]}
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("connectors"))
         await stack.enter_async_context(health(settings.stream, metrics, lambda: bool(address), report))
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         kafka = await stack.enter_async_context(producer(settings.kafka))

@@ -11,6 +11,7 @@ from aiokafka.helpers import create_ssl_context
 
 from pipeline.core.errors import Retryable
 from pipeline.settings import KafkaSettings
+from pipeline.traced.records import sending
 from topics.producer import NotDelivered, Producer
 from topics.reader import Reader, ReadFailed
 from topics.registry import Topic
@@ -38,7 +39,7 @@ def security(kafka: KafkaSettings) -> dict[str, Any]:
 async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
     """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away."""
     try:
-        async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka)) as started:
+        async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka), trace=sending) as started:
             yield started
     except NotDelivered as error:
         raise Retryable(str(error), service="kafka") from error

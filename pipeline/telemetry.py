@@ -1,33 +1,20 @@
-"""Metrics and logs: every name and label in one place. Labels are bounded; no document, user or exception text."""
+"""Metrics: every name and label in one place. Labels are bounded; no document, user or exception text."""
 
 from __future__ import annotations
 
-import logging
-import sys
-import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import date
-from pathlib import Path
 from time import perf_counter
-from traceback import extract_tb
-from types import TracebackType
-from typing import Any, Literal
-from uuid import UUID
+from typing import Literal
 
-import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pipeline.traced.records import in_log
+from pipeline.logs import configure_logging as configure_logging
 
 FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 1800, 7200)
 """Seconds, with an exact edge at the objective of 300."""
-CANARY_BUCKETS = (0.25, 0.5, *FRESHNESS_BUCKETS[:12])
 WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-
-CAUSES_SHOWN, FRAMES_SHOWN = 5, 8
-"""Of an exception in the log."""
 
 EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
 """What became of one request to the model; rejected: it will not take the content."""
@@ -189,42 +176,14 @@ class Metrics:
             ["source"],
             registry=r,
         )
-        self.canary_seconds = Histogram(
-            "penstock_canary_seconds",
-            "From a canary's publication until a search of that store returned it",
-            ["source", "store"],
-            buckets=CANARY_BUCKETS,
-            registry=r,
-        )
-        self.canary_withdrawn = Histogram(
-            "penstock_canary_withdrawn_seconds",
-            "From a canary's revocation (way: access) or deletion (way: delete) until no search returned it",
-            ["source", "way"],
-            buckets=CANARY_BUCKETS,
-            registry=r,
-        )
-        self.canary_success = Gauge(
-            "penstock_canary_success_timestamp_seconds",
-            "When a canary was last found in a store; before the first time, when it began to be looked for",
-            ["source", "store"],
-            registry=r,
-        )
-        self.canary_failures = Counter(
-            "penstock_canary_failures",
-            "Canaries that were not found (of: vectors, keywords), not gone (of: access, delete) or not sent"
-            " (of: publish) in time, by reason: late, unavailable (the search failed), unpublished",
-            ["source", "of", "reason"],
-            registry=r,
-        )
 
     def embedding_request(self, outcome: EmbeddingOutcome, seconds: float) -> None:
         self.embedding_requests.labels(outcome).inc()
         self.embedding_seconds.observe(seconds)
 
-    def embedding_billed(self, tokens: int, price: float | None = None) -> None:
-        """price: of a million tokens, where the model is not the settings' own."""
+    def embedding_billed(self, tokens: int) -> None:
         self.embedding_tokens.inc(tokens)
-        self.embedding_cost.inc(tokens * (self.embedding_price if price is None else price) / 1_000_000)
+        self.embedding_cost.inc(tokens * self.embedding_price / 1_000_000)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
         self.breaker_open.labels(stage, service or "unknown").set(is_open)
@@ -237,65 +196,3 @@ class Metrics:
         finally:
             self.batch_seconds.labels(stage).observe(perf_counter() - start)
             self.batch_size.labels(stage).observe(size)
-
-
-def _without_words(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """An exception as its types and places, the deepest cause last. Its words may quote a row, a request or a key."""
-    given = line.pop("exc_info", None)
-    if given:
-        error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given is True else given[1]
-        told: list[dict[str, Any]] = []
-        while error is not None and len(told) < CAUSES_SHOWN:
-            frames = extract_tb(error.__traceback__)[-FRAMES_SHOWN:]
-            told.append({"type": type(error).__name__, "at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]})
-            error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        line["exception"] = told
-    return line
-
-
-def _named(value: object) -> str:
-    """Of what JSON has no form for: what is known to be short and no content."""
-    return str(value) if isinstance(value, UUID | date | Path) else type(value).__name__
-
-
-def _said(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """What nobody caught, as a line of the log like any other."""
-    if error is None or not issubclass(kind, Exception):
-        sys.__excepthook__(kind, error or kind(), trace)
-        return
-    logging.getLogger("penstock").critical("crashed", exc_info=(kind, error, trace))
-
-
-def configure_logging(*, level: int = logging.INFO) -> None:
-    """structlog and the libraries' loggers as one JSON object a line on stderr."""
-    shared: list[structlog.typing.Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        in_log,
-    ]
-    structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
-        logger_factory=structlog.stdlib.LoggerFactory(),
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        cache_logger_on_first_use=True,
-    )
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _without_words,
-                structlog.processors.JSONRenderer(default=_named),
-            ],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(level)
-    logging.captureWarnings(capture=True)
-    sys.excepthook = _said
-    threading.excepthook = lambda told: _said(told.exc_type, told.exc_value, told.exc_traceback)
-    for noisy in ("faust", "aiokafka", "mode", "elastic_transport", "httpx", "httpx2", "kafka"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

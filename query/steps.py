@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter
 from typing import TypeVar
 
+from pipeline import tracing
 from pipeline.core.errors import PenstockError
 from query.model import Facts, Step
 
 T = TypeVar("T")
+
+STORES: Mapping[str, tracing.Attributes] = {
+    "access": {"db.system.name": "postgresql"},
+    "vectors": {"db.system.name": "postgresql"},
+    "verify": {"db.system.name": "postgresql"},
+    "keywords": {"db.system.name": "elasticsearch"},
+}
+"""Steps that are one store's work."""
+TRACED = frozenset({
+    "answer_tokens", "claims", "first_token_ms", "left_out", "model", "passages", "prompt_tokens", "results", "tokens",
+    "unsupported",
+})  # fmt: skip
+"""Facts that a span holds too: sizes and names of ours. The others may speak of what was asked."""
 
 
 def since(start: float) -> float:
@@ -35,13 +49,15 @@ class Steps:
         """
         facts: Facts = {}
         start = perf_counter()
-        try:
-            yield facts
-        except PenstockError as error:
-            facts |= {"degraded": True, "reason": str(error)}
-            raise
-        finally:
-            self._record(Step(name, since(start), facts))
+        with tracing.begin(name, "client" if name in STORES else "internal", attributes=STORES.get(name)) as span:
+            try:
+                yield facts
+            except PenstockError as error:
+                facts |= {"degraded": True, "reason": str(error)}
+                raise
+            finally:
+                self._record(Step(name, since(start), facts))
+                span.note({f"penstock.{key}": facts[key] for key in TRACED & facts.keys()})
 
     def _record(self, step: Step) -> None:
         for n, before in enumerate(self.done):

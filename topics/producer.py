@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
@@ -47,6 +47,17 @@ Delivery = asyncio.Future[Stored]
 """Done when every in-sync replica has the record; else it holds a DeliveryUnknown or a DeliveryRefused."""
 
 
+class Sending(Protocol):
+    """The trace of one message on its way."""
+
+    @property
+    def traceparent(self) -> str | None: ...
+
+    def ended(self, size: int, error: BaseException | None) -> None:
+        """It is stored, or not known to be. size: of its value, in bytes."""
+        ...
+
+
 class NotDelivered(Exception):
     """A record is not known to be stored. The text is one line for people."""
 
@@ -69,8 +80,17 @@ class Producer:
     ``send`` only enqueues. A record is stored when its delivery future is done, or when ``flush`` has returned.
     """
 
-    def __init__(self, bootstrap: str, topic_prefix: str = "", security: Mapping[str, object] | None = None) -> None:
-        """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options."""
+    def __init__(
+        self,
+        bootstrap: str,
+        topic_prefix: str = "",
+        security: Mapping[str, object] | None = None,
+        *,
+        trace: Callable[[Topic, AnyMessage], Sending | None] = lambda topic, message: None,
+    ) -> None:
+        """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options. trace:
+        asked for every message that comes without a ``traceparent``."""
+        self._trace = trace
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
         self._security = dict(security or {})
@@ -105,8 +125,18 @@ class Producer:
         enqueued at all."""
         if message.kind not in topic.holds:
             raise ValueError(f"{message.kind} does not belong on {topic.name}")
-        record = encode(message, traceparent=traceparent)
-        return await self.send_raw(topic, record.key, record.value, record.headers)
+        sending = self._trace(topic, message) if traceparent is None else None
+        record = encode(message, traceparent=sending.traceparent if sending else traceparent)
+        if sending is None:
+            return await self.send_raw(topic, record.key, record.value, record.headers)
+        size = len(record.value)
+        try:
+            delivery = await self.send_raw(topic, record.key, record.value, record.headers)
+        except BaseException as error:
+            sending.ended(size, error)
+            raise
+        delivery.add_done_callback(lambda done: sending.ended(size, None if done.cancelled() else done.exception()))
+        return delivery
 
     async def send_raw(self, topic: Topic, key: bytes | None, value: bytes | None, headers: Headers) -> Delivery:
         """Enqueue a record as it is (dead letters, replays)."""

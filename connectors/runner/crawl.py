@@ -13,6 +13,7 @@ from connectors.runner.plan import FETCH
 from connectors.runner.publish import Publisher
 from connectors.runner.state import Reading, State
 from connectors.source import Cursor, CursorExpired, Page, Source
+from pipeline import tracing
 from pipeline.core.errors import Retryable
 
 EXPIRED_AGAIN_SECONDS = 60.0
@@ -104,8 +105,10 @@ class Crawl:
         async with aclosing(cast("Any", pages)):
             while True:
                 at = self._clock.stamp()
-                try:
-                    page = await anext(pages)
-                except StopAsyncIteration:
-                    return
+                with tracing.begin("read page", parent="", attributes=self._publisher.about) as span:
+                    try:
+                        page = await anext(pages)
+                    except StopAsyncIteration:
+                        return
+                    span.note({"penstock.entries": len(page.entries)})
                 yield at, page

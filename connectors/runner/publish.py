@@ -12,6 +12,7 @@ from connectors.runner.compare import Decision, Event, Row, Seen, decide, is_sto
 from connectors.runner.locks import Locks
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
+from pipeline import tracing
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from topics.messages import DocumentUpserted
@@ -63,7 +64,10 @@ class Publisher:
         self, decisions: Sequence[Decision], at: datetime, lane: Lane, *, full: Cursor | None = None,
         changes: Cursor | None = None,
     ) -> Counter[str]:  # fmt: skip
-        await self._deliver([event for one in decisions for event in one.events], lane)
+        if events := [event for one in decisions for event in one.events]:
+            with tracing.begin("publish", parent="", gathers=True, attributes=self.about) as span:
+                span.note({"penstock.events": len(events)})
+                await self._deliver(events, lane)
         rows: list[Row] = [one.row for one in decisions if one.row is not None and one.outcome != "late"]
         if rows or full is not None or changes is not None:
             await self.rows.save(rows, at, full=full, changes=changes)
@@ -87,6 +91,11 @@ class Publisher:
             raise Retryable(f"Kafka did not confirm within {DELIVERY_SECONDS:.0f} s", service="kafka") from error
         except NotDelivered as error:
             raise Retryable(str(error), service="kafka") from error
+
+    @property
+    def about(self) -> tracing.Attributes:
+        """For spans."""
+        return {"penstock.tenant": self.rows.holder.tenant, "penstock.source": self.rows.holder.source}
 
     def _seen(self, row: Row | None, at: datetime) -> Seen:
         holder = self.rows.holder

@@ -27,6 +27,7 @@ from connectors.web.pace import Gate, Pace, throttled
 from connectors.web.transport import LOCATION, Guarded
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, retry_after_seconds
+from pipeline.traced.calls import source
 
 MAX_REDIRECTS = 5
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
@@ -240,14 +241,18 @@ class Web:
             trusted = trusted and self._hosts.is_base(url)
             headers = {**self._headers, **ask.headers} if trusted else {}
             request = self._client.build_request(ask.method, url, headers=headers, json=ask.json, data=ask.data)
-            response = await self._client.send(request, auth=self._auth if trusted else None, stream=True)
-            try:
-                if response.status_code in REDIRECTS and LOCATION in response.extensions:
-                    url = self._target(ask, url, response)
-                    continue
-                return await self._answer(ask, response, f"{self.name}: {origin(url)}", read)
-            finally:
-                await response.aclose()
+            with source(self.name, ask.method, url.host) as measured:
+                measured.sent = len(request.content)
+                response = await self._client.send(request, auth=self._auth if trusted else None, stream=True)
+                measured.facts["http.response.status_code"] = response.status_code
+                try:
+                    if response.status_code in REDIRECTS and LOCATION in response.extensions:
+                        url = self._target(ask, url, response)
+                        continue
+                    return await self._answer(ask, response, f"{self.name}: {origin(url)}", read)
+                finally:
+                    measured.received = response.num_bytes_downloaded
+                    await response.aclose()
         raise Forbidden(f"{self.name}: {origin(ask.url)} redirects more than {MAX_REDIRECTS} times")
 
     def _target(self, ask: _Ask, url: httpx.URL, response: httpx.Response) -> httpx.URL:

@@ -125,9 +125,12 @@ async def _ingest(
     mass_delete: bool,
     quiet: bool,
 ) -> tuple[dict[str, object], ScanReport]:
+    from pipeline import tracing
+
     start = perf_counter()
     tally = Tally()
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("ingest"))
         connector, source, checkpoint, pool = await _connector(
             stack, paths, acl, required, tenant, mass_delete=mass_delete
         )
@@ -316,6 +319,8 @@ def watch(
 async def _watch(
     paths: list[Path], acl: list[str], required: list[str] | None, tenant: str, *, mass_delete: bool
 ) -> None:
+    from pipeline import tracing
+
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -326,6 +331,7 @@ async def _watch(
         _tell_problems(report)
 
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("watch"))
         connector, *_ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
         stderr.print(f"watching {', '.join(str(p) for p in paths)} (Ctrl-C ends it)", soft_wrap=True, markup=False)
         await connector.watch(stop, tell)

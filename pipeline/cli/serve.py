@@ -19,6 +19,7 @@ def serve(
 
     Example: penstock serve --port 8080
     """
+    from pipeline import tracing
     from pipeline.settings import load
     from pipeline.telemetry import configure_logging
     from query.http.serve import run
@@ -28,4 +29,5 @@ def serve(
     settings, query = load(), load_query()
     chosen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     query = query.model_copy(update={"serve": query.serve.model_copy(update=chosen)})
-    asyncio.run(run(settings, query, typer.echo))
+    with tracing.running("query"):
+        asyncio.run(run(settings, query, typer.echo))

@@ -18,6 +18,7 @@ from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.tokens import word_pieces
 from pipeline.embedding.vectors import only_row, triage, unit
 from pipeline.telemetry import EmbeddingOutcome
+from pipeline.traced.calls import embeddings
 
 __all__ = ["MODEL", "LocalEmbedder", "prepare"]
 
@@ -92,10 +93,12 @@ class LocalEmbedder:
     async def _embed(self, texts: list[str]) -> tuple[Vectors, int]:
         """Unit vectors in input order, and how many texts were cut to the window."""
         began = perf_counter()
-        ids = await asyncio.to_thread(self._tokens.ids, texts)
-        loop = asyncio.get_running_loop()
-        # Cancelling this call also takes its waiting passages out of the queue.
-        rows = await asyncio.gather(*(loop.run_in_executor(self._pool, self._mean, tokens) for tokens in ids))
+        with embeddings(self.model, len(texts)) as measured:
+            ids = await asyncio.to_thread(self._tokens.ids, texts)
+            measured.facts["gen_ai.usage.input_tokens"] = sum(min(len(tokens), INPUT_WINDOW) for tokens in ids)
+            loop = asyncio.get_running_loop()
+            # Cancelling this call also takes its waiting passages out of the queue.
+            rows = await asyncio.gather(*(loop.run_in_executor(self._pool, self._mean, tokens) for tokens in ids))
         vectors = np.array(rows, dtype=np.float32).reshape(len(texts), DIMENSIONS)
         self.on_request("answered", perf_counter() - began)
         return unit(vectors), sum(len(tokens) > INPUT_WINDOW for tokens in ids)

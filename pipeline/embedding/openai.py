@@ -24,6 +24,7 @@ from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
 from pipeline.settings import EmbeddingSettings
 from pipeline.telemetry import EmbeddingOutcome
+from pipeline.traced.calls import Call, embeddings
 
 MODEL = "text-embedding-3-large"
 DIMENSIONS = 1536
@@ -198,14 +199,15 @@ class OpenAIEmbedder:
     async def _measured(self, texts: list[str]) -> Answer:
         began = time.perf_counter()
         try:
-            answer = await self._request(texts)
+            with embeddings(self.model, len(texts), self._host) as measured:
+                answer = await self._request(texts, measured)
         except (Retryable, Misconfigured, _Rejected) as error:
             self.on_request(_outcome(error), time.perf_counter() - began)
             raise
         self.on_request("answered", time.perf_counter() - began)
         return answer
 
-    async def _request(self, texts: list[str]) -> Answer:
+    async def _request(self, texts: list[str], measured: Call) -> Answer:
         """One HTTP request. Raises Retryable, Misconfigured or _Rejected."""
         try:
             response = await self._client.embeddings.with_raw_response.create(
@@ -217,8 +219,13 @@ class OpenAIEmbedder:
         except openai.APIConnectionError as error:
             raise Retryable(f"the embedding server {self._host} cannot be reached: {_why(error)}") from error
         except openai.APIStatusError as error:
+            measured.facts["http.response.status_code"] = error.status_code
             raise self._failure(error) from error
-        return read(response.http_response.content, inputs=len(texts), dimensions=self.dimensions)
+        measured.sent = len(response.http_response.request.content)
+        measured.received = len(response.http_response.content)
+        answer = read(response.http_response.content, inputs=len(texts), dimensions=self.dimensions)
+        measured.facts["gen_ai.usage.input_tokens"] = answer.tokens
+        return answer
 
     def _failure(self, error: openai.APIStatusError) -> Retryable | Misconfigured | _Rejected:
         status = error.status_code

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import structlog
 
+from pipeline import tracing
 from pipeline.core.errors import Deferred, Poison, Retryable
 from pipeline.core.flood import Flood
 from pipeline.kafka import store
@@ -17,6 +18,7 @@ from pipeline.ledger import letters
 from pipeline.stages.stage import Incoming, used
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
+from pipeline.traced.records import of
 from topics.letters import Failure, RawRecord, letter_id, read_replay, seal
 from topics.producer import Producer, Stored
 from topics.registry import DEAD_LETTERS
@@ -64,14 +66,19 @@ class DeadLetters:
         """
         if isinstance(error, Retryable) and error.service == "kafka":
             raise error
+        code = error.code if isinstance(error, Poison) else "bug"
+        about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
+        with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
+            await self._bury(record, stage, code, error)
+
+    async def _bury(self, record: Incoming, stage: str, code: str, error: Exception) -> None:
         own, replay = read_replay(record.headers)
         whole = RawRecord(record.key, record.value, own)
         sent = self._sent.get(letter_id(record.topic, record.partition, record.offset))
         if sent is None:
             now = datetime.now(UTC)
             failure = Failure(
-                record.topic, record.partition, record.offset, stage,
-                error.code if isinstance(error, Poison) else "bug",
+                record.topic, record.partition, record.offset, stage, code,
                 str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}",
                 attempt=replay.attempt + 1 if replay else 1,
                 failed_at=now,

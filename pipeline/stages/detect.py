@@ -27,6 +27,7 @@ from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
 from pipeline.telemetry import Metrics
+from pipeline.traced.records import note
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
@@ -150,5 +151,6 @@ class Detect:
         for document in folded.values():
             for arrival, step in document.steps:
                 self._metrics.events.labels(outcome(step), arrival.lane).inc()
+                note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)

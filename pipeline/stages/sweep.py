@@ -7,6 +7,7 @@ from itertools import count
 
 import structlog
 
+from pipeline import tracing
 from pipeline.core.errors import PenstockError
 from pipeline.ledger import work
 from pipeline.stages.announce import Announcer
@@ -66,7 +67,11 @@ class Sweeper:
                 if not (row and row[0]):
                     return 0
                 due = await work.due(connection, limit=SWEEP_LIMIT, again_in_seconds=self._again)
-        sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
+        if not due:
+            return 0
+        # The ledger does not keep the context of the event that it accepted: a rescued document begins a new trace.
+        with tracing.begin("sweep", parent="", gathers=True, attributes={"penstock.documents": len(due)}):
+            sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
         if sent:
             self._metrics.rescued.inc(sent)
             log.warning("rescued", hints=sent)

@@ -17,6 +17,7 @@ from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, classify_es_item
 from pipeline.stores.elasticsearch import error_type, translated
 from pipeline.stores.refresh import Refresher
+from pipeline.traced.calls import bulk
 
 MAX_REQUEST_BYTES = 1_000_000
 """As fast as 10 MiB (measured: noise), within what proxies take by default, and not enough to hold up the event loop
@@ -125,7 +126,9 @@ class Keywords:
 
     async def _bulk(self, operations: Sequence[_Operation]) -> list[Mapping[str, Any]]:
         """The answer to each operation, in order."""
-        with translated(f"write to {operations[0].write.index}"):
+        index = operations[0].write.index
+        with translated(f"write to {index}"), bulk(index, len(operations)) as measured:
+            measured.sent = sum(len(operation.lines) + 1 for operation in operations)
             try:
                 response = await self._es.bulk(
                     operations=[operation.lines for operation in operations],  # type: ignore[misc]  # bytes go as is

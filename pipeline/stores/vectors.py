@@ -11,6 +11,7 @@ from psycopg import sql
 
 from pipeline.core.model import Generation
 from pipeline.stores.postgres import Connection
+from pipeline.traced.calls import statement
 
 
 async def of_texts(
@@ -45,20 +46,22 @@ async def present(connection: Connection, generation: Generation, ids: Sequence[
 
 async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
     if rows:
-        await connection.cursor().executemany(
-            sql.SQL(
-                "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, %s, %s, %s)"
-                " ON CONFLICT (id) DO NOTHING"
-            ).format(sql.Identifier(generation.chunk_table)),
-            rows,
-        )
+        with statement("INSERT", generation.chunk_table, len(rows)):
+            await connection.cursor().executemany(
+                sql.SQL(
+                    "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, %s, %s, %s)"
+                    " ON CONFLICT (id) DO NOTHING"
+                ).format(sql.Identifier(generation.chunk_table)),
+                rows,
+            )
 
 
 async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
     if ids:
-        await connection.execute(
-            sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
-        )
+        with statement("DELETE", generation.chunk_table, len(ids)):
+            await connection.execute(
+                sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
+            )
 
 
 async def restamp_access(

@@ -17,6 +17,8 @@ from pipeline.core.errors import Deferred, Misconfigured, Retryable, Service
 from pipeline.core.retry import backoff
 from pipeline.stages.stage import USED, Incoming, Stage
 from pipeline.telemetry import Metrics
+from pipeline.traced import records as traced
+from pipeline.tracing import Span
 
 log = structlog.get_logger()
 
@@ -65,12 +67,18 @@ class Attempts:
         """Try it once. "again": not before ``batch.not_before``; "split": each half by itself."""
         if not await self._admitted():
             return "again"
+        records = [record for record, _ in batch.items]
+        with traced.batch(self._stage.name, records, tries=batch.tries) as span:
+            return await self._once(batch, records, span)
+
+    async def _once(self, batch: Batch, records: Sequence[Incoming], span: Span) -> Outcome:
         used: set[Service] = {"postgres"}
         token = USED.set(used)
         try:
-            with self._metrics.batch(self._stage.name, len(batch.items)):
-                await self._stage.handle([record for record, _ in batch.items])
+            with self._metrics.batch(self._stage.name, len(records)):
+                await self._stage.handle(records)
         except (Retryable, Misconfigured, OSError, MemoryError) as error:
+            span.failed(error)
             self._note(batch, error)
             if self._at_fault(batch, error):
                 return await self._blame(batch, error)
@@ -78,6 +86,7 @@ class Attempts:
                 return "split"
             return "again"
         except Exception as error:  # noqa: BLE001  a record that fails must not take the partition with it
+            span.failed(error)
             self._ended(used)
             return await self._blame(batch, error)
         finally:

@@ -15,6 +15,7 @@ from typing import Any
 
 import structlog
 
+from pipeline import tracing
 from pipeline.audit.background import BackgroundAudit
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
@@ -170,6 +171,7 @@ async def run(name: str, settings: Settings) -> None:
         loop.add_signal_handler(number, told_to_stop)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running(name))
         consuming: list[Consumption] = []
         await stack.enter_async_context(
             health(

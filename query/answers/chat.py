@@ -18,6 +18,7 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
+from pipeline.traced.calls import Call, chat
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
@@ -96,6 +97,14 @@ class OpenAIChat:
         return cls(settings) if settings.base_url or settings.api_key else None
 
     async def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | End, None]:
+        with chat(self.model, self._client.base_url.host) as measured:
+            measured.sent = sum(len(m.content.encode("utf-8", "replace")) for m in messages)
+            async with aclosing(self._pieces(messages)) as pieces:
+                async for piece in pieces:
+                    _measure(measured, piece)
+                    yield piece
+
+    async def _pieces(self, messages: Sequence[Message]) -> AsyncGenerator[str | End, None]:
         began = time.monotonic()
         ends, first = began + self._settings.timeout_seconds, began + self._settings.first_token_seconds
         opened = await self._within(
@@ -130,10 +139,14 @@ class OpenAIChat:
         if as_json:
             request["response_format"] = {"type": "json_object"}
         ends = time.monotonic() + self._settings.timeout_seconds
-        answer = await self._within(ends, self._client.chat.completions.create(**request))
-        text, _, usage = _read(answer)
-        if not text:
-            raise Retryable("the chat server answered nothing", service="chat")
+        with chat(self.model, self._client.base_url.host) as measured:
+            measured.sent = sum(len(m.content.encode("utf-8", "replace")) for m in messages)
+            answer = await self._within(ends, self._client.chat.completions.create(**request))
+            text, _, usage = _read(answer)
+            if not text:
+                raise Retryable("the chat server answered nothing", service="chat")
+            _measure(measured, text)
+            _measure(measured, End("stop", usage or Usage()))
         return text, usage or Usage()
 
     async def aclose(self) -> None:
@@ -212,6 +225,15 @@ def _read(answer: Any) -> tuple[str, Literal["stop", "length", "filtered"] | Non
     if counted := getattr(answer, "usage", None):
         usage = Usage(int(counted.prompt_tokens or 0), int(counted.completion_tokens or 0))
     return text, stopped, usage
+
+
+def _measure(measured: Call, piece: str | End) -> None:
+    if isinstance(piece, End):
+        measured.facts["gen_ai.usage.input_tokens"] = piece.usage.prompt
+        measured.facts["gen_ai.usage.output_tokens"] = piece.usage.answer
+        measured.facts["penstock.stopped"] = piece.reason
+    else:
+        measured.received = (measured.received or 0) + len(piece.encode("utf-8", "replace"))
 
 
 def _label(error: openai.APIError) -> str:

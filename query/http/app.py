@@ -12,9 +12,10 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
+from pipeline.traced.http import Traced
 from query.http import answering, health, judging, reads
 from query.http.auth import Authenticator
-from query.http.gate import Gate
+from query.http.gate import QUIET, Gate
 from query.http.health import Health
 from query.http.limits import Limits
 from query.http.problems import MEDIA_TYPE, Kind, Problem
@@ -68,10 +69,12 @@ def app(service: Service, authenticator: Authenticator) -> FastAPI:
         metrics=service.metrics,
         settings=service.query.serve,
     )
+    made.add_middleware(Traced, quiet=QUIET)
     if origins := service.query.serve.allowed_origins:
         made.add_middleware(
             CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Api-Key"], expose_headers=["Retry-After"], max_age=600,
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key"], expose_headers=["Retry-After", "Trace-Id"],
+            max_age=600,
         )  # fmt: skip
     return made
 

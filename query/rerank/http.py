@@ -10,6 +10,7 @@ import httpx
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
+from pipeline.traced.calls import Call, rerank
 from query.rerank.wire import MOST_TEXTS, body, read
 from query.settings import RerankSettings
 
@@ -51,8 +52,14 @@ class HttpReranker:
 
     async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
         asked = body(self._settings.flavour, self.model, query, texts)
+        with rerank(self.model, len(texts), self._url.host) as measured:
+            return read(await self._answer(asked, measured), texts=len(texts))
+
+    async def _answer(self, asked: object, measured: Call) -> bytes:
         try:
             async with self._client.stream("POST", self._url, json=asked) as response:
+                measured.sent = len(response.request.content)
+                measured.facts["http.response.status_code"] = response.status_code
                 if response.status_code != 200:
                     raise _failure(response)
                 answer = bytearray()
@@ -60,6 +67,8 @@ class HttpReranker:
                     answer += piece
                     if len(answer) > MOST_ANSWER_BYTES:
                         raise Retryable("the rerank server answers without end", service="rerank")
+                measured.received = len(answer)
+                return bytes(answer)
         except httpx.TimeoutException as error:
             raise Retryable(
                 f"the rerank server did not answer within {self._settings.timeout_seconds:g} s",
@@ -69,7 +78,6 @@ class HttpReranker:
             raise Retryable(
                 f"the rerank server cannot be reached ({type(error).__name__})", service="rerank"
             ) from error
-        return read(bytes(answer), texts=len(texts))
 
 
 def _failure(response: httpx.Response) -> PenstockError:

@@ -16,6 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline.core",),
     ("pipeline.tracing",),
     ("pipeline.traced",),
+    ("pipeline.logs",),
     ("pipeline.credentials",),
     ("pipeline.settings", "pipeline.telemetry"),
     ("pipeline.stores", "pipeline.embedding"),
