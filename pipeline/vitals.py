@@ -45,7 +45,7 @@ _PENDING = """
 """
 _DEAD = """
     SELECT stage, count(*) FROM (SELECT stage FROM dead_letters
-        WHERE replayed_at IS NULL AND at > now() - interval '7 days' LIMIT %s) waiting
+        WHERE replayed_at IS NULL AND dismissed_at IS NULL AND at > now() - interval '7 days' LIMIT %s) waiting
     GROUP BY stage
 """
 """Some letters are let be for good (the source has sent the document again): after a week nobody is told any more."""

@@ -122,7 +122,8 @@ async def dead_letters(connection: Connection) -> dict[str, Any]:
     """Letters that wait for somebody, by where they failed and why; of more than MOST_COUNTED, the newest."""
     cursor = await connection.execute(
         "SELECT stage, code, count(*), max(at) FROM"
-        " (SELECT stage, code, at FROM dead_letters WHERE replayed_at IS NULL ORDER BY at DESC LIMIT %s) waiting"
+        " (SELECT stage, code, at FROM dead_letters WHERE replayed_at IS NULL AND dismissed_at IS NULL"
+        " ORDER BY at DESC LIMIT %s) waiting"
         " GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
         [MOST_COUNTED + 1],
     )

@@ -1,43 +1,31 @@
-"""``penstock dead``: look at dead letters, and send them again."""
+"""``penstock dead``: look at dead letters, send them again, or set them aside for good."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from pipeline.cli.moment import past_moment
+from pipeline.cli.dead_dismiss import dismiss
+from pipeline.cli.dead_options import Code, Since, Source, Stage, Tenant, ledger
 from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from pipeline.ledger.letters import Filter, Letter
-    from pipeline.settings import Settings
+    from pipeline.ledger.letters import Filter, Judged, Letter
     from pipeline.stages.replay import Result
-    from pipeline.stores.postgres import Connection
     from topics.letters import Letter as Sealed
 
 dead = typer.Typer(
     name="dead",
-    help="Dead letters: records that could not be taken in. Look at them, mend what is wrong, replay them.",
+    help="Dead letters: records that could not be taken in. Look at them, mend what is wrong, replay or dismiss them.",
     no_args_is_help=True,
 )
 
 PAGE = 50
-
-Stage = Annotated[str | None, typer.Option("--stage", help="detect, identities, conversations, vectors or keywords.")]
-Code = Annotated[str | None, typer.Option("--code", help="Why it is dead, e.g. invalid.")]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Whose documents. Default: all.")]
-Source = Annotated[str | None, typer.Option("--source", help="Which source. Default: all.")]
-Since = Annotated[
-    datetime | None,
-    typer.Option("--since", metavar="TIME", parser=past_moment, help="Failed since: 30m, 2h, 7d, 2026-11-20T08:00."),
-]
 
 
 @dead.command("list")
@@ -47,7 +35,8 @@ def list_letters(
     tenant: Tenant = None,
     source: Source = None,
     since: Since = None,
-    everything: Annotated[bool, typer.Option("--all", help="Those that were replayed, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Those that were replayed or dismissed, too.")] = False,
+    dismissed: Annotated[bool, typer.Option("--dismissed", help="Those that were dismissed, and no others.")] = False,
     limit: Annotated[
         int | None, typer.Option("--limit", min=0, help=f"At most so many. Default: {PAGE}; all of them with --json.")
     ] = None,
@@ -62,7 +51,10 @@ def list_letters(
 
     if limit is None and not json_output:
         limit = PAGE
-    found, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, everything), after, limit))
+    if everything and dismissed:
+        raise typer.BadParameter("--all shows the dismissed ones too: say one of --all and --dismissed")
+    show: Literal["waiting", "dismissed", "all"] = "dismissed" if dismissed else "all" if everything else "waiting"
+    found, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, show), after, limit))
     from pipeline.cli.letters import letter_json, show_table
 
     if json_output:
@@ -83,7 +75,7 @@ async def _list(chosen: Filter, after: str | None, limit: int | None) -> tuple[l
     from pipeline.ledger import letters
     from pipeline.settings import load
 
-    async with _ledger(load()) as connection:
+    async with ledger(load()) as connection:
         if after is not None and after not in await letters.get(connection, [after]):
             raise PenstockError(f"--after: no dead letter is called {after!r}")
         return await letters.page(connection, chosen, after=after, limit=limit), await letters.counts(
@@ -103,13 +95,14 @@ def show(
 
     Example: penstock dead show documents.live.v1:3:4711 --value > record.json
     """
-    from pipeline.cli.letters import letter_json, record_json, show_letter
+    from pipeline.cli.letters import judged_json, letter_json, record_json, show_letter
 
-    letter, sealed, missing = asyncio.run(_show(id))
+    letter, trail, sealed, missing = asyncio.run(_show(id))
     if value and sealed is None:
         raise PenstockError(f"{id}: {missing}")
     if json_output:
-        known = {**letter_json(letter), "kept": sealed is not None, "missing": missing}
+        trailed = {"trail": [judged_json(one) for one in trail]}
+        known = {**letter_json(letter), **trailed, "kept": sealed is not None, "missing": missing}
         print_json({**known, **record_json(sealed, value=value)} if sealed else known)
     elif value:
         assert sealed is not None
@@ -118,10 +111,10 @@ def show(
         sys.stdout.buffer.write(sealed.record.value)
         sys.stdout.buffer.flush()
     else:
-        show_letter(letter, sealed, missing)
+        show_letter(letter, trail, sealed, missing)
 
 
-async def _show(id_: str) -> tuple[Letter, Sealed | None, str | None]:
+async def _show(id_: str) -> tuple[Letter, list[Judged], Sealed | None, str | None]:
     from pipeline.kafka import reader
     from pipeline.ledger import letters
     from pipeline.settings import load
@@ -129,15 +122,16 @@ async def _show(id_: str) -> tuple[Letter, Sealed | None, str | None]:
     from topics.registry import DEAD_LETTERS
 
     settings = load()
-    async with _ledger(settings) as connection:
+    async with ledger(settings) as connection:
         found = await letters.get(connection, [id_])
+        trail = await letters.trail(connection, id_)
     if id_ not in found:
         raise PenstockError(f"no dead letter is called {id_!r}: `penstock dead list --all` names them")
     async with reader(settings.kafka, DEAD_LETTERS) as records:
         try:
-            return found[id_], await read_letter(records, found[id_]), None
+            return found[id_], trail, await read_letter(records, found[id_]), None
         except CannotReplay as error:
-            return found[id_], None, str(error)
+            return found[id_], trail, None, str(error)
 
 
 @dead.command()
@@ -188,7 +182,7 @@ async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Resul
 
     settings = load()
     if chosen is not None:
-        async with _ledger(settings) as connection:
+        async with ledger(settings) as connection:
             ids = await letters.ids(connection, chosen)
         if ask and ids and not typer.confirm(f"Replay {len(ids)} letters?", err=True):
             raise PenstockError("nothing was replayed")
@@ -222,11 +216,4 @@ def _tell(results: Sequence[Result], *, json_output: bool) -> None:
     stdout.print(f"replayed {sent} of {len(results)} dead letters", soft_wrap=True)
 
 
-@asynccontextmanager
-async def _ledger(settings: Settings) -> AsyncIterator[Connection]:
-    from pipeline.stores.postgres import open_pool, translated
-
-    async with open_pool(settings.postgres) as pool:
-        with translated("dead letters"):
-            async with pool.connection() as connection:
-                yield connection
+dead.command()(dismiss)

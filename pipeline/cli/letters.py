@@ -11,7 +11,7 @@ from rich.text import Text
 from pipeline.cli.output import printable, stdout
 
 if TYPE_CHECKING:
-    from pipeline.ledger.letters import Letter
+    from pipeline.ledger.letters import Judged, Letter
     from pipeline.stages.replay import Result
     from topics.letters import Letter as Sealed
 
@@ -42,7 +42,14 @@ def letter_json(letter: Letter) -> dict[str, Any]:
         "replayed_at": letter.replayed_at.isoformat() if letter.replayed_at else None,
         "replayed_to": _place(letter.replayed_partition, letter.replayed_offset),
         "superseded_by": letter.superseded_by,
+        "dismissed": None
+        if letter.dismissed_at is None
+        else {"at": letter.dismissed_at.isoformat(), "by": letter.dismissed_by, "reason": letter.dismissed_reason},
     }
+
+
+def judged_json(one: Judged) -> dict[str, Any]:
+    return {"at": one.at.isoformat(), "action": one.action, "by": one.by, "reason": one.reason}
 
 
 def record_json(sealed: Sealed, *, value: bool) -> dict[str, Any]:
@@ -89,7 +96,7 @@ def show_table(letters: Sequence[Letter]) -> None:
         stdout.print(Text(line, style="bold" if row is header else ""), soft_wrap=True)
 
 
-def show_letter(letter: Letter, sealed: Sealed | None, missing: str | None) -> None:
+def show_letter(letter: Letter, trail: Sequence[Judged], sealed: Sealed | None, missing: str | None) -> None:
     """missing: why there is no ``sealed``."""
 
     def line(name: str, text: str, style: str = "") -> None:
@@ -107,6 +114,10 @@ def show_letter(letter: Letter, sealed: Sealed | None, missing: str | None) -> N
         line("replayed", f"{letter.replayed_at.astimezone():%Y-%m-%d %H:%M:%S} {_replayed_where(letter)}")
         if letter.superseded_by:
             line("", f"failed again: {letter.superseded_by}", "red")
+    for n, one in enumerate(trail):
+        said = f": {one.reason}" if one.reason else ""
+        done = "dismissed" if one.action == "dismissed" else "dismissal undone"
+        line("decided" if n == 0 else "", f"{one.at.astimezone():%Y-%m-%d %H:%M:%S} {done} by {one.by}{said}")
     if sealed is None:
         line("bytes", missing or "", "yellow")
         return
@@ -135,6 +146,8 @@ def _remark(letter: Letter) -> str:
         return "[replayed, failed again] "
     if letter.replayed_at:
         return "[replayed] "
+    if letter.dismissed_at:
+        return f"[dismissed by {letter.dismissed_by}: {letter.dismissed_reason}] "
     return f"[attempt {letter.attempt}] " if letter.attempt > 1 else ""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 from pipeline.core.identity import document_id
@@ -48,6 +49,25 @@ class Letter:
     """On the letter's own topic. None with replayed_at: nothing was sent, because something newer was known."""
     superseded_by: str | None
     """The letter that the replayed record became when it failed again."""
+    dismissed_at: datetime | None = None
+    """Judged not worth replaying; None: not, or that was undone."""
+    dismissed_by: str | None = None
+    dismissed_reason: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """For somebody to replay or dismiss it."""
+        return self.replayed_at is None and self.dismissed_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One line of a letter's trail."""
+
+    at: datetime
+    action: Literal["dismissed", "undone"]
+    by: str
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +79,14 @@ class Filter:
     tenant: str | None = None
     source: str | None = None
     since: datetime | None = None
-    replayed: bool = False
-    """Those that were replayed too."""
+    show: Literal["waiting", "dismissed", "all"] = "waiting"
+    """waiting: for somebody to replay or dismiss them. all: those that were replayed or dismissed too."""
 
 
 _COLUMNS = """
     l.id, l.topic, l.partition, l."offset", l.stage, l.code, l.message, l.document_id, l.tenant, l.source,
     l.external_id, l.at, l.attempt, l.first_failed_at, l.replay_of, l.value_bytes, l.letter_partition, l.letter_offset,
-    l.replayed_at, l.replayed_partition, l.replayed_offset, again.id
+    l.replayed_at, l.replayed_partition, l.replayed_offset, again.id, l.dismissed_at, l.dismissed_by, l.dismissed_reason
 """
 _TABLES = """
     dead_letters l LEFT JOIN dead_letters again
@@ -80,8 +100,15 @@ _WHERE = """
 """
 
 
+_SHOWN = {
+    "waiting": " AND l.replayed_at IS NULL AND l.dismissed_at IS NULL",
+    "dismissed": " AND l.dismissed_at IS NOT NULL",
+    "all": "",
+}
+
+
 def _where(chosen: Filter) -> str:
-    return _WHERE + ("" if chosen.replayed else " AND l.replayed_at IS NULL")
+    return _WHERE + _SHOWN[chosen.show]
 
 
 async def insert(
@@ -153,6 +180,40 @@ async def replayed(connection: Connection, done: Sequence[tuple[str, Stored | No
             [stored.offset if stored else None for _, stored in done],
         ],
     )
+
+
+async def dismiss(connection: Connection, wanted: Collection[str], *, by: str, reason: str) -> list[str]:
+    """Set aside those of them that wait, and write down who did it and why; returns which that were. A letter that was
+    replayed or dismissed meanwhile is left as it is."""
+    cursor = await connection.execute(
+        "WITH done AS (UPDATE dead_letters SET dismissed_at = clock_timestamp(), dismissed_by = %(by)s,"
+        " dismissed_reason = %(reason)s"
+        " WHERE id = ANY(%(ids)s) AND replayed_at IS NULL AND dismissed_at IS NULL RETURNING id)"
+        " INSERT INTO dead_letter_trail (letter_id, action, by, reason)"
+        " SELECT id, 'dismissed', %(by)s, %(reason)s FROM done RETURNING letter_id",
+        {"ids": [storable(id_) for id_ in wanted], "by": storable(by), "reason": storable(reason)},
+    )
+    return [id_ for (id_,) in await cursor.fetchall()]
+
+
+async def undo_dismissal(connection: Connection, wanted: Collection[str], *, by: str, reason: str | None) -> list[str]:
+    """Those of them that are dismissed wait again; returns which that were."""
+    cursor = await connection.execute(
+        "WITH done AS (UPDATE dead_letters SET dismissed_at = NULL, dismissed_by = NULL, dismissed_reason = NULL"
+        " WHERE id = ANY(%(ids)s) AND dismissed_at IS NOT NULL RETURNING id)"
+        " INSERT INTO dead_letter_trail (letter_id, action, by, reason)"
+        " SELECT id, 'undone', %(by)s, %(reason)s FROM done RETURNING letter_id",
+        {"ids": [storable(id_) for id_ in wanted], "by": storable(by), "reason": storable(reason) if reason else None},
+    )
+    return [id_ for (id_,) in await cursor.fetchall()]
+
+
+async def trail(connection: Connection, id_: str) -> list[Judged]:
+    """What was decided about a letter, oldest first."""
+    cursor = await connection.execute(
+        "SELECT at, action, by, reason FROM dead_letter_trail WHERE letter_id = %s ORDER BY id", [storable(id_)]
+    )
+    return [Judged(*row) for row in await cursor.fetchall()]
 
 
 async def newer_identity_known(connection: Connection, message: IdentityChanged) -> bool:

@@ -44,7 +44,7 @@ async def test_a_replayed_letter_is_marked_and_no_longer_waits(desk: Desk) -> No
     assert letter.superseded_by is None
     assert await waiting(desk) == [two]
     async with desk.pool.connection() as connection:
-        assert len(await page(connection, Filter(replayed=True), after=None, limit=None)) == 2
+        assert len(await page(connection, Filter(show="all"), after=None, limit=None)) == 2
 
 
 async def test_what_fails_again_is_a_new_letter_that_names_the_old_one_and_its_first_failure(desk: Desk) -> None:

@@ -36,8 +36,10 @@ GRANT SELECT ON generations, builds TO penstock_worker;
 GRANT UPDATE (reference) ON generations TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
-    access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors
+    access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
+    embedding_days
     TO penstock_worker;
+GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks
@@ -45,6 +47,11 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
 -- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
 GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at) ON connectors
     TO penstock_worker, penstock_query;
+
+-- What became of one document at its source is told by `penstock why`.
+GRANT SELECT
+    (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at)
+    ON connector_items TO penstock_worker;
 
 -- The connectors.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
