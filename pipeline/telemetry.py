@@ -181,9 +181,10 @@ class Metrics:
         self.embedding_requests.labels(outcome).inc()
         self.embedding_seconds.observe(seconds)
 
-    def embedding_billed(self, tokens: int) -> None:
+    def embedding_billed(self, tokens: int, price: float | None = None) -> None:
+        """price: of a million tokens, where the model is not the settings' own."""
         self.embedding_tokens.inc(tokens)
-        self.embedding_cost.inc(tokens * self.embedding_price / 1_000_000)
+        self.embedding_cost.inc(tokens * (self.embedding_price if price is None else price) / 1_000_000)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
         self.breaker_open.labels(stage, service or "unknown").set(is_open)

@@ -20,7 +20,7 @@ from pipeline.core.conversations import made_by, pieces
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.core.retry import backoff
-from pipeline.embedding.port import Embedder, Vectors
+from pipeline.embedding.port import Embedder, Models, Vectors
 from pipeline.embedding.vectors import unit, usable
 from pipeline.ledger import generations
 from pipeline.settings import ConversationSettings
@@ -61,7 +61,7 @@ class ConversationVectors:
     def __init__(
         self,
         pool: Pool,
-        embedder: Embedder,
+        models: Models,
         metrics: Metrics,
         settings: ConversationSettings,
         *,
@@ -69,7 +69,7 @@ class ConversationVectors:
     ) -> None:
         """busy: whether documents wait for the same model."""
         self._pool = pool
-        self._embedder = embedder
+        self._models = models
         self._metrics = metrics
         self._rate = settings.embeddings_per_second
         self._busy = busy
@@ -99,9 +99,12 @@ class ConversationVectors:
             async with self._pool.connection() as connection:
                 generation = await generations.active(connection)
                 self._metrics.conversation_waiting.set(await _count(connection))
-                if not self._serves(generation):
-                    return False  # another worker has its model
-                maker = made_by(generation)
+        embedder = await self._models.of(generation)
+        if not _serves(embedder, generation):
+            return False  # another worker has its model
+        maker = made_by(generation)
+        with translated("conversations"):
+            async with self._pool.connection() as connection:
                 if await _drop_stale(connection, maker):
                     return True
                 claimed = await _claim(connection)
@@ -109,7 +112,7 @@ class ConversationVectors:
         while groups:
             group = groups.pop(0)
             try:
-                await self._group(maker, group)
+                await self._group(embedder, maker, group)
             except PenstockError:
                 with translated("conversations"):
                     async with self._pool.connection() as connection:
@@ -118,15 +121,8 @@ class ConversationVectors:
                 raise
         return bool(claimed)
 
-    def _serves(self, generation: Generation) -> bool:
-        mine, theirs = self._embedder, generation
-        same = (mine.model, mine.dimensions, mine.document_prefix) == (
-            theirs.model, theirs.dimensions, theirs.document_prefix,
-        )  # fmt: skip
-        return same and (not mine.revision or not theirs.revision or mine.revision == theirs.revision)
-
-    async def _group(self, maker: str, group: Sequence[_Waiting]) -> None:
-        found = await self._embed([chunk.text for chunk in group])
+    async def _group(self, embedder: Embedder, maker: str, group: Sequence[_Waiting]) -> None:
+        found = await self._embed(embedder, [chunk.text for chunk in group])
         with translated("conversations"):
             async with self._pool.connection() as connection:
                 await _save(connection, maker, list(zip(group, found, strict=True)))
@@ -135,10 +131,9 @@ class ConversationVectors:
             if vector is None:
                 log.warning("conversation_chunk_refused", chunk=chunk.digest.hex())
 
-    async def _embed(self, texts: Sequence[str]) -> list[Vectors | None]:
+    async def _embed(self, embedder: Embedder, texts: Sequence[str]) -> list[Vectors | None]:
         """A chunk is often longer than a model's window: the mean of its parts, each weighing what it has of tokens.
         None: the model will never take any of it."""
-        embedder = self._embedder
         prefix = sum(embedder.count_tokens([embedder.document_prefix]))
         parts: list[tuple[int, str, int]] = []
         for n, text in enumerate(texts):
@@ -164,6 +159,13 @@ class ConversationVectors:
         while self._busy() and time.monotonic() - self._called < STARVED_SECONDS:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(BUSY_POLL_SECONDS)
         self._called = time.monotonic()
+
+
+def _serves(mine: Embedder, theirs: Generation) -> bool:
+    same = (mine.model, mine.dimensions, mine.document_prefix) == (
+        theirs.model, theirs.dimensions, theirs.document_prefix,
+    )  # fmt: skip
+    return same and (not mine.revision or not theirs.revision or mine.revision == theirs.revision)
 
 
 async def _count(connection: Connection) -> int:

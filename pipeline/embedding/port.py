@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.core.model import Generation
 from pipeline.telemetry import EmbeddingOutcome
 
 Vectors = NDArray[np.float32]
@@ -60,3 +61,21 @@ class Embedder(Protocol):
         ...
 
     async def aclose(self) -> None: ...
+
+
+class Models(Protocol):
+    """Which model embeds for which generation."""
+
+    async def of(self, generation: Generation) -> Embedder:
+        """Raises Misconfigured (service "embedding") when it cannot be had, Retryable when it does not answer."""
+        ...
+
+
+class OneModel:
+    """A ``Models`` where there is one generation, or one model for all."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+
+    async def of(self, _generation: Generation) -> Embedder:
+        return self._embedder

@@ -104,6 +104,11 @@ async def under_way(connection: Connection) -> Build | None:
     return Build(by_name[row[0]], by_name[row[1]], frozenset(row[2]), row[3], row[4])
 
 
+async def spent(connection: Connection, generation: str, tokens: int) -> None:
+    """The model of a build has read so many tokens more. (By the workers.)"""
+    await connection.execute("UPDATE builds SET tokens = tokens + %s WHERE generation = %s", [tokens, generation])
+
+
 async def give_up(connection: Connection, build: Build) -> None:
     """Retire a build that was never cut over; ``clear`` removes what it made."""
     async with connection.transaction():

@@ -16,12 +16,13 @@ import structlog
 from pgvector import HalfVector, Vector
 
 from pipeline.core.diff import diff_vectors
-from pipeline.core.errors import Poison
+from pipeline.core.errors import Misconfigured, Poison
 from pipeline.core.model import Generation, Lane
-from pipeline.embedding.port import Embedder, Vectors
-from pipeline.ledger import filling, work
+from pipeline.embedding.port import Embedded, Models, Vectors
+from pipeline.ledger import builds, filling, work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
+from pipeline.stages.beside import OwnModels
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
@@ -58,7 +59,7 @@ class VectorSink:
     def __init__(
         self,
         pool: Pool,
-        embedder: Embedder,
+        models: Models,
         generations: Callable[[], Awaitable[Mapping[str, Generation]]],
         chunker: Chunker,
         announcer: Announcer,
@@ -68,8 +69,9 @@ class VectorSink:
         batch_size: int,
     ) -> None:
         self._pool = pool
-        self._embedder = embedder
+        self._models = models
         self._generations = Generations("vectors", pool, generations, metrics)
+        self._own_models = OwnModels(generations, self._give_up)
         self._chunker = chunker
         self._announcer = announcer
         self._dead = dead
@@ -78,7 +80,7 @@ class VectorSink:
         self._kept: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        await self._generations.serve(batch, self.converge)
+        await self._generations.serve(batch, self._converge)
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         try:
@@ -87,6 +89,13 @@ class VectorSink:
             await self._dead.bury(record, stage=self.name, error=error)
             return
         await set_aside(self._pool, "vectors", document, generation, error, self._metrics)
+
+    async def _converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
+        await self._own_models.serve(generation, ids, self.converge)
+
+    async def _give_up(self, generation: Generation, ids: Sequence[UUID], error: Misconfigured) -> None:
+        for id_ in ids:
+            await set_aside(self._pool, "vectors", id_, generation.name, error, self._metrics)
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         """Make the table equal to the ledger for these documents. Raises Retryable."""
@@ -141,9 +150,9 @@ class VectorSink:
         unique = list(dict.fromkeys(texts.values()))
         if not unique:
             return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
-        result = await self._embedder.embed_documents(unique)
+        result = await (await self._models.of(generation)).embed_documents(unique)
         used("embedding")
-        self._metrics.embedding_billed(result.tokens)
+        await self._bill(generation, result, _tokens(wanted, texts))
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()
@@ -161,6 +170,16 @@ class VectorSink:
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._kept) > KEPT_VECTORS:
             self._kept.popitem(last=False)
+
+    async def _bill(self, generation: Generation, result: Embedded, counted: int) -> None:
+        """counted: tokens as we count them, where the server does not say."""
+        self._metrics.embedding_billed(
+            result.tokens, generation.service.price_per_million_tokens if generation.service else None
+        )
+        if generation.state == "building":
+            with translated("vectors"):
+                async with self._pool.connection() as connection:
+                    await builds.spent(connection, generation.name, result.tokens or counted)
 
     async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
         """Take over the vectors of texts that stand in the table already; returns the others."""
@@ -239,6 +258,15 @@ class VectorSink:
     @staticmethod
     def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
         return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
+
+
+def _tokens(wanted: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -> int:
+    """Of the texts that were embedded, equal ones once."""
+    counts: dict[str, int] = {}
+    for w, chunk in wanted:
+        if chunk in embedded and w.manifest is not None:
+            counts[embedded[chunk]] = w.manifest.token_counts[w.manifest.chunk_ids.index(chunk)]
+    return sum(counts.values())
 
 
 def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:

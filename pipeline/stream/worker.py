@@ -21,9 +21,9 @@ from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import CountTokens, Generation
-from pipeline.embedding.choose import embedder, token_counter
-from pipeline.embedding.port import Embedder
+from pipeline.embedding.choose import token_counter
 from pipeline.embedding.tokens import byte_pairs
+from pipeline.generations.models import Models
 from pipeline.health import health
 from pipeline.kafka import producer
 from pipeline.ledger import generations
@@ -67,7 +67,7 @@ class _Parts:
     producer: Producer
     metrics: Metrics
     stack: AsyncExitStack
-    model: Embedder = field(init=False)
+    models: Models = field(init=False)
     """Of the vectors worker alone."""
 
     def __post_init__(self) -> None:
@@ -96,22 +96,15 @@ class _Parts:
         return [stage, Identities(self.pool, self.dead), conversations]
 
     async def vectors(self) -> list[Stage]:
-        self.model = model = embedder(self.settings.embedding, dist() / MODELS)
-        self.stack.push_async_callback(model.aclose)
-        model.on_truncated = self.metrics.truncated.inc
-        model.on_request = self.metrics.embedding_request
+        self.models = Models(self.pool, self.settings.embedding, self.metrics, dist() / MODELS)
+        self.stack.push_async_callback(self.models.aclose)
         self.metrics.embedding_price = self.settings.embedding.price_per_million_tokens
         self.metrics.embedding_budget.set(self.settings.embedding.daily_budget)
         async with self.pool.connection() as connection:
-            await generations.check_model(connection, await generations.active(connection), model)
-
-        async def mine() -> dict[str, Generation]:
-            """One model a process: models never mix."""
-            served = (model.model, model.dimensions)
-            return {n: g for n, g in (await self.generations()).items() if (g.model, g.dimensions) == served}
-
+            active = await generations.active(connection)
+        await self.models.of(active)  # a wrong one refuses to start; another generation's is met when its work comes
         stage = VectorSink(
-            self.pool, model, mine, Chunker(self.counters), self.announcer, self.dead, self.metrics,
+            self.pool, self.models, self.generations, Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("vectors"),
         )  # fmt: skip
         return [stage]
@@ -136,7 +129,7 @@ class _Parts:
     def conversations(self, documents: Consumption) -> ConversationVectors:
         """documents: whose work goes first."""
         return ConversationVectors(
-            self.pool, self.model, self.metrics, self.settings.conversations,
+            self.pool, self.models, self.metrics, self.settings.conversations,
             busy=lambda: bool(documents.report()["in_flight"]),
         )  # fmt: skip
 

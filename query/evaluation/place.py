@@ -24,7 +24,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.core.identity import document_id
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.choose import chunk_params
-from pipeline.embedding.port import Embedder
+from pipeline.embedding.port import Embedder, OneModel
 from pipeline.ledger import generations
 from pipeline.settings import PostgresSettings, Settings
 from pipeline.stages.announce import Announcer
@@ -213,7 +213,7 @@ def assembled(
             pool, producer, dead, announcer, lambda _: embedder.count_tokens, metrics, batch_size=32,  # type: ignore[arg-type]
             grace_seconds=30,
         ),
-        VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=32),
+        VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=32),
         KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
         metrics,
     )  # fmt: skip

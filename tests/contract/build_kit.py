@@ -15,7 +15,7 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.model import Generation, Lane, Store
 from pipeline.embedding.choose import token_counter
-from pipeline.embedding.port import Embedded, Vectors
+from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
 from pipeline.rebuild import Rebuild, Result, connect
@@ -129,7 +129,7 @@ class Site:
             yield cls(
                 space, pool, es,
                 Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
-                VectorSink(pool, model, known, chunker, announcer, dead, metrics, batch_size=8),
+                VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
                 KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
                 embedder, store, hints,
             )  # fmt: skip

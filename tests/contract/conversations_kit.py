@@ -13,7 +13,7 @@ from pipeline.conversations.record import Conversations
 from pipeline.core.conversations import Pair, pair_digest, render
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import embedder
-from pipeline.embedding.port import Embedder
+from pipeline.embedding.port import Embedder, OneModel
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.kafka import producer
 from pipeline.ledger import generations
@@ -91,7 +91,10 @@ class Desk:
     async def embed(self, embedder: Embedder | None = None) -> int:
         """Until nothing waits; returns the rounds."""
         worker = ConversationVectors(
-            self.pool, embedder or self.embedder, self.metrics, ConversationSettings(embeddings_per_second=10_000)
+            self.pool,
+            OneModel(embedder or self.embedder),
+            self.metrics,
+            ConversationSettings(embeddings_per_second=10_000),
         )
         rounds = 0
         while await worker.turn():

@@ -14,7 +14,7 @@ from pipeline.conversations import embed
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.core.conversations import group, made_by
 from pipeline.core.errors import Retryable
-from pipeline.embedding.port import Embedded, Embedder
+from pipeline.embedding.port import Embedded, Embedder, OneModel
 from pipeline.ledger import generations
 from pipeline.settings import ConversationSettings
 from tests.contract.conversations_kit import (
@@ -146,7 +146,7 @@ async def test_documents_go_first_and_never_for_ever(desk: Desk, monkeypatch: py
     busy = [True]
     model = Noting(desk, busy)
     worker = ConversationVectors(
-        desk.pool, model, desk.metrics, ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
+        desk.pool, OneModel(model), desk.metrics, ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
         busy=lambda: busy[0],
     )  # fmt: skip
     turn = asyncio.create_task(worker.turn())
@@ -183,7 +183,7 @@ async def test_one_chunk_that_always_fails_holds_up_no_other(desk: Desk, monkeyp
     model = Failing(desk, "number 27?")
     worker = ConversationVectors(
         desk.pool,
-        model,
+        OneModel(model),
         desk.metrics,
         ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
     )
@@ -207,7 +207,7 @@ async def test_what_is_regrouped_or_forgotten_while_it_is_embedded_stays_gone(de
 
     worker = ConversationVectors(
         desk.pool,
-        Slow(desk, [False]),
+        OneModel(Slow(desk, [False])),
         desk.metrics,
         ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
     )
@@ -223,7 +223,7 @@ async def test_workers_share_the_chunks_and_embed_each_once(desk: Desk) -> None:
     workers = [
         ConversationVectors(
             desk.pool,
-            model,
+            OneModel(model),
             desk.metrics,
             ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
         )

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
+from pipeline.embedding.port import OneModel
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.settings import ConversationSettings
 from pipeline.stages.stage import Incoming
@@ -30,7 +31,7 @@ async def record(library: Library, tenant: str, member: str, pairs: int, *, topi
     stage = Conversations(library.pool, library.detect._dead, byte_pairs().count, library.metrics, settings)
     message = encode(recorded(*(sent(n, topic) for n in range(pairs)), tenant=tenant, member=member))
     await stage.handle([Incoming("conversations", 0, 1, message.key, message.value, message.headers, "live")])
-    vectors = ConversationVectors(library.pool, library.embedder, library.metrics, settings)
+    vectors = ConversationVectors(library.pool, OneModel(library.embedder), library.metrics, settings)
     for _ in range(20):
         if not await vectors.turn():
             return

@@ -19,7 +19,7 @@ import numpy as np
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import token_counter
-from pipeline.embedding.port import Embedded, Vectors
+from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.settings import Settings, dist
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -208,7 +208,7 @@ class Puppet:
                     pool, producer, dead, announcer, counters, metrics, batch_size=8, grace_seconds=0
                 )  # fmt: skip
             case "vectors":
-                stage = VectorSink(pool, embedder, known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
+                stage = VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
             case "keywords":
                 stage = KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8)
         return cls(name, stage, tether, outbox, gate, embedder, resources)

@@ -34,6 +34,7 @@ END $$;
 -- The workers. Which generations there are is not theirs to say; the first one to start notes its model's reference.
 GRANT SELECT ON generations, builds TO penstock_worker;
 GRANT UPDATE (reference) ON generations TO penstock_worker;
+GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,

@@ -1,0 +1,78 @@
+"""The models that a worker holds: each generation is embedded by its own, and no other process has to be told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.model import Generation
+from pipeline.embedding import choose
+from pipeline.embedding.port import Embedder
+from pipeline.ledger import generations
+from pipeline.settings import EmbeddingSettings
+from pipeline.stores.postgres import Pool, translated
+from pipeline.telemetry import Metrics
+
+
+class Models:
+    """Made when the first work of a generation comes, and kept until the process ends: a generation that is retired may
+    have a batch at work still. Generations of one model share it."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        settings: EmbeddingSettings,
+        metrics: Metrics,
+        models: Path,
+        make: Callable[[Generation, EmbeddingSettings, Path], Embedder] = choose.for_generation,
+    ) -> None:
+        """models: the folder that converted models are kept in."""
+        self._pool = pool
+        self._settings = settings
+        self._metrics = metrics
+        self._models = models
+        self._make = make
+        self._made: dict[tuple[object, ...], Embedder] = {}
+        self._checked: dict[str, Embedder] = {}
+        self._making = asyncio.Lock()
+
+    async def of(self, generation: Generation) -> Embedder:
+        """The generation's own model, compared with what filled it. Raises Misconfigured when it cannot be had or is
+        another one, Retryable when it does not answer."""
+        if (known := self._checked.get(generation.name)) is not None:
+            return known
+        async with self._making:
+            try:
+                embedder = self._made.get(_key(generation)) or await self._new(generation)
+                with translated("generations"):
+                    async with self._pool.connection() as connection:
+                        await generations.check_model(connection, generation, embedder)
+            except Misconfigured as error:
+                raise Misconfigured(str(error), service=error.service or "embedding") from error
+            except Retryable as error:  # the embedder does not always say that it is itself that is away
+                raise type(error)(
+                    str(error), retry_after=error.retry_after, service=error.service or "embedding"
+                ) from error
+            self._checked[generation.name] = embedder
+            return embedder
+
+    async def _new(self, generation: Generation) -> Embedder:
+        embedder = await asyncio.to_thread(self._make, generation, self._settings, self._models)
+        embedder.on_truncated = self._metrics.truncated.inc
+        embedder.on_request = self._metrics.embedding_request
+        self._made[_key(generation)] = embedder
+        return embedder
+
+    async def aclose(self) -> None:
+        for embedder in self._made.values():
+            await embedder.aclose()
+
+
+def _key(generation: Generation) -> tuple[object, ...]:
+    """What a model depends on."""
+    return (
+        generation.model, generation.revision, generation.dimensions, generation.input_window,
+        generation.document_prefix, generation.query_prefix, generation.service,
+    )  # fmt: skip
