@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import web
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from pipeline.core.errors import Misconfigured
 from pipeline.settings import StreamSettings
-from pipeline.telemetry import Metrics
+
+
+class Measured(Protocol):
+    @property
+    def registry(self) -> CollectorRegistry: ...
 
 
 @asynccontextmanager
 async def health(
-    settings: StreamSettings, metrics: Metrics, is_ready: Callable[[], bool], report: Callable[[], Any]
+    settings: StreamSettings, metrics: Measured, is_ready: Callable[[], bool], report: Callable[[], Any]
 ) -> AsyncIterator[None]:
     """Serves them on settings.health_host. report: a JSON object. Raises Misconfigured when the port is taken."""
 

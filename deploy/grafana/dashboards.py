@@ -45,6 +45,16 @@ OVERVIEW = Dashboard(
                   "none", says="1: the budget lasts exactly its month. 14.4 wakes somebody.", warn=6, alarm=14.4,
                   width=12),
         ]),
+        ("Do canaries come through?", [
+            Panel("Since each was last found", [("time() - min by (source, store)"
+                                                 " (penstock_canary_success_timestamp_seconds)",
+                                                 "{{source}} in {{store}}")], "s", alarm=360, runbook="canary",
+                  says="A document of our own for each source, published and searched for every minute."),
+            Panel("Seconds to be found, p95", [(quantile(0.95, "penstock_canary_seconds", "store"), "{{store}}")],
+                  "s", warn=60, alarm=300, runbook="canary"),
+            Panel("Seconds to be gone, p95", [(quantile(0.95, "penstock_canary_withdrawn_seconds", "way"), "{{way}}")],
+                  "s", says="After it was revoked (access) or deleted.", warn=10, alarm=30, runbook="canary"),
+        ]),
         ("Are we keeping up?", [
             Panel("Changes that wait, by store", [("max by (store, lane) (penstock_pending_documents)",
                                                    "{{store}} {{lane}}")], runbook="oldest-pending"),

@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from pipeline.canary.telemetry import CanaryMetrics
 from pipeline.telemetry import Metrics
 from query.evaluation.metrics import EvalMetrics
 from query.settings import EvalSettings
@@ -59,7 +60,7 @@ class Entry:
 
 
 def workers() -> list[Entry]:
-    return list(_entries(Metrics()))
+    return [*_entries(Metrics()), *_entries(CanaryMetrics())]
 
 
 def query_service() -> list[Entry]:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 import structlog
 
 from pipeline.canary.question import Reference
+from pipeline.canary.telemetry import CanaryMetrics
 from pipeline.canary.watch import Watch
 from pipeline.core.canary import EXTERNAL_ID, MARK, Canary
 from pipeline.core.errors import Misconfigured, PenstockError
@@ -21,7 +22,6 @@ from pipeline.kafka import producer
 from pipeline.settings import CanarySettings, Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Connection, Pool, open_pool, translated
-from pipeline.telemetry import Metrics
 from query.retrieval import Search
 from query.settings import RetrievalSettings
 
@@ -43,7 +43,7 @@ async def run(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     declared(settings.canary)
-    metrics = Metrics()
+    metrics = CanaryMetrics()
     ready = asyncio.Event()
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(health(settings.stream, metrics, ready.is_set, lambda: {"stages": []}))
@@ -53,7 +53,7 @@ async def run(settings: Settings) -> None:
         # Nothing is remembered from one look to the next: it shall be a search like anybody's first.
         search = Search(pool, es, Reference(pool), settings=RetrievalSettings(cached_queries=0, feedback=False))
         kafka = await stack.enter_async_context(producer(settings.kafka))
-        canaries = Canaries(pool, Watch(search, kafka, metrics, settings.canary), settings.canary)
+        canaries = Canaries(pool, Watch(search, kafka, metrics, settings.canary), metrics, settings.canary)
         ready.set()
         log.info("worker_started", worker="canary")
         await canaries.run(stop)
@@ -69,9 +69,10 @@ def declared(settings: CanarySettings) -> list[Canary]:
 
 
 class Canaries:
-    def __init__(self, pool: Pool, watch: Watch, settings: CanarySettings) -> None:
+    def __init__(self, pool: Pool, watch: Watch, metrics: CanaryMetrics, settings: CanarySettings) -> None:
         self._pool = pool
         self._watch = watch
+        self._metrics = metrics
         self._settings = settings
         self._following: dict[Canary, asyncio.Task[None]] = {}
 
@@ -86,6 +87,7 @@ class Canaries:
                 log.warning("canaries_failed", reason=str(error)[:200])
             finally:
                 await self._cancel(list(self._following))
+                self._metrics.canaries.set(0)
             await _pause(stop)
 
     async def _lead(self, connection: Connection, stop: asyncio.Event) -> None:
@@ -118,6 +120,7 @@ class Canaries:
         for one in wanted:
             if one not in self._following:
                 self._following[one] = asyncio.create_task(self._watch.follow(one), name=f"canary {one.stands_for}")
+        self._metrics.canaries.set(len(self._following))
         for task in self._following.values():
             if task.done():  # it never should
                 raise RuntimeError("a canary's rounds gave up") from task.exception()
