@@ -61,7 +61,7 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
 
 async def serve(dimensions: int) -> None:
     vectors = WordVectors(dimensions, Corpus())
-    async with serving(load_settings(), load_query(), embedder=QueryEmbedder(lambda: vectors)) as (address, _):
+    async with serving(load_settings(), load_query(), embedders=QueryEmbedder(lambda: vectors)) as (address, _):
         print(address, flush=True)
         await asyncio.Event().wait()
 

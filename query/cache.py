@@ -79,18 +79,18 @@ class Cache:
 
     def __init__(self, size: int) -> None:
         """size: questions whose vectors are kept, and answers; 0: none of either."""
-        self._vectors: LRUCache[tuple[str, int, str], Embedded] = LRUCache(size)
+        self._vectors: LRUCache[tuple[str, str, int, str], Embedded] = LRUCache(size)
         self._answers: TTLCache[Key, Remembered] = TTLCache(size, KEPT_SECONDS)
         self.enabled = size > 0
 
-    def vector(self, caller: Caller, query: str) -> Embedded | None:
-        """By the one model that a process asks. For whoever holds the same tags: nobody else learns from the time what
-        was asked."""
-        return self._vectors.get((caller.tenant, hash(caller.tags), query))
+    def vector(self, generation: Generation, caller: Caller, query: str) -> Embedded | None:
+        """By that generation's model. For whoever holds the same tags: nobody else learns from the time what was
+        asked."""
+        return self._vectors.get((generation.name, caller.tenant, hash(caller.tags), query))
 
-    def keep_vector(self, caller: Caller, query: str, embedded: Embedded) -> None:
+    def keep_vector(self, generation: Generation, caller: Caller, query: str, embedded: Embedded) -> None:
         if self.enabled:
-            self._vectors[caller.tenant, hash(caller.tags), query] = embedded
+            self._vectors[generation.name, caller.tenant, hash(caller.tags), query] = embedded
 
     def answer(self, key: Key) -> Remembered | None:
         return self._answers.get(key)

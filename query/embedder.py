@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedder, Vectors
-from pipeline.settings import EmbeddingSettings
+
+EMBED_SECONDS = 5.0
+
+
+class Embedders(Protocol):
+    """Law: what ``of`` gives embeds as the generation's own model does, or by another one that does not hide it:
+    ``require_same`` is asked before any two vectors are compared."""
+
+    def of(self, generation: Generation) -> QueryEmbedder: ...
+
+    async def keep(self, generations: Collection[Generation]) -> None:
+        """Models of these are needed; others may be let go."""
+        ...
+
+    async def aclose(self) -> None: ...
 
 
 @asynccontextmanager
@@ -27,7 +40,9 @@ async def bounded(seconds: float, what: str) -> AsyncIterator[None]:
 class QueryEmbedder:
     """Safe to share between tasks. A load that failed is tried again by the next query."""
 
-    def __init__(self, load: Callable[[], Embedder], *, load_seconds: float = 60.0, embed_seconds: float = 5.0) -> None:
+    def __init__(
+        self, load: Callable[[], Embedder], *, load_seconds: float = 60.0, embed_seconds: float = EMBED_SECONDS
+    ) -> None:
         """load: blocking; runs in a thread. load_seconds: the very first time on a machine, the local model is
         converted."""
         self._load = load
@@ -35,16 +50,12 @@ class QueryEmbedder:
         self._embed_seconds = embed_seconds
         self._loading: asyncio.Task[Embedder] | None = None
 
-    @classmethod
-    def by_settings(cls, settings: EmbeddingSettings, models: Path) -> Self:
-        """models: the folder that converted models are kept in."""
+    def of(self, generation: Generation) -> Self:
+        """One model, whatever it is asked for: ``Embedders``, where there is no other."""
+        return self
 
-        def load() -> Embedder:
-            from pipeline.embedding.choose import embedder  # slow to import: in the loading thread, if at all
-
-            return embedder(settings, models)
-
-        return cls(load)
+    async def keep(self, generations: Collection[Generation]) -> None:
+        """It stays."""
 
     def start(self) -> None:
         """Begin to load, unless that is done or under way. Needs a running event loop."""

@@ -16,6 +16,7 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import PenstockError
 from pipeline.core.identifiers import identifiers
+from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.settings import Settings
 from pipeline.stores.elasticsearch import connect
@@ -24,7 +25,7 @@ from query import expansion
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
 from query.cache import Cache, Embedded, Key, Ref, Remembered, access_of, changed_since, snapshot
-from query.embedder import QueryEmbedder, bounded
+from query.embedder import Embedders, bounded
 from query.filters import NONE, Filters
 from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
@@ -58,7 +59,7 @@ class Search:
         self,
         pool: Pool,
         es: AsyncElasticsearch,
-        query_embedder: QueryEmbedder | None,
+        embedders: Embedders | None,
         *,
         timeouts: Timeouts | None = None,
         tuning: Tuning | None = None,
@@ -67,15 +68,17 @@ class Search:
         reranker: Reranker | None = None,
         rerank_pool: int = 50,
     ) -> None:
-        """query_embedder: None answers by keyword alone. rerank_pool: passages that the reranker reads."""
+        """embedders: None answers by keyword alone. rerank_pool: passages that the reranker reads."""
         self._stores = Stores(pool, es, timeouts or Timeouts(), tuning or Tuning())
-        self._embedder = query_embedder
+        self._embedders = embedders
         self._settings = settings or RetrievalSettings()
         self._metrics = metrics
         self._reranker = reranker
         self._rerank_pool = rerank_pool
         self._cache = Cache(self._settings.cached_queries)
         self._under_way = 0
+        self._pinned: Generation | None = None
+        """By the query before: most likely the next one's, too."""
 
     async def identify(self, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()) -> Caller:
         """See ``query.access.identify``. Raises Retryable."""
@@ -91,22 +94,28 @@ class Search:
         mode: Mode = "hybrid",
         filters: Filters = NONE,
         rerank: bool = True,
+        generation: Generation | None = None,
     ) -> Found:
         """The best ``top`` passages that this caller may read now; none, where nothing is about the question.
 
         filters: what may be found besides. rerank: where a reranker is set, it has the last word on the order.
+        generation: None asks the one that is active now; whichever it is, its model, table and index answer together.
         Law: fewer than ``top`` only when no more can be found. A store or model that fails is left out and named in
         ``steps``. Raises BadQuery; Retryable or Misconfigured when nothing can answer, or the ledger cannot be asked.
         """
         question = Question(check(query, top, mode), top, mode, rerank)
         check_filters(filters)
         steps = Steps()
-        embedding: Embedding | None = None
-        if mode != "keyword" and self._embedder is not None:
-            embedding = asyncio.create_task(steps.timed("embed", self._embed(question.text, caller, self._embedder)))
+        likely = generation or self._pinned
+        embedding = None if likely is None else self._embedding(question, caller, likely, steps)
         self._under_way += 1
         try:
-            scope = await steps.timed("access", self._pin(caller, filters))
+            scope = await steps.timed("access", self._pin(caller, filters, generation))
+            if scope.generation != likely:
+                await _give_up(embedding)
+                embedding = self._embedding(question, caller, scope.generation, steps)
+            if generation is None:
+                self._pinned = scope.generation
             access = access_of(scope.readable)
             key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, access)
             if (known := await self._again(key, scope, steps)) is not None:
@@ -114,26 +123,30 @@ class Search:
             return await self._find(question, scope, embedding, steps, key)
         finally:
             self._under_way -= 1
-            if embedding is not None:
-                embedding.cancel()
-                await asyncio.gather(embedding, return_exceptions=True)
+            await _give_up(embedding)
 
-    async def _embed(self, text: str, caller: Caller, embedder: QueryEmbedder) -> Embedded:
-        known = self._cache.vector(caller, text)
+    def _embedding(self, question: Question, caller: Caller, generation: Generation, steps: Steps) -> Embedding | None:
+        if question.mode == "keyword" or self._embedders is None:
+            return None
+        work = self._embed(question.text, caller, generation, self._embedders)
+        return asyncio.create_task(steps.timed("embed", work))
+
+    async def _embed(self, text: str, caller: Caller, generation: Generation, embedders: Embedders) -> Embedded:
+        known = self._cache.vector(generation, caller, text)
         self._count("embeddings", hit=known is not None)
         if known is None:
             async with bounded(self._stores.timeouts.embed, "the embedding model"):
-                known = await embedder.embed(text)
-            self._cache.keep_vector(caller, text, known)
+                known = await embedders.of(generation).embed(text)
+            self._cache.keep_vector(generation, caller, text, known)
         return known
 
-    async def _pin(self, caller: Caller, filters: Filters) -> Scope:
+    async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
         async with self._stores.connection(self._stores.timeouts.ledger, "search") as connection:
             may = await readable(connection, caller)
             # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
             needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
-            active = await generations.active(connection)
-            return Scope(active, needed, may, filters, await snapshot(connection))
+            pinned = generation or await generations.active(connection)
+            return Scope(pinned, needed, may, filters, await snapshot(connection))
 
     # What was answered before
 
@@ -250,16 +263,22 @@ class Search:
         return results
 
 
+async def _give_up(embedding: Embedding | None) -> None:
+    if embedding is not None:
+        embedding.cancel()
+        await asyncio.gather(embedding, return_exceptions=True)
+
+
 @asynccontextmanager
 async def open_search(
-    settings: Settings, query_embedder: QueryEmbedder | None, query: QuerySettings | None = None
+    settings: Settings, embedders: Embedders | None, query: QuerySettings | None = None
 ) -> AsyncIterator[Search]:
-    """A Search on connections of its own, closed at the end together with the embedder. query: None reranks nothing and
-    takes the defaults. Raises Retryable when Postgres cannot be reached, Misconfigured."""
+    """A Search on connections of its own, closed at the end together with the embedders. query: None reranks nothing
+    and takes the defaults. Raises Retryable when Postgres cannot be reached, Misconfigured."""
     rerank = query.rerank if query else RerankSettings(url=None, onnx_path=None)
     async with AsyncExitStack() as closing:
-        if query_embedder is not None:
-            closing.push_async_callback(query_embedder.aclose)
+        if embedders is not None:
+            closing.push_async_callback(embedders.aclose)
         es = connect(settings.elasticsearch)
         closing.push_async_callback(es.close)
         reranker = await open_reranker(rerank)
@@ -267,6 +286,6 @@ async def open_search(
             closing.push_async_callback(reranker.aclose)
         pool = await closing.enter_async_context(open_pool(settings.postgres))
         yield Search(
-            pool, es, query_embedder,
+            pool, es, embedders,
             settings=query.retrieval if query else None, reranker=reranker, rerank_pool=rerank.pool,
         )  # fmt: skip

@@ -131,6 +131,15 @@ class AuthSettings(Part):
     ``operator``. Read again when it changes."""
 
 
+class ShadowSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_SHADOW_", frozen=True, extra="forbid")
+
+    share: float = Field(0.0, ge=0, le=1)
+    """Of the questions that are also asked of the generation that is being built, or of the previous one; 0: none."""
+    at_once: int = Field(2, ge=1)
+    """Of them; a question that finds so many under way is let go."""
+
+
 class EvalSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_EVAL_", frozen=True, extra="forbid")
 
@@ -153,6 +162,7 @@ class QuerySettings(Part):
     serve: ServeSettings = Field(default_factory=ServeSettings)
     auth: AuthSettings = Field(default_factory=AuthSettings)
     evaluation: EvalSettings = Field(default_factory=EvalSettings)
+    shadow: ShadowSettings = Field(default_factory=ShadowSettings)
 
 
 def load() -> QuerySettings:

@@ -46,6 +46,31 @@ class QueryMetrics:
         self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
         self.waiting = Gauge("penstock_query_waiting", "Requests in the waiting room now", registry=r)
         self.streams = Gauge("penstock_query_open_streams", "Answers that are being streamed now", registry=r)
+        self.models_ready = Gauge(
+            "penstock_query_models_ready",
+            "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",
+            ["state"],
+            registry=r,
+        )
+        self.shadow = Counter(
+            "penstock_query_shadow",
+            "Questions that were to be asked of the next (or previous) generation too, by outcome: measured, failed,"
+            " dropped (too many were under way)",
+            ["outcome"],
+            registry=r,
+        )
+        self.shadow_overlap = Histogram(
+            "penstock_query_shadow_overlap_ratio",
+            "Share of the first ten documents that both generations find",
+            buckets=SHARE_BUCKETS,
+            registry=r,
+        )
+        self.shadow_agreement = Histogram(
+            "penstock_query_shadow_agreement_ratio",
+            "Rank-biased overlap (p = 0.9) of both generations' first ten documents",
+            buckets=SHARE_BUCKETS,
+            registry=r,
+        )
         self.rerank = Counter(
             "penstock_query_rerank",
             "Searches that asked for reranking, by what became of it: reranked, cached, or why it was skipped",

@@ -17,7 +17,7 @@ from pipeline.kafka import producer
 from pipeline.settings import dist
 from pipeline.stores.postgres import open_pool
 from pipeline.telemetry import Metrics
-from query.embedder import QueryEmbedder
+from query.embedders import GenerationEmbedders
 from query.model import MODES, Result
 from query.retrieval import Search, open_search
 from tests.runner_kit import running
@@ -87,7 +87,7 @@ async def company_in(
     plan = Plan(
         name=name, tenant="acme", kind=name, make=make, poll_seconds=3600, sweep_seconds=3600, groups_seconds=3600
     )
-    embedder = QueryEmbedder.by_settings(space.settings.embedding, dist() / "models")
+    embedder = GenerationEmbedders.by_settings(space.settings.embedding, dist() / "models")
     async with (
         open_pool(space.settings.postgres) as pool,
         producer(space.settings.kafka) as kafka,

@@ -46,6 +46,17 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 Event = DocumentUpserted | DocumentDeleted | AccessChanged
 
 
+def settings_on(stack: Stack) -> Settings:
+    endpoints = json.loads((stack.home / "endpoints.json").read_text())
+    return Settings(
+        kafka=KafkaSettings(),
+        postgres=PostgresSettings(dsn=endpoints["postgres"]["dsn"]),
+        elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"]),
+        embedding=EmbeddingSettings(),
+        stream=StreamSettings(),
+    )
+
+
 @dataclass
 class Library:
     settings: Settings
@@ -66,16 +77,8 @@ class Library:
         cls, stack: Stack, embedder: Embedder, *, params: ChunkParams | None = None
     ) -> AsyncIterator[Library]:
         """An empty database and index of its own on the stack's servers."""
-        endpoints = json.loads((stack.home / "endpoints.json").read_text())
-        settings = Settings(
-            kafka=KafkaSettings(),
-            postgres=PostgresSettings(dsn=endpoints["postgres"]["dsn"]),
-            elasticsearch=ElasticsearchSettings(url=endpoints["elasticsearch"]["url"]),
-            embedding=EmbeddingSettings(),
-            stream=StreamSettings(),
-        )
         name = f"q{uuid.uuid4().hex[:10]}"
-        async with empty(settings, embedder, name, params or ChunkParams(200, 80, 254)) as own:
+        async with empty(settings_on(stack), embedder, name, params or ChunkParams(200, 80, 254)) as own:
             yield cls.over(own, embedder)
 
     @classmethod

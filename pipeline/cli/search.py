@@ -89,22 +89,22 @@ async def _search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
 ) -> tuple[Caller, Found]:
     from pipeline.settings import dist, load
-    from query.embedder import QueryEmbedder
+    from query.embedders import GenerationEmbedders
     from query.filters import check as check_filters
     from query.model import check
 
     check(query, top, mode)
     check_filters(filters)
     settings = load()
-    embedder = None
+    embedders = None
     if mode != "keyword":
-        embedder = QueryEmbedder.by_settings(settings.embedding, dist() / "models")
-        embedder.start()  # loads while the clients are imported and connected
+        embedders = GenerationEmbedders.by_settings(settings.embedding, dist() / "models")
+        embedders.start()  # while the clients are imported and connected
         await asyncio.sleep(0)
     from query.retrieval import open_search
     from query.settings import load as load_query
 
-    async with open_search(settings, embedder, load_query()) as library:
+    async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
         return caller, await library.search(query, caller, top=top, mode=mode, filters=filters)
 

@@ -13,12 +13,14 @@ import numpy as np
 import structlog
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access import Caller, identify
 from query.answers.answers import Answers
 from query.answers.chat import Chat, OpenAIChat
 from query.answers.model import Done, Sources
+from query.embedder import Embedders
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden
 from query.evaluation.judge import Embeds, Grades, grade
@@ -44,12 +46,14 @@ Means = dict[tuple[str, str], tuple[float, int]]
 
 
 class Searches(Protocol):
-    async def search(self, query: str, caller: Caller, *, top: int = ...) -> Found: ...
+    async def search(
+        self, query: str, caller: Caller, *, top: int = ..., generation: Generation | None = ...
+    ) -> Found: ...
 
 
 @dataclass(slots=True)
 class Evaluation:
-    """Owns nothing that it is given. answers, chat and embedder: None measures retrieval alone."""
+    """Owns nothing that it is given. answers, chat and embedders: None measures retrieval alone."""
 
     pool: Pool
     search: Searches
@@ -57,7 +61,7 @@ class Evaluation:
     metrics: EvalMetrics
     answers: Answers | None = None
     chat: Chat | None = None
-    embedder: Embeds | None = None
+    embedders: Embedders | None = None
     now: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
 
     async def run(self) -> Means | None:
@@ -72,10 +76,11 @@ class Evaluation:
             return None
         values: dict[str, dict[str, float]] = {}
         for n, one in enumerate(left):
-            values[str(n)] = await self._retrieval(one)
-        if self.answers is not None and self.chat is not None and self.embedder is not None:
+            values[str(n)] = await self._retrieval(one, generation)
+        if self.answers is not None and self.chat is not None and self.embedders is not None:
+            embedder = self.embedders.of(generation)
             for n in self._chosen(len(left), started):
-                values[str(n)] |= await self._answer(left[n], self.answers, self.chat, self.embedder)
+                values[str(n)] |= await self._answer(left[n], self.answers, self.chat, embedder)
         means = _means({n: _slices(one) for n, one in enumerate(left)}, values)
         async with connected(self.pool) as connection:
             before = await newest(connection)
@@ -89,8 +94,8 @@ class Evaluation:
         turn = int(started.timestamp() // self.settings.every_seconds)
         return [(turn * asked + n) % count for n in range(asked)]
 
-    async def _retrieval(self, one: Golden) -> dict[str, float]:
-        found = await self.search.search(one.text, await self._caller(one), top=TOP)
+    async def _retrieval(self, one: Golden, generation: Generation) -> dict[str, float]:
+        found = await self.search.search(one.text, await self._caller(one), top=TOP, generation=generation)
         if found.degraded:
             raise Retryable(f"evaluation: a search was not whole: {found.degraded[0]}")
         values = measure({"q": judgements.ranking(one, found)}, {"q": judgements.gains(one)})
@@ -180,7 +185,7 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
     try:
         yield Evaluation(
             service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
-            service.answers.unnoticed(), chat, service.embedder,
+            service.answers.unnoticed(), chat, service.embedders,
         )  # fmt: skip
     finally:
         if chat is not None:

@@ -18,7 +18,9 @@ from query.http.asked import AnswerAsked
 from query.http.asking import Asker, Reader, Serving, note_mode
 from query.http.streaming import MEDIA_TYPE, Event, EventStream
 from query.http.told import AnswerTold
-from query.material import CallerClass, Question
+from query.material import AnswerMode, CallerClass, Question
+from query.modes.gather import SEARCHED
+from query.modes.narrow import narrowed
 from query.service import Service
 
 routes = APIRouter()
@@ -48,6 +50,7 @@ async def answers(asked: AnswerAsked, request: Request, service: Serving, asker:
     async with asyncio.timeout(service.answer_seconds):
         answer = await service.answers.whole(question, caller, asker.klass)
     note_mode(request, answer.mode)
+    _shadow(service, question, caller, answer.mode)
     return JSONResponse(answer_json(answer))
 
 
@@ -65,6 +68,7 @@ async def _told(
                 match event:
                     case Sources():
                         note_mode(request, event.mode)
+                        _shadow(service, question, caller, event.mode)
                     case Delta() if first:
                         first = False
                         service.metrics.first_token.observe(perf_counter() - began)
@@ -73,6 +77,11 @@ async def _told(
         yield "error", problems.of(error).as_json()
     finally:
         service.metrics.streams.dec()
+
+
+def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:
+    if mode in SEARCHED:
+        service.shadow.offer(question.text, caller, mode=SEARCHED[mode], filters=narrowed(question))
 
 
 def _event(event: Sources | Delta | Cited | Done | Failed) -> tuple[str, dict[str, Any]]:

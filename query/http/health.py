@@ -73,11 +73,11 @@ class Health:
                         away.append("keywords")
         except PenstockError:
             away.append("keywords")
-        if not service.is_warm:
+        if not service.following.is_warm:
             away.append("starting")
-        elif service.model_error is not None:
+        elif active.name in service.following.errors:
             away.append("model")
-            service.warm()  # what healed meanwhile shows at the next look
+            service.following.start()  # what healed meanwhile shows at the next look
         self._looked_at = monotonic()
         return Condition("starting" not in away, tuple(away))
 

@@ -34,6 +34,7 @@ async def search(asked: SearchAsked, request: Request, service: Serving, caller:
     for step in found.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
+    service.shadow.offer(asked.query, caller, mode=asked.mode, filters=asked.filters.filters())
     return model.as_json(found)
 
 

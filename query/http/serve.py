@@ -13,7 +13,7 @@ import structlog
 from pipeline.core.errors import Misconfigured
 from pipeline.serving import served
 from pipeline.settings import Settings
-from query.embedder import QueryEmbedder
+from query.embedder import Embedders
 from query.http.app import app
 from query.http.auth import open_authenticator, require
 from query.service import Service, open_service
@@ -24,15 +24,15 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, query: QuerySettings, *, embedder: QueryEmbedder | None = None
+    settings: Settings, query: QuerySettings, *, embedders: Embedders | None = None
 ) -> AsyncIterator[tuple[str, Service]]:
     """Yields the address, ``http://host:port``, and the service. At the end no more requests are taken, and those under
     way are finished or cut within ``pipeline.serving.STOP_SECONDS``. Raises Misconfigured and Retryable."""
     require(query.auth, query.serve)
     async with AsyncExitStack() as closing:
-        service = await closing.enter_async_context(open_service(settings, query, embedder=embedder))
+        service = await closing.enter_async_context(open_service(settings, query, embedders=embedders))
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
-        service.warm()
+        service.following.start()
         application = app(service, authenticator)
         host, port = query.serve.host, query.serve.port
         try:

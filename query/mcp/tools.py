@@ -44,6 +44,7 @@ async def search(service: Service, caller: Caller, asked: SearchArguments) -> Se
     for step in found.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
+    service.shadow.offer(asked.query, caller, filters=asked.filters())
     of_document: dict[UUID, list[Result]] = {}
     for result in found.results:
         of_document.setdefault(result.passage.document_id, []).append(result)

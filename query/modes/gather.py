@@ -14,7 +14,7 @@ from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access import Caller, readable
 from query.conversations import History, history
-from query.embedder import QueryEmbedder, bounded
+from query.embedder import Embedders, bounded
 from query.filters import Filters
 from query.material import AnswerMode, CallerClass, Material, Question
 from query.model import BadQuery, Facts, Found, Mode, Result, check
@@ -40,9 +40,10 @@ PLAIN_TOP = 10
 SURVEY_SECONDS = 3.0
 LEDGER_SECONDS = 10.0
 
-_SEARCHED: dict[AnswerMode, Mode] = {
+SEARCHED: dict[AnswerMode, Mode] = {
     "hybrid": "hybrid", "keyword": "keyword", "vector": "vector", "semantic": "vector",
 }  # fmt: skip
+"""Modes that search; the others read whole documents."""
 
 
 class Modes:
@@ -56,15 +57,15 @@ class Modes:
         chat: ChatSettings,
         *,
         rerank: RerankSettings | None = None,
-        query_embedder: QueryEmbedder | None = None,
+        embedders: Embedders | None = None,
     ) -> None:
-        """rerank: how many passages the reranker leaves. query_embedder: for long histories, which are searched by
+        """rerank: how many passages the reranker leaves. embedders: for long histories, which are searched by
         meaning; None: by time."""
         self._search = search
         self._pool = pool
         self._settings = settings
         self._chat = chat
-        self._embedder = query_embedder
+        self._embedders = embedders
         reranked = rerank is not None and bool(rerank.url or rerank.onnx_path)
         self._top = rerank.top if rerank is not None and reranked else PLAIN_TOP
 
@@ -129,7 +130,7 @@ class _Gathering:
         with self.steps.step("history") as facts:
             async with self._connection("the history") as connection:
                 needed = await needs_vector(connection, scope.tenant, member)
-            vector, reason = await vector_of(self.text, scope, self.modes._embedder) if needed else (None, None)
+            vector, reason = await vector_of(self.text, scope, self.modes._embedders) if needed else (None, None)
             share = int(HISTORY_SHARE * self.budget)
             async with self._connection("the history") as connection:
                 found = await history(connection, scope.tenant, member, share, question=vector)
@@ -240,23 +241,23 @@ class _Gathering:
             self.notes.append(f"{words.not_embedded(known.coverage.share)}: found by keyword alone")
         top = self.question.top or (BEST if mode == "semantic" else self.modes._top)
         try:
-            found = await self._ask(mode, top)
+            found = await self._ask(scope, mode, top)
         except PenstockError as error:
             if known.explicit or mode != "semantic" or isinstance(error, BadQuery):
                 raise
             with self.steps.step("semantic") as facts:
                 facts |= {"degraded": True, "reason": str(error)}
             self.notes.append(f"found by keyword and not by meaning: {error}")
-            mode, found = "keyword", await self._ask("keyword", top)
+            mode, found = "keyword", await self._ask(scope, "keyword", top)
         self.notes += found.degraded
         recent = await self._recent(scope, found) if decision.mode == "semantic" else []
         results = interleave(found.results, recent)
         steps = [*self.steps.done, *found.steps]
         return Material(mode, results, False, steps, self.notes, self.history, found.relevant or bool(recent))
 
-    async def _ask(self, mode: AnswerMode, top: int) -> Found:
+    async def _ask(self, scope: Scope, mode: AnswerMode, top: int) -> Found:
         return await self.modes._search.search(
-            self.text, self.caller, top=top, mode=_SEARCHED[mode], filters=self.filters
+            self.text, self.caller, top=top, mode=SEARCHED[mode], filters=self.filters, generation=scope.generation
         )
 
     async def _recent(self, scope: Scope, found: Found) -> list[Result]:

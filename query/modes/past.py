@@ -7,7 +7,7 @@ from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 from query.access import sayable
-from query.embedder import QueryEmbedder, require_same
+from query.embedder import Embedders, require_same
 from query.modes.survey import Scope
 
 
@@ -23,14 +23,14 @@ async def needs_vector(connection: Connection, tenant: str, member: str) -> bool
 
 
 async def vector_of(
-    question: str, scope: Scope, query_embedder: QueryEmbedder | None
+    question: str, scope: Scope, embedders: Embedders | None
 ) -> tuple[tuple[Generation, Vectors] | None, str | None]:
-    """The question's vector by the active generation's model; else None and why the history is searched by time."""
+    """The question's vector by the pinned generation's model; else None and why the history is searched by time."""
     by_time = "the history was searched by time and not by meaning"
-    if query_embedder is None:
+    if embedders is None:
         return None, f"{by_time}: no embedding model is set"
     try:
-        embedder, vector = await query_embedder.embed(question)
+        embedder, vector = await embedders.of(scope.generation).embed(question)
         require_same(embedder, scope.generation)
     except PenstockError as error:
         return None, f"{by_time}: {error}"

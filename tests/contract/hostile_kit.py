@@ -173,7 +173,7 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
             chat=ChatSettings(base_url=chat.url, model=chat.model, first_token_seconds=1.0, timeout_seconds=3.0),
         )  # fmt: skip
         everything = settings.model_copy(update={"elasticsearch": through})
-        async with serving(everything, query, embedder=QueryEmbedder(lambda: model)) as (address, service):
+        async with serving(everything, query, embedders=QueryEmbedder(lambda: model)) as (address, service):
             yield World(service, address, elastic, model, chat)
     await runner.cleanup()
 

@@ -38,7 +38,7 @@ async def service_over(
         **parts,
     )
     async with (
-        serving(library.settings, query, embedder=QueryEmbedder(WordEmbedder)) as (address, service),
+        serving(library.settings, query, embedders=QueryEmbedder(WordEmbedder)) as (address, service),
         httpx.AsyncClient(base_url=address, timeout=60) as client,
     ):
         yield client, service

@@ -286,7 +286,7 @@ async def test_a_model_that_never_loads(library: Library) -> None:
         return WordEmbedder()
 
     query = QuerySettings(serve=ServeSettings(port=0, development=True, search_seconds=2.0))
-    async with serving(library.settings, query, embedder=QueryEmbedder(load)) as (address, _):
+    async with serving(library.settings, query, embedders=QueryEmbedder(load)) as (address, _):
         async with httpx.AsyncClient(base_url=address, timeout=BOUND_SECONDS, headers=as_("ann")) as client:
             answer = await client.post("/v1/search", json={"query": "pump in hall 3"})
             assert (await client.get("/readyz")).status_code == 503

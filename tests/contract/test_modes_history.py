@@ -43,7 +43,7 @@ async def gather(
 ) -> Material:
     model = model or QueryEmbedder(WordEmbedder)
     settings = RetrievalSettings(standard_tokens=budget)
-    modes = Modes(library.search, library.pool, settings, ChatSettings(), query_embedder=model)
+    modes = Modes(library.search, library.pool, settings, ChatSettings(), embedders=model)
     return await modes.gather(question, await library.caller(tenant, "staff"), "standard")
 
 

@@ -21,7 +21,7 @@ from pipeline.kafka import producer
 from pipeline.settings import dist
 from pipeline.stores.postgres import open_pool
 from pipeline.telemetry import Metrics
-from query.embedder import QueryEmbedder
+from query.embedders import GenerationEmbedders
 from query.model import MODES
 from query.retrieval import Search, open_search
 from tests.space import Space
@@ -90,7 +90,7 @@ async def company(request: pytest.FixtureRequest, space: Space, tmp_path: Path) 
             producer=await stack.enter_async_context(producer(space.settings.kafka)), metrics=Metrics(),
             folder=tmp_path / "sources", events_url="https://penstock.example.com",
         )  # fmt: skip
-        embedder = QueryEmbedder.by_settings(space.settings.embedding, dist() / "models")
+        embedder = GenerationEmbedders.by_settings(space.settings.embedding, dist() / "models")
         search = await stack.enter_async_context(open_search(space.settings, embedder))
         instance = Instance(plan, services)
         play.sent()

@@ -28,7 +28,7 @@ def test_the_table_of_metrics_is_the_one_that_the_code_makes() -> None:
 def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
     assert re.fullmatch(r"penstock(_[a-z]+)+", entry.name)
     assert not {"milliseconds", "ms", "minutes", "percent"} & set(entry.name.split("_"))
-    assert entry.kind != "histogram" or entry.name.endswith(("_seconds", "_size", "_support"))
+    assert entry.kind != "histogram" or entry.name.endswith(("_seconds", "_size", "_support", "_ratio"))
     assert not UNBOUNDED & set(entry.labels)
     assert entry.help
     assert not entry.help.endswith(".")

@@ -63,12 +63,12 @@ GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON
-    generations, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
+    generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
     dead_letters, audit_runs, audit_differences,
     conversation_members, conversation_pairs, conversation_chunks
     TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs
+    answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
 
 COMMIT;

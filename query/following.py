@@ -1,0 +1,99 @@
+"""Which generations there are, looked at every few seconds: a model is loaded and asked once before a query needs it,
+so that neither a cut-over nor a rollback has a slow first query."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pipeline.core.errors import PenstockError
+from pipeline.core.model import Generation
+from pipeline.ledger import generations
+from pipeline.stores.postgres import Pool, translated
+from query.embedder import Embedders, bounded
+from query.telemetry import QueryMetrics
+
+EVERY_SECONDS = 5.0
+LEDGER_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """At one moment."""
+
+    active: Generation
+    candidate: Generation | None
+    """What may take its place: the one that is being built, once it is complete, else the previous."""
+
+
+class Following:
+    """One a service. What queries pin they ask the ledger for; this only prepares."""
+
+    def __init__(self, pool: Pool, embedders: Embedders, metrics: QueryMetrics) -> None:
+        self._pool = pool
+        self._embedders = embedders
+        self._metrics = metrics
+        self._loop: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._answered: set[str] = set()
+        self.seen: Seen | None = None
+        self.is_warm = False
+        """Whether the active generation's model has answered once, or failed to: it is not waited for any longer."""
+        self.errors: dict[str, PenstockError] = {}
+        """By generation: why its model did not answer when it was last tried."""
+
+    def start(self) -> None:
+        """In the background, until ``aclose``; a second call has the models that failed tried again now."""
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._follow(), name="follow generations")
+        self._wake.set()
+
+    async def aclose(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.gather(self._loop, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            self._wake.clear()
+            with suppress(PenstockError):  # the ledger is away: /readyz says so, and the next look is soon
+                await self.look()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(EVERY_SECONDS):
+                    await self._wake.wait()
+
+    async def look(self) -> None:
+        """Once. Raises Retryable or Misconfigured when the ledger cannot be asked."""
+        async with bounded(LEDGER_SECONDS, "Postgres"):
+            with translated("generations"):
+                async with self._pool.connection() as connection:
+                    there = await generations.writable(connection)
+                    cursor = await connection.execute("SELECT generation FROM builds WHERE ready_at IS NOT NULL")
+                    ready = {name for (name,) in await cursor.fetchall()}
+        self.seen = _seen(there, ready)
+        await self._embedders.keep(there)
+        self._answered &= {generation.name for generation in there}
+        await asyncio.gather(*(self._ask(one) for one in there if one.name not in self._answered))
+        self.errors = {name: error for name, error in self.errors.items() if name in {one.name for one in there}}
+        self._metrics.models_ready.clear()
+        for one in there:
+            self._metrics.models_ready.labels(one.state).set(one.name in self._answered)
+
+    async def _ask(self, generation: Generation) -> None:
+        try:
+            await self._embedders.of(generation).embed("warm up")
+            self._answered.add(generation.name)
+            self.errors.pop(generation.name, None)
+        except PenstockError as error:
+            self.errors[generation.name] = error
+        if generation.state == "active":
+            self.is_warm = True
+
+
+def _seen(there: Sequence[Generation], ready: set[str]) -> Seen | None:
+    by_state = {one.state: one for one in there if one.state != "building" or one.name in ready}
+    if "active" not in by_state:
+        return None
+    return Seen(by_state["active"], by_state.get("building") or by_state.get("previous"))
