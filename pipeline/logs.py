@@ -23,6 +23,8 @@ CAUSES_SHOWN, FRAMES_SHOWN = 5, 8
 
 def _without_words(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """An exception as its types and places, the deepest cause last. Its words may quote a row, a request or a key."""
+    if line.get("logger") == "asyncio":
+        line["event"] = str(line["event"]).partition("\n")[0]  # what follows is the task, which quotes its exception
     given = line.pop("exc_info", None)
     if given:
         error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given is True else given[1]

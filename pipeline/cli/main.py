@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was use
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from importlib.metadata import version
 from typing import Annotated
@@ -48,11 +49,19 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     _: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print which version this is.")
     ] = False,
 ) -> None:
-    pass
+    import structlog
+
+    # What is said beside an answer, from warnings on, never comes between the answer's lines; workers say all of it.
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+    context.call_on_close(structlog.reset_defaults)
 
 
 @app.command()

@@ -26,6 +26,7 @@ def mcp(
 
     Example: penstock mcp --as ann@example.org
     """
+    from pipeline import tracing
     from pipeline.telemetry import configure_logging
 
     configure_logging()
@@ -33,7 +34,8 @@ def mcp(
         from pipeline.cli.readers import local_user
 
         principals = [local_user("say who asks with --as or --tag")]
-    asyncio.run(_mcp(tenant, principals or [], tags or []))
+    with tracing.running("mcp"):
+        asyncio.run(_mcp(tenant, principals or [], tags or []))
 
 
 async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> None:
@@ -43,5 +45,5 @@ async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> N
     from query.settings import load as load_query
 
     async with open_service(load(), load_query()) as service:
-        service.following.start()
+        service.warm()
         await stdio(service, tenant, principals=principals, tags=tags)
