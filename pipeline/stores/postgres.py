@@ -23,9 +23,11 @@ from pipeline.stores.schema import Migration, migrations, refusal
 MINIMUM_PGVECTOR = (0, 8, 4)
 """Below it, concurrent insert and vacuum can corrupt an HNSW index."""
 
-LOCK_TIMEOUT_MS = 2_000
-LOCK_ATTEMPTS = 30
-"""How long a migration waits for a table at a time, and how often: two minutes in all."""
+LOCK_TIMEOUT_MS = 500
+LOCK_PAUSE_SECONDS = 1.0
+LOCK_ATTEMPTS = 80
+"""How long a migration waits for a table at a time (searches wait behind it, and give up after 1.5 s), and how often:
+two minutes in all."""
 
 MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
@@ -185,7 +187,7 @@ async def _apply(connection: Connection, one: Migration) -> None:
                 )
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-            await asyncio.sleep(LOCK_TIMEOUT_MS / 1000)
+            await asyncio.sleep(LOCK_PAUSE_SECONDS)
     raise Retryable(
         f"migration {one.name} cannot have a table for itself: something holds it (pg_stat_activity says what, by"
         " xact_start). Nothing is changed; run it again when that has ended",

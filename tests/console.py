@@ -1,0 +1,126 @@
+"""The commands of a guide, run as its reader would: one shell, from the first block to the last.
+
+A block ```` ```console ```` holds commands (``$ …``, continued by ``> …``), each with what it prints. ``…`` stands for
+anything within a line, and alone on a line for any lines. In a block ``console eventually`` a command is repeated
+until it prints that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+EVENTUALLY_SECONDS = 120.0
+_BLOCK = re.compile(r"^```console( eventually)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    line: int
+    """Of the guide."""
+    text: str
+    prints: str
+    eventually: bool
+
+    def matches(self, printed: str) -> bool:
+        return re.fullmatch(_pattern(self.prints), _tidy(printed), re.DOTALL) is not None
+
+
+def commands(guide: str) -> list[Command]:
+    found = []
+    for block in _BLOCK.finditer(guide):
+        first = guide.count("\n", 0, block.start(2)) + 1
+        text: list[str] = []
+        prints: list[str] = []
+        started = first
+        for n, line in enumerate([*block.group(2).splitlines(), "$ "], first):
+            if line.startswith("$ "):
+                if text:
+                    found.append(Command(started, "\n".join(text), "\n".join(prints), block.group(1) is not None))
+                text, prints, started = [line[2:]], [], n
+            elif line.startswith("> ") and not prints:
+                text.append(line[2:])
+            else:
+                assert text, f"line {n}: what prints this?"
+                prints.append(line)
+    return found
+
+
+def _pattern(prints: str) -> str:
+    """``…`` alone on a line: any lines, none too."""
+    parts = []
+    for line in prints.splitlines():
+        if line == "…":
+            parts.append(r"(?:[^\n]*\n)*?")
+        else:
+            parts.append(r"[^\n]*".join(re.escape(part) for part in line.split("…")) + r"\n")
+    return "".join(parts)
+
+
+def _tidy(printed: str) -> str:
+    return "".join(line.rstrip() + "\n" for line in _COLOUR.sub("", printed).rstrip("\n").splitlines())
+
+
+class Shell:
+    """Bash, its output and that of what it runs together as a reader sees them."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
+        self._process = subprocess.Popen(
+            ["bash", "--noprofile", "--norc"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, command: Command) -> str:
+        """What it prints in the end. AssertionError if it ends with another code than 0, or prints something else."""
+        deadline = time.monotonic() + EVENTUALLY_SECONDS
+        while True:
+            printed, code = self._once(command.text)
+            if code == 0 and command.matches(printed):
+                return printed
+            if not command.eventually or time.monotonic() > deadline:
+                raise AssertionError(
+                    f"line {command.line}: $ {command.text}\nended with {code} and printed:\n{printed}\n"
+                    f"where the guide shows:\n{command.prints}"
+                )
+            time.sleep(0.5)
+
+    def _once(self, text: str) -> tuple[str, int]:
+        mark = uuid.uuid4().hex
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{text}\necho {mark} $?\n")
+        self._process.stdin.flush()
+        printed = []
+        for line in self._process.stdout:
+            before, found, after = line.partition(mark)
+            printed.append(before)
+            if found:
+                return "".join(printed), int(after)
+        raise AssertionError(f"the shell ended after {text!r}: {''.join(printed)}")
+
+    def end(self) -> None:
+        """Everything that the guide started and did not stop ends with the shell."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        self._process.wait(30)
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextmanager
+def shell(folder: Path, env: Mapping[str, str]) -> Iterator[Shell]:
+    one = Shell(folder, env)
+    try:
+        yield one
+    finally:
+        one.end()

@@ -1,0 +1,109 @@
+"""The wheel by itself, without the source tree: everything that it needs is in it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+
+import httpx
+import pytest
+
+from pipeline.settings import dist
+from tests.space import PROJECT, Space, now
+from tests.wheels import PACKAGES, Installed, install
+from topics.messages import DocumentUpserted, IdentityChanged
+from topics.registry import IDENTITIES
+
+pytestmark = pytest.mark.stack
+
+ELSEWHERE = ("tests", "bench", "docs", "examples")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    return install(tmp_path_factory.mktemp("wheel"))
+
+
+def run(installed: Installed, space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [installed.penstock, *arguments], env=environment(space), cwd=space.home, capture_output=True, text=True,
+        timeout=120, check=False,
+    )  # fmt: skip
+
+
+def environment(space: Space) -> dict[str, str]:
+    """What is fetched and converted once (the local model) lies in our environment."""
+    kept = {name: value for name, value in space.environment.items() if not name.startswith("PYTHON")}
+    return {**kept, "PENSTOCK_DIST": str(dist()), "PENSTOCK_SERVE_DEVELOPMENT": "true"}
+
+
+def test_every_file_of_the_packages_is_in_it_and_nothing_else(installed: Installed) -> None:
+    ours = {
+        file.relative_to(PROJECT)
+        for package in PACKAGES
+        for file in (PROJECT / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    there = {
+        file.relative_to(installed.packages)
+        for package in PACKAGES
+        for file in (installed.packages / package).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert there == ours
+    assert not [name for name in ELSEWHERE if (installed.packages / name).exists()]
+
+
+async def test_it_runs_without_the_source_tree(installed: Installed, space: Space) -> None:
+    where = subprocess.run(
+        [installed.python, "-c", "import pipeline, query; print(pipeline.__file__, query.__file__)"],
+        cwd=space.home, env=environment(space), capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert str(PROJECT) + os.sep not in where.stdout, "the source tree is not used"
+    assert run(installed, space, "--version").stdout == f"penstock {installed.version}\n"
+    for command in ("--help", "migrate --help", "worker --help", "dead --help", "audit --help"):
+        told = run(installed, space, *command.split())
+        assert told.returncode == 0, f"{command}: {told.stderr}"
+        assert "Usage: penstock" in told.stdout
+    migrated = run(installed, space, "migrate")
+    assert (migrated.returncode, migrated.stdout) == (0, "Everything is up to date.\n"), migrated.stderr
+
+    await asyncio.to_thread(start_from, installed, space, "detect", "vectors", "keywords")
+    page = DocumentUpserted(
+        tenant="default", source="wiki", external_id="wheel.md", observed_at=now(), version=1, title="Wheels",
+        content="# Wheels\n\nA heron was painted on every wheel.\n", media_type="text/markdown", acl_tags=("readers",),
+    )  # fmt: skip
+    ann = IdentityChanged(tenant="default", source="wiki", principal="ann", observed_at=now(), groups=["readers"])
+    await space.publish(ann, topic=IDENTITIES)
+    await space.publish(page)
+    await space.settled([page])
+    process = await asyncio.create_subprocess_exec(
+        installed.penstock, "serve", "--port", "0", env=environment(space), cwd=space.home,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            async with asyncio.timeout(60):  # who is in which group comes by a topic of its own
+                found: list[str] = []
+                while not found:
+                    answer = await client.post(
+                        "/v1/search", json={"query": "heron on a wheel"}, headers={"X-Penstock-As": "ann"}
+                    )
+                    assert answer.status_code in (200, 503), answer.text
+                    found = [one["external_id"] for one in answer.json().get("results", ())]
+            assert found == ["wheel.md"]
+            start = await client.get("/")
+            assert start.status_code == 200
+            assert "<title>" in start.text
+            assert (await client.get("/openapi.json")).status_code == 200
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+
+
+def start_from(installed: Installed, space: Space, *names: str) -> None:
+    space.start(*names, python=str(installed.python), program=("-P", "-m", "pipeline.cli.main"),
+                env={"PENSTOCK_DIST": str(dist())})  # fmt: skip

@@ -1,0 +1,71 @@
+"""How a guide's commands and what they print are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.console import Command, commands, shell
+
+GUIDE = """
+# Guide
+
+```console
+$ echo one
+one
+$ cat <<END
+> two
+> END
+two
+```
+
+```
+$ not this
+```
+
+```console eventually
+$ date
+…
+```
+"""
+
+
+def test_commands_are_read_with_their_lines_and_what_they_print() -> None:
+    assert commands(GUIDE) == [
+        Command(5, "echo one", "one", eventually=False),
+        Command(7, "cat <<END\ntwo\nEND", "two", eventually=False),
+        Command(18, "date", "…", eventually=True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("prints", "printed", "same"),
+    [
+        ("", "", True),
+        ("", "something\n", False),
+        ("one", "\x1b[1mone\x1b[0m  \n", True),
+        ("one", "two\n", False),
+        ("one", "one\ntwo\n", False),
+        ("took … s", "took 1.5 s\n", True),
+        ("took … s", "took 1.5\n s\n", False),
+        ("…\nready\n…", "a\nb\nready\nc\n", True),
+        ("…\nready\n…", "ready\n", True),
+        ("…\nready", "a\nready\nc\n", False),
+        ("a.c", "abc\n", False),
+    ],
+)
+def test_what_is_printed_is_compared(prints: str, printed: str, *, same: bool) -> None:
+    assert Command(1, "", prints, eventually=False).matches(printed) is same
+
+
+def test_a_shell_keeps_what_was_set_and_tells_what_went_wrong(tmp_path: Path) -> None:
+    with shell(tmp_path, {"PATH": "/usr/bin:/bin"}) as bash:
+        bash.run(Command(1, "A=heron", "", eventually=False))
+        assert bash.run(Command(2, "echo $A", "heron", eventually=False)) == "heron\n"
+        with pytest.raises(AssertionError, match="ended with 1"):
+            bash.run(Command(3, "false", "", eventually=False))
+        with pytest.raises(AssertionError, match="where the guide shows:\notter"):
+            bash.run(Command(4, "echo $A", "otter", eventually=False))
+        bash.run(Command(5, "sleep 1000 &", "", eventually=False))
+        bash.run(Command(6, "test -e made || ! touch made", "", eventually=True))
