@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +38,8 @@ class Worker:
     """The service that a stage of it stands still for …"""
     reason: str | None = None
     """… and why."""
+    stages: Sequence[Mapping[str, Any]] = ()
+    """What each of its stages says of itself; empty when it does not answer."""
 
 
 def command(name: str) -> list[str]:
@@ -111,7 +113,8 @@ def _look(home: Path, key: str) -> Worker:
     ready = running is not None and answers(address)
     stages = _stages(address) if ready else []
     stuck = next((stage for stage in stages if stage["waiting_for"]), {"waiting_for": None, "reason": None})
-    return Worker(key, running.pid if running else None, ready, address, stuck["waiting_for"], stuck["reason"])
+    pid = running.pid if running else None
+    return Worker(key, pid, ready, address, stuck["waiting_for"], stuck["reason"], stages)
 
 
 def wait_ready(name: str, log: Path, entry: process.Record, offset: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -14,6 +15,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 stderr = Console(stderr=True, highlight=False)
 stdout = Console(highlight=False)
+
+
+def quiet_libraries() -> None:
+    """Libraries complain on stderr of a server that is away, in their own words and over whatever is drawn there: for
+    commands that say themselves what is away."""
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 def printable(text: str) -> str:

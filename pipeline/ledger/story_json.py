@@ -6,13 +6,15 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from pipeline.ledger.story import StoreProgress, Story, verdict
+from pipeline.ledger.story_shape import Around, Found, Person, Source, StoreProgress, Story
+from pipeline.ledger.story_verdict import Verdict, judge
 
 
-def as_json(story: Story) -> dict[str, Any]:
-    """For whoever operates the machine: everything. Times in ISO 8601."""
+def as_json(story: Story, verdict: Verdict | None = None) -> dict[str, Any]:
+    """For whoever operates the machine: everything that the ledger knows. Times in ISO 8601. verdict: where more than
+    the ledger was asked."""
     document, access = story.document, story.access
-    searchable, reason = verdict(story)
+    verdict = verdict or judge(story)
     return {
         "document": None
         if document is None
@@ -73,11 +75,88 @@ def as_json(story: Story) -> dict[str, Any]:
                 "attempt": d.attempt,
                 "replay_of": d.replay_of,
                 "replayed_at": _iso(d.replayed_at),
+                "dismissed_at": _iso(d.dismissed_at),
+                "dismissed_by": d.dismissed_by,
+                "dismissed_reason": d.dismissed_reason,
             }
             for d in story.dead
         ],
-        "searchable": searchable,
-        "reason": reason,
+        "searchable": verdict.searchable,
+        "reason": verdict.reason,
+        "state": verdict.state,
+        "next": verdict.next,
+        "notes": list(verdict.notes),
+    }
+
+
+def around_json(around: Around) -> dict[str, Any]:
+    """What ``penstock why`` asked beside the ledger; null: was not asked, or is named in ``away``."""
+    return {
+        "source": _source_json(around.source) if around.source else None,
+        "queues": [
+            {
+                "stage": q.stage,
+                "topic": q.topic,
+                "partition": q.partition,
+                "behind": q.behind,
+                "members": q.members,
+            }
+            for q in around.queues
+        ],
+        "trouble": dict(around.trouble),
+        "superseded": list(around.superseded),
+        "stores": None
+        if around.held is None
+        else [{"generation": h.generation, "store": h.store, "kind": h.kind, "chunks": h.chunks} for h in around.held],
+        **({"readable_by": _person_json(around.person)} if around.person else {}),
+        **({"query": _found_json(around.found)} if around.found else {}),
+        "away": list(around.away),
+    }
+
+
+def _source_json(source: Source) -> dict[str, Any]:
+    item = source.item
+    return {
+        "name": source.name,
+        "kind": source.kind,
+        "state": source.state,
+        "trouble": source.trouble,
+        "asked_at": source.asked_at,
+        "activities": dict(source.activities),
+        "cursor": source.cursor,
+        "guard": source.guard,
+        "silent_seconds": source.silent_seconds,
+        "document": None
+        if item is None
+        else {
+            "external_id": item.external_id,
+            "version": item.version,
+            "gone": item.gone,
+            "problem_code": item.problem_code,
+            "problem_message": item.problem_message,
+            "content_at": _iso(item.content_at),
+            "access_at": _iso(item.access_at),
+            "seen_at": _iso(item.seen_at),
+        },
+    }
+
+
+def _person_json(person: Person) -> dict[str, Any]:
+    return {
+        "principals": list(person.names),
+        "may_read": person.may_read,
+        "by": list(person.by),
+        "lacks": list(person.lacks),
+    }
+
+
+def _found_json(found: Found) -> dict[str, Any]:
+    return {
+        "query": found.query,
+        "rank": found.rank,
+        "of": found.of,
+        "ranks": dict(found.ranks),
+        "reason": found.reason,
     }
 
 
@@ -87,6 +166,7 @@ def for_reader(story: Story, held: Collection[str]) -> dict[str, Any]:
     reader's tags."""
     own = Story(story.document, story.access, story.events, story.generations)
     told = as_json(own)
+    told |= {"next": None, "notes": []}
     for name in ("seq", "announced_seq", "content_hash", "lane"):
         del told["document"][name]
     for event in told["events"]:
@@ -111,6 +191,7 @@ def _store_json(progress: StoreProgress) -> dict[str, Any]:
         "at": _iso(progress.at),
         "pending_since": _iso(progress.pending_since),
         "next_retry": _iso(progress.next_retry),
+        "before": progress.before,
         "attempts": progress.attempts,
         "error": progress.error,
         "refused": progress.refused,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
@@ -46,7 +44,8 @@ async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
         assert len(found) == 1, found
         told = await story.tell(connection, found[0][0].id)
     answer: dict[str, Any] = json.loads(json.dumps(as_json(told)))
-    assert set(answer) == {"document", "events", "generations", "access", "dead", "searchable", "reason"}
+    promised = {"document", "events", "generations", "access", "dead", "searchable", "reason"}
+    assert set(answer) == promised | {"state", "next", "notes"}
     return answer
 
 
@@ -188,37 +187,3 @@ async def test_names_that_mean_a_document(library: Library, tenant: str, tmp_pat
         found = await story.find(connection, tenant, names("/x"))
         assert {identity.external_id for identity, _ in found} == {"https://wiki/x", "deep/x"}
         assert await story.find(connection, "other", names(id_)) == []
-
-
-def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-
-
-async def test_the_command(library: Library, tenant: str, tmp_path: Path) -> None:
-    await library.put(
-        document("one/guide.md", "Text.", tenant=tenant), document("two/guide.md", "Text.", tenant=tenant)
-    )
-    await bury(library, tenant, "never.md")
-    library.write_home(tmp_path)
-
-    told = penstock(tmp_path, "why", "one/guide.md", "--tenant", tenant, "--json")
-    assert told.returncode == 0, told.stderr
-    assert json.loads(told.stdout)["searchable"] is True
-    shown = penstock(tmp_path, "why", "one/guide.md", "--tenant", tenant)
-    assert "wiki/staff" in shown.stdout
-    assert "settled" in shown.stdout
-    assert "\x1b" not in shown.stdout
-    ambiguous = penstock(tmp_path, "why", "guide.md", "--tenant", tenant)
-    assert ambiguous.returncode == 2
-    assert "wiki/one/guide.md" in ambiguous.stderr
-    assert "wiki/two/guide.md" in ambiguous.stderr
-    unknown = penstock(tmp_path, "why", "nothing.md", "--tenant", tenant)
-    assert (unknown.returncode, unknown.stdout) == (1, "")
-    assert len(unknown.stderr.splitlines()) == 1
-    dead = penstock(tmp_path, "why", "never.md", "--tenant", tenant, "--json")
-    assert dead.returncode == 1
-    assert len(json.loads(dead.stdout)["dead"]) == 1
-    assert "dead letter" in dead.stderr
