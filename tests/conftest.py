@@ -11,6 +11,19 @@ import pytest
 from deploy.local.stack import Stack
 from tests.space import Space
 
+LOG_SHOWN = 6_000
+"""Characters of each worker's log with a failure: where the machine is gone when it is read, there is nothing else."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    space = getattr(item, "funcargs", {}).get("space")
+    if report.failed and isinstance(space, Space):
+        for log in sorted(space.home.glob("**/*.log")):
+            report.sections.append((f"end of {log.name}", log.read_text(errors="replace")[-LOG_SHOWN:]))
+    return report
+
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
