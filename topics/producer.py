@@ -86,10 +86,10 @@ class Producer:
         topic_prefix: str = "",
         security: Mapping[str, object] | None = None,
         *,
-        trace: Callable[[Topic, AnyMessage], Sending | None] = lambda topic, message: None,
+        trace: Callable[[str, AnyMessage], Sending | None] = lambda topic, message: None,
     ) -> None:
         """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options. trace:
-        asked for every message that comes without a ``traceparent``."""
+        asked for every message that comes without a ``traceparent``, with its topic's full name."""
         self._trace = trace
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
@@ -125,7 +125,7 @@ class Producer:
         enqueued at all."""
         if message.kind not in topic.holds:
             raise ValueError(f"{message.kind} does not belong on {topic.name}")
-        sending = self._trace(topic, message) if traceparent is None else None
+        sending = self._trace(self._prefix + topic.name, message) if traceparent is None else None
         record = encode(message, traceparent=sending.traceparent if sending else traceparent)
         if sending is None:
             return await self.send_raw(topic, record.key, record.value, record.headers)

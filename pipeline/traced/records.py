@@ -21,7 +21,7 @@ from pipeline.core.identity import DOCUMENTS
 from pipeline.tracing import HEADER, OFF, Attributes, Span, begin
 from topics.codec import Headers
 from topics.messages import AnyMessage, DocumentMessage
-from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE, Topic
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
 OF_DOCUMENTS = tuple(topic.name for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL))
 """Topics whose keys name a document. Those of the others name people."""
@@ -155,7 +155,7 @@ class Sending:
         self._span.end()
 
 
-def sending(topic: Topic, message: AnyMessage) -> Sending | None:
+def sending(topic: str, message: AnyMessage) -> Sending | None:
     """Of one message: it continues the trace of the record that it follows from; where several were folded, the last
     one's, linked to the others'."""
     if not tracing.on():
@@ -164,7 +164,7 @@ def sending(topic: Topic, message: AnyMessage) -> Sending | None:
         "messaging.system": "kafka",
         "messaging.operation.name": "send",
         "messaging.operation.type": "send",
-        "messaging.destination.name": topic.name,
+        "messaging.destination.name": topic,
         "penstock.event": message.kind,
         "penstock.tenant": message.tenant,
         "penstock.source": message.source,
@@ -175,7 +175,7 @@ def sending(topic: Topic, message: AnyMessage) -> Sending | None:
     above = tracing.current()
     led = _BATCH.get().by_key.get(message.key) if isinstance(message, DocumentMessage) else None
     parent, links = (led[-1], led[:-1]) if led else ("", [above]) if above.gathers else (above, [])
-    return Sending(begin(f"send {topic.name}", "producer", parent=parent, links=links, attributes=attributes))
+    return Sending(begin(f"send {topic}", "producer", parent=parent, links=links, attributes=attributes))
 
 
 def in_log(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:

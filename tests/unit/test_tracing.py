@@ -124,7 +124,7 @@ def test_it_is_on_where_the_standard_variables_name_a_collector(environment: dic
 
 
 def test_when_it_is_off_no_message_gets_a_header() -> None:
-    assert records.sending(INDEX_LIVE, hint("a.md")) is None
+    assert records.sending(INDEX_LIVE.name, hint("a.md")) is None
 
 
 # Spans
@@ -220,7 +220,7 @@ def test_a_batch_has_a_trace_of_its_own_linked_to_each_documents(made: Made) -> 
 
 def test_a_message_that_follows_from_a_record_continues_its_trace_in_a_batch_of_many_too(made: Made) -> None:
     with records.batch("detect", [record("acme/wiki/a.md", ABOVE), record("acme/wiki/b.md")], tries=0):
-        sent = records.sending(INDEX_LIVE, hint("a.md"))
+        sent = records.sending(INDEX_LIVE.name, hint("a.md"))
     assert sent is not None
     sent.ended(100, None)
     span = of(made(), "send index.live.v1")
@@ -233,7 +233,7 @@ def test_a_message_that_follows_from_a_record_continues_its_trace_in_a_batch_of_
 def test_events_that_were_folded_are_linked(made: Made) -> None:
     other = ABOVE.replace("0af7651916cd43dd", "1" * 16)
     with records.batch("detect", [record("acme/wiki/a.md", other), record("acme/wiki/a.md", ABOVE)], tries=0):
-        sent = records.sending(INDEX_LIVE, hint("a.md"))
+        sent = records.sending(INDEX_LIVE.name, hint("a.md"))
         assert sent is not None
         sent.ended(1, None)
     span = of(made(), "send index.live.v1")
@@ -244,7 +244,7 @@ def test_events_that_were_folded_are_linked(made: Made) -> None:
 def test_a_page_of_documents_is_no_story_of_one_of_them(made: Made) -> None:
     with tracing.begin("publish", gathers=True):
         for name in ("a.md", "b.md"):
-            sent = records.sending(INDEX_LIVE, hint(name))
+            sent = records.sending(INDEX_LIVE.name, hint(name))
             assert sent is not None
             sent.ended(1, None)
     page = of(made(), "publish")
@@ -271,7 +271,7 @@ def test_no_person_and_no_strange_key_is_named(made: Made) -> None:
         message = IdentityChanged(
             tenant="acme", source="wiki", observed_at=AT, principal="ann@example.org", groups=["staff"]
         )
-        sent = records.sending(IDENTITIES, message)
+        sent = records.sending(IDENTITIES.name, message)
         assert sent is not None
         sent.ended(1, None)
     told = "".join(span.to_json() for span in made())
@@ -285,7 +285,7 @@ def test_a_failed_delivery_is_said_by_its_kind(made: Made) -> None:
         tenant="acme", source="wiki", external_id="a.md", observed_at=AT, version=1, title="Salaries",
         content="What Ann earns", media_type="text/plain", acl_tags=["staff"],
     )  # fmt: skip
-    sent = records.sending(DOCUMENTS_LIVE, document)
+    sent = records.sending(DOCUMENTS_LIVE.name, document)
     assert sent is not None
     sent.ended(7, RuntimeError("What Ann earns"))
     span = of(made(), "send documents.live.v1")
