@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from pipeline.core.errors import Misconfigured
 
@@ -250,6 +250,8 @@ def load() -> Settings:
         )
     except ValidationError as error:
         raise explained(error) from error
+    except SettingsError as error:  # names field and source, never the value
+        raise Misconfigured(f"{error}: it has to be JSON") from None
 
 
 def explained(error: ValidationError) -> Misconfigured:

@@ -18,6 +18,7 @@ from pipeline.cli.audit import audit
 from pipeline.cli.connector import connector
 from pipeline.cli.dead import dead
 from pipeline.cli.eval import evaluate
+from pipeline.cli.generation import generation
 from pipeline.cli.golden import golden
 from pipeline.cli.ingest import ingest, watch
 from pipeline.cli.mcp import mcp
@@ -105,6 +106,7 @@ app.command("eval")(evaluate)
 app.add_typer(dead)
 app.add_typer(connector)
 app.add_typer(golden)
+app.add_typer(generation)
 
 
 def main() -> None:

@@ -9,23 +9,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import TimeRemainingColumn
 
-from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.cli.building import shown
+from pipeline.cli.output import Json, print_json, stderr, stdout
 
 if TYPE_CHECKING:
-    from pipeline.rebuild import OnProgress, Plan, Result
+    from pipeline.rebuild import Plan, Result
 
 
 class What(StrEnum):
     keywords = "keywords"
     vectors = "vectors"
-
-
-DOING = {
-    "copying": "documents", "converging": "documents in the new store", "graph": "building the graph",
-    "swapping": "swapping", "clearing": "removing the old one",
-}  # fmt: skip
 
 
 def rebuild(
@@ -55,17 +49,8 @@ async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> Plan
     from pipeline.rebuild import open_rebuild
     from pipeline.settings import load
 
-    with progress_bars(quiet=quiet) as bars:
-        bars.columns = (*bars.columns, TimeRemainingColumn())
-        tasks = {}
-
-        def tell(phase: str, done: int, total: int) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(DOING[phase])
-            bars.update(tasks[phase], completed=done, total=total)
-
-        on_progress: OnProgress = tell
-        async with open_rebuild(load(), on_progress) as work:
+    with shown(quiet=quiet) as (bars, tell, note):
+        async with open_rebuild(load(), tell, note) as work:
             plan = await work.plan(what.value)
             if not quiet:
                 stderr.print(_planned(plan), soft_wrap=True)

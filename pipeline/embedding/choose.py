@@ -66,7 +66,7 @@ def settings_of(generation: Generation, settings: EmbeddingSettings) -> Embeddin
             "provider": provider, "model": generation.model, "dimensions": generation.dimensions,
             "input_window": generation.input_window, "document_prefix": generation.document_prefix,
             "query_prefix": generation.query_prefix, "base_url": service.base_url,
-            "api_key": _key(service, settings), "send_dimensions": service.send_dimensions,
+            "api_key": key_of(service, settings), "send_dimensions": service.send_dimensions,
             "encoding_format": service.encoding_format, "chunk_tokens": None,
             "price_per_million_tokens": settings.price_per_million_tokens
             if service.price_per_million_tokens is None else service.price_per_million_tokens,
@@ -93,7 +93,7 @@ def _named(settings: EmbeddingSettings) -> tuple[str, int]:
     return settings.model or MODEL, settings.dimensions or DIMENSIONS
 
 
-def _key(service: EmbeddingService, settings: EmbeddingSettings) -> SecretStr | None:
+def key_of(service: EmbeddingService, settings: EmbeddingSettings) -> SecretStr | None:
     """A key goes to the host that it was given for, and to no other."""
     host = urlsplit(service.base_url).netloc if service.base_url else OPENAI_HOST
     if (key := settings.api_keys.get(host)) is not None:

@@ -8,11 +8,13 @@ it begins, because detect and the sinks serve every generation that is not retir
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.model import Generation, Store
+from pipeline.core.model import STORES, Generation, Store
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, point_readers_at
@@ -31,6 +33,8 @@ class Build:
     filled: int
     """Documents that were filled in."""
     filled_at: datetime | None
+    ready_at: datetime | None
+    """When both stores and the graph were complete: from then on it may be cut over to."""
 
     @property
     def same_chunks(self) -> bool:
@@ -72,7 +76,7 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
         if (other := await under_way(connection)) is not None:
-            raise Misconfigured(f"generation {other.generation.name} is being built already: finish it, or retire it")
+            raise Misconfigured(occupied(other))
         if (await generations.active(connection)).name != origin.name:
             raise Misconfigured(f"generation {origin.name} is not the active one any more: run the command again")
         await generations.add(connection, generation)
@@ -94,14 +98,25 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
 async def under_way(connection: Connection) -> Build | None:
     """The build that was begun and is neither cut over nor given up."""
     cursor = await connection.execute(
-        "SELECT b.generation, b.origin, b.replaces, b.filled, b.filled_at"
+        "SELECT b.generation, b.origin, b.replaces, b.filled, b.filled_at, b.ready_at"
         " FROM builds b JOIN generations g ON g.name = b.generation WHERE g.state = 'building'"
     )
     row = await cursor.fetchone()
     if row is None:
         return None
     by_name = {g.name: g for g in await generations.every(connection)}
-    return Build(by_name[row[0]], by_name[row[1]], frozenset(row[2]), row[3], row[4])
+    return Build(by_name[row[0]], by_name[row[1]], frozenset(row[2]), *row[3:])
+
+
+def occupied(other: Build) -> str:
+    """Why no other one can be begun."""
+    name, [store, *more] = other.generation.name, sorted(other.replaces)
+    if more:
+        return (
+            f"generation {name} is being built: finish it (`penstock generation build --wait`, then `cutover`), or give"
+            f" it up with `penstock generation retire {name}`"
+        )
+    return f"generation {name} is being built (new {store}): finish that first, with `penstock rebuild {store}`"
 
 
 async def spent(connection: Connection, generation: str, tokens: int) -> None:
@@ -109,12 +124,29 @@ async def spent(connection: Connection, generation: str, tokens: int) -> None:
     await connection.execute("UPDATE builds SET tokens = tokens + %s WHERE generation = %s", [tokens, generation])
 
 
-async def give_up(connection: Connection, build: Build) -> None:
+async def tokens(connection: Connection, build: Build) -> int:
+    """That its model has read so far."""
+    cursor = await connection.execute("SELECT tokens FROM builds WHERE generation = %s", [build.generation.name])
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+async def ready(connection: Connection, build: Build) -> None:
+    """Both stores and the graph are complete. Repeats are harmless."""
+    await connection.execute(
+        "UPDATE builds SET ready_at = coalesce(ready_at, clock_timestamp()) WHERE generation = %s",
+        [build.generation.name],
+    )
+
+
+async def give_up(connection: Connection, name: str) -> None:
     """Retire a build that was never cut over; ``clear`` removes what it made."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
         await connection.execute(
-            "UPDATE generations SET state = 'retired' WHERE name = %s AND state = 'building'", [build.generation.name]
+            "UPDATE generations SET state = 'retired', since = clock_timestamp()"
+            " WHERE name = %s AND state = 'building'",
+            [name],
         )
 
 
@@ -135,16 +167,20 @@ async def outstanding(connection: Connection, build: Build) -> Outstanding:
     return Outstanding(*row)
 
 
-async def pending(connection: Connection, build: Build, *, limit: int) -> list[Identity]:
-    """Documents that wait for a sink, to be hinted again when a build goes on after it was cut off: what failed then
-    has its next chance now."""
+async def forgive(connection: Connection, build: Build) -> None:
+    """What failed in an earlier run has its next chance now."""
     await connection.execute(
         "UPDATE index_state SET attempts = 0, error = NULL WHERE generation = %s AND seq < want_seq AND attempts > 0",
         [build.generation.name],
     )
+
+
+async def pending(connection: Connection, build: Build, *, limit: int) -> list[Identity]:
+    """Documents that wait for a sink and have not failed, to be hinted again."""
     cursor = await connection.execute(
         "SELECT DISTINCT d.id, d.tenant, d.source, d.external_id FROM index_state s"
-        " JOIN documents d ON d.id = s.document_id WHERE s.generation = %s AND s.seq < s.want_seq LIMIT %s",
+        " JOIN documents d ON d.id = s.document_id WHERE s.generation = %s AND s.seq < s.want_seq"
+        " AND s.attempts = 0 LIMIT %s",
         [build.generation.name, limit],
     )
     return [Identity(*row) for row in await cursor.fetchall()]
@@ -162,31 +198,55 @@ async def failures(connection: Connection, build: Build, *, limit: int) -> list[
     return [(Identity(id_, t, s, e), store, error) for id_, t, s, e, store, error in await cursor.fetchall()]
 
 
-async def cut_over(connection: Connection, build: Build) -> int:
-    """Make the build the active generation and retire its origin, readers' view included: one transaction.
+async def cut_over(connection: Connection, build: Build, *, keep_origin: bool = False) -> int:
+    """Make the build the active generation, readers' view included: one transaction. The one that was active is
+    retired, or kept as the previous one (which then takes the place of an older previous one, retired).
 
     Returns 0 when that was done (or had been done before), else how many documents hold it up, and nothing was done.
-    Raises Misconfigured when the origin is not the active generation any more; Retryable (by ``translated``) when a
-    reader keeps the view locked.
+    Raises Misconfigured when it is not complete, or when another generation than its origin is active and it shares a
+    store with the origin; Retryable (by ``translated``) when a reader keeps the view locked.
     """
-    async with connection.transaction():
-        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
-        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+    async with changing(connection):
         active = await generations.active(connection)
         if active.name == build.generation.name:
             return 0
-        if active.name != build.origin.name:
+        if active.name != build.origin.name and len(build.replaces) < len(STORES):
             raise Misconfigured(
                 f"generation {active.name} became active while {build.generation.name} was built from"
                 f" {build.origin.name}: nothing was swapped"
             )
-        cursor = await connection.execute("SELECT filled_at FROM builds WHERE generation = %s", [build.generation.name])
-        row = await cursor.fetchone()
-        if row is None or row[0] is None:
-            raise Misconfigured(f"generation {build.generation.name} is not filled yet: nothing was swapped")
+        cursor = await connection.execute(
+            "SELECT filled_at, ready_at FROM builds WHERE generation = %s", [build.generation.name]
+        )
+        filled_at, ready_at = await cursor.fetchone() or (None, None)
+        if filled_at is None or (keep_origin and ready_at is None):
+            raise Misconfigured(f"generation {build.generation.name} is not complete yet: nothing was swapped")
         if holding := (await outstanding(connection, build)).holding:
             return holding
-        for name, state in ((build.origin.name, "retired"), (build.generation.name, "active")):
-            await connection.execute("UPDATE generations SET state = %s WHERE name = %s", [state, name])
-        await point_readers_at(connection, build.generation)
+        await make_active(connection, build.generation, active, keep=keep_origin)
     return 0
+
+
+@asynccontextmanager
+async def changing(connection: Connection) -> AsyncIterator[None]:
+    """A transaction in which nobody else reads or writes by which generations there are."""
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = '{LOCK_WAIT}'")
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
+        yield
+
+
+async def make_active(connection: Connection, new: Generation, old: Generation, *, keep: bool) -> None:
+    """Vectors, keywords and the query's model together. The caller is ``changing``."""
+    if keep:
+        await connection.execute(
+            "UPDATE generations SET state = 'retired', since = clock_timestamp()"
+            " WHERE state = 'previous' AND name <> %s",
+            [new.name],
+        )
+    # There is one active and one previous: each steps aside before the other takes its place.
+    for name, state in ((new.name, "building"), (old.name, "previous" if keep else "retired"), (new.name, "active")):
+        await connection.execute(
+            "UPDATE generations SET state = %s, since = clock_timestamp() WHERE name = %s", [state, name]
+        )
+    await point_readers_at(connection, new)

@@ -16,9 +16,11 @@ from elasticsearch import AsyncElasticsearch
 from pipeline.core.model import Generation, Lane, Store
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, OneModel, Vectors
+from pipeline.generations.building import Builder
+from pipeline.generations.opening import connect
 from pipeline.ledger import generations
 from pipeline.ledger.documents import Identity
-from pipeline.rebuild import Rebuild, Result, connect
+from pipeline.rebuild import Rebuild, Result
 from pipeline.settings import dist
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -172,17 +174,22 @@ class Site:
         return len(hints)
 
     @asynccontextmanager
-    async def rebuild(
+    async def builder(
         self,
         *,
         hint: Callable[[Sequence[tuple[Identity, str, Lane]]], Awaitable[int]] | None = None,
         served: Callable[[Store], Awaitable[bool]] | None = None,
-    ) -> AsyncIterator[Rebuild]:
+    ) -> AsyncIterator[Builder]:
         async with connect(self.space.settings.postgres) as connection:
-            yield Rebuild(
+            yield Builder(
                 connection, self.es, self.space.settings.elasticsearch, hint or self.hint, served or self.served,
-                sweep_after_seconds=30, queries_end_seconds=0,
+                sweep_after_seconds=30, queries_end_seconds=0, stall_seconds=1,
             )  # fmt: skip
+
+    @asynccontextmanager
+    async def rebuild(self, **options: Any) -> AsyncIterator[Rebuild]:
+        async with self.builder(**options) as builder:
+            yield Rebuild(builder)
 
     async def run(self, store: Store, **options: Any) -> Result:
         async with asyncio.timeout(60):

@@ -11,8 +11,9 @@ import pytest
 from pipeline import rebuild as rebuilding
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Store
+from pipeline.generations import building, tables
+from pipeline.generations.opening import connect
 from pipeline.ledger import builds, clearing, filling, generations
-from pipeline.rebuild import connect
 from pipeline.stores.elasticsearch import tune_index
 from tests.contract.build_kit import Site, access, deletion, document, sections, vector
 from tests.oracle import assert_equal
@@ -112,7 +113,7 @@ async def test_twice_in_a_row_and_then_the_other_store(site: Site) -> None:
 async def test_live_changes_follow_in_both_while_the_new_store_fills(
     site: Site, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuilding, "PAGE", 2)
+    monkeypatch.setattr(building, "PAGE", 2)
     documents = {d.external_id: d for d in library(12)}
     await site.put(*documents.values())
     embedded = len(site.embedder.texts)
@@ -187,18 +188,18 @@ def kill() -> None:
     ("store", "module", "step", "calls"),
     [
         ("keywords", rebuilding, "create_index", 1), ("keywords", builds, "begin", 1), ("keywords", filling, "fill", 2),
-        ("keywords", rebuilding, "tune_index", 1), ("keywords", builds, "cut_over", 1),
-        ("keywords", rebuilding, "drop_index", 1), ("keywords", clearing, "clear_rows", 1),
+        ("keywords", building, "tune_index", 1), ("keywords", builds, "cut_over", 1),
+        ("keywords", building, "drop_index", 1), ("keywords", clearing, "clear_rows", 1),
         ("vectors", rebuilding, "create_chunk_table", 1), ("vectors", filling, "fill", 2),
         ("vectors", filling, "fill", 4),
-        ("vectors", rebuilding, "create_graph", 1), ("vectors", builds, "cut_over", 1),
+        ("vectors", tables, "create_graph", 1), ("vectors", builds, "cut_over", 1),
         ("vectors", clearing, "drop_table", 1),
     ],
 )  # fmt: skip
 async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
     site: Site, store: Store, module: Any, step: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuilding, "PAGE", 2)
+    monkeypatch.setattr(building, "PAGE", 2)
     documents = library(5)
     await site.put(*documents)
     embedded = len(site.embedder.texts)
@@ -217,7 +218,7 @@ async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
 async def test_hints_that_a_killed_run_never_sent_are_sent_by_the_next(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuilding, "PAGE", 2)
+    monkeypatch.setattr(building, "PAGE", 2)
     documents = library(5)
     await site.put(*documents)
 
@@ -237,7 +238,7 @@ async def test_a_build_whose_new_index_was_deleted_is_begun_anew(site: Site, mon
     documents = library(3)
     await site.put(*documents)
     with monkeypatch.context() as patch:
-        patch.setattr(rebuilding, "tune_index", after(1, kill)(tune_index))
+        patch.setattr(building, "tune_index", after(1, kill)(tune_index))
         with pytest.raises(Killed):
             await site.run("keywords")
     await site.es.indices.delete(index=f"{site.space.settings.elasticsearch.index_prefix}chunks-g2")
@@ -346,8 +347,8 @@ async def test_a_retired_generation_writes_no_row_into_a_table_that_another_uses
         site.embedder.before = swapped_and_edited
         await site.vectors.converge(old, [id_])
     await assert_equal(site.space, documents, vector=vector)
-    async with site.rebuild() as rebuild:
-        await rebuild._clear()
+    async with site.builder() as builder:
+        await builder.clear()
     await assert_rebuilt(site, "keywords", documents)
 
 
@@ -355,7 +356,7 @@ async def test_what_only_the_old_generation_knew_to_stand_in_the_shared_index_is
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Edited before it was filled in, converged by the new generation alone, and the old one retired before it was."""
-    monkeypatch.setattr(rebuilding, "PAGE", 1)
+    monkeypatch.setattr(building, "PAGE", 1)
     documents = {d.external_id: d for d in library(3)}
     await site.put(*documents.values())
     [(last,)] = await site.space.query("SELECT external_id FROM documents ORDER BY id DESC LIMIT 1")

@@ -13,11 +13,11 @@ from pipeline.audit.background import BackgroundAudit
 from pipeline.audit.examine import Examiner
 from pipeline.audit.mend import Mender
 from pipeline.core.identity import document_id
+from pipeline.generations.opening import connect
 from pipeline.ledger import builds, generations, work
 from pipeline.ledger.announce import Announcement, announced
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.work import Work
-from pipeline.rebuild import connect
 from pipeline.settings import AuditSettings
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Connection

@@ -1,4 +1,4 @@
-"""Which settings make a generation's own model, and which key goes with them."""
+"""Which settings make a generation's own model, which key goes with them, and how a build keeps within its limits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pydantic import SecretStr
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation
 from pipeline.embedding.choose import service_of, settings_of
-from pipeline.settings import EmbeddingSettings
+from pipeline.generations.limits import Feed, Limits, Paused
+from pipeline.settings import EmbeddingSettings, load
 
 LOCAL = Generation(
     name="g1", state="active", model="all-MiniLM-L6-v2", revision="", dimensions=384, input_window=254,
@@ -78,3 +79,65 @@ def test_an_address_with_a_secret_in_it_is_not_written_down(url: str) -> None:
 def test_the_key_is_no_part_of_what_is_written_down() -> None:
     service = service_of(settings(provider="openai", base_url="http://h/v1", api_key=SecretStr("secret")))
     assert "secret" not in repr(service)
+
+
+def test_keys_that_are_not_json_are_refused_without_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_EMBEDDING_API_KEYS", "host=secret")
+    with pytest.raises(Misconfigured, match="api_keys") as raised:
+        load()
+    assert "secret" not in str(raised.value)
+    monkeypatch.setenv("PENSTOCK_EMBEDDING_API_KEYS", '{"host": "secret"}')
+    assert load().embedding.api_keys["host"].get_secret_value() == "secret"
+
+
+def test_without_a_limit_everything_may_come_at_once() -> None:
+    feed = Feed(Limits())
+    assert feed.page([10**9] * 200, spent=10**12) == 200
+    assert feed.wait(5.0) == 0.0
+
+
+def test_tokens_a_minute_are_kept_in_steps_of_ten_seconds() -> None:
+    feed = Feed(Limits(tokens_per_minute=6_000))
+    now, sent = 0.0, 0
+    for _ in range(30):
+        page = feed.page([300] * 200, spent=sent)
+        now += feed.wait(now)
+        sent += page * 300
+        assert sent <= 6_000 * now / 60 + 1_000
+    assert sent == pytest.approx(6_000 * now / 60, rel=0.1)
+
+
+def test_a_document_larger_than_a_step_comes_alone_and_is_waited_for() -> None:
+    feed = Feed(Limits(tokens_per_minute=600))
+    assert feed.page([50_000, 10], spent=0) == 1
+    assert feed.wait(0.0) == 0.0
+    assert feed.page([10], spent=50_000) == 1
+    assert feed.wait(0.0) == 5_000.0
+
+
+def test_never_more_is_under_way_than_fits_the_budget_and_the_next_run_goes_on_with_more() -> None:
+    def run(budget: int, spent: int) -> int:
+        feed = Feed(Limits(budget_tokens=budget, price=2.0), name="generation g2")
+        while True:
+            if not feed.fits(70, spent):
+                feed.all_spent()  # in truth a document costs less than was reckoned
+            spent += 60 * feed.page([70] * 5, spent)
+            assert spent <= budget
+
+    with pytest.raises(Paused, match=r"generation g2 is paused: 960 of the 1,000 tokens .* spent \(0\.00\)"):
+        run(1_000, 0)
+    with pytest.raises(Paused, match="of the 2,000 tokens"):
+        run(2_000, 960)
+
+
+def test_what_is_reckoned_and_not_yet_known_to_be_spent_counts() -> None:
+    feed = Feed(Limits(budget_tokens=1_000))
+    assert feed.page([100] * 50, spent=0) == 10
+    assert not feed.fits(100, spent=0)
+    feed.all_spent()
+    assert feed.fits(100, spent=400)
+
+
+def test_of_vectors_that_are_copied_only_the_rest_costs() -> None:
+    feed = Feed(Limits(budget_tokens=1_000), ratio=0.1)
+    assert feed.page([100] * 200, spent=0) == 100

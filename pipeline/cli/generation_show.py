@@ -1,0 +1,78 @@
+"""What ``penstock generation`` says to people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from pipeline.cli.output import printable
+
+if TYPE_CHECKING:
+    from pipeline.generations.lifecycle import Standing, Switched
+    from pipeline.generations.migration import Plan, Result
+    from query.evaluation.generations import Comparison
+
+
+def table(standings: Sequence[Standing]) -> Table:
+    found = Table()
+    for column in ("generation", "state", "since", "model", "chunks of"):
+        found.add_column(column)
+    for column in ("documents", "chunks", "pending", "failed", "MB"):
+        found.add_column(column, justify="right")
+    for s in standings:
+        state = f"{s.state}, ready" if s.state == "building" and s.ready else s.state
+        documents = f"{s.documents:,}" if s.documents >= s.of else f"{s.documents:,} of {s.of:,}"
+        found.add_row(
+            s.name, state, f"{s.since:%Y-%m-%d %H:%M}", f"{printable(s.model)}, {s.dimensions}", str(s.chunk_tokens),
+            documents, f"{s.chunks:,}", f"{s.pending:,}", f"{s.failed:,}", f"{s.bytes / 1e6:,.0f}",
+        )  # fmt: skip
+    return found
+
+
+def planned(plan: Plan) -> str:
+    e = plan.estimate
+    about = "" if e.exact else "about "
+    money = f", {about}{e.money:,.2f} at {plan.price:g} a million" if plan.price else ""
+    begins = "Going on with" if plan.resumes else "A new"
+    return (
+        f"{begins} generation {plan.generation} beside {plan.replaces}: {printable(plan.model)}, {plan.dimensions}"
+        f" dimensions, chunks of {plan.chunk_tokens} tokens.\n"
+        f"{e.documents:,} documents, {about}{e.chunks:,} chunks: {about}{e.copied:,} vectors to copy, {about}"
+        f"{e.embedded:,} chunks to embed ({about}{e.tokens:,} tokens{money})."
+    )
+
+
+def built(result: Result) -> str:
+    done = (
+        f"Generation {result.generation} is complete beside {result.active} and follows every change:"
+        f" {result.documents:,} documents, {result.chunks:,} chunks, {result.embedded:,} embedded,"
+        f" {result.seconds:.0f} s."
+    )
+    if result.ready:
+        return f"{done}\nNow `penstock generation compare`, then `penstock generation cutover`."
+    return (
+        f"Every document of generation {result.generation} is in the workers' hands; `penstock generation list` shows"
+        " how far they are. Then run `penstock generation build --wait`: it builds the graph, and it may be cut over"
+        " to."
+    )
+
+
+def comparison(found: Comparison) -> Table:
+    told = Table(title=f"{found.questions} questions, nDCG@5 {found.change:+.1%}", title_justify="left")
+    told.add_column("measure")
+    for column in (f"{found.active} (active)", found.candidate):
+        told.add_column(column, justify="right")
+    for measure, value in found.before.items():
+        told.add_row(measure, f"{value:.3f}", f"{found.after[measure]:.3f}")
+    return told
+
+
+def switched(done: Switched) -> str:
+    retired = f" Retired: {', '.join(done.retired)}." if done.retired else ""
+    return (
+        f"Generation {done.active} answers searches now; {done.previous} goes on being written:"
+        f" `penstock generation rollback` goes back to it, `penstock generation retire {done.previous}` frees it."
+        f"{retired}"
+    )

@@ -1,0 +1,234 @@
+"""Filling a generation that is being built, and waiting for the sinks: what a rebuild and another model have in common.
+
+The documents are brought in page by page and hinted on the backfill lane; the workers do the work. Killed anywhere, it
+goes on when it is run again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Literal, Protocol, TypeVar
+
+from elasticsearch import AsyncElasticsearch
+
+from pipeline.core.errors import Retryable
+from pipeline.core.model import Lane, Store
+from pipeline.generations.limits import Feed
+from pipeline.generations.tables import build_graph, index_exists
+from pipeline.ledger import builds, clearing, filling, generations
+from pipeline.ledger.builds import Build, Outstanding
+from pipeline.ledger.documents import Identity
+from pipeline.settings import ElasticsearchSettings
+from pipeline.stores.elasticsearch import drop_index, tune_index
+from pipeline.stores.postgres import Connection, translated
+
+PAGE = 200
+"""Documents brought in by one transaction, which holds their locks: 5,000 vectors are copied in well under a second."""
+MOST_PENDING = 2_000
+"""Documents of a build that wait for a sink at any time: hints are sent as they are worked off."""
+GRACE_FACTOR = 10
+"""The sweeper leaves a build's work to its hints so much longer than live work."""
+POLL_SECONDS = 0.2
+LOOK_SECONDS = 10.0
+"""Between two looks whether a worker is there at all."""
+STALL_SECONDS, LONGEST_STALL_SECONDS = 15.0, 120.0
+"""When nothing moved for so long, hints are sent again (one may have been passed over while its generation rested, or
+its store was not there), and then twice as long later."""
+QUERIES_END_SECONDS = 15.0
+"""A query that pinned the old generation has ended by then (its own timeouts are 10 s): what it reads may go."""
+RETRY_SECONDS, RETRIES = 1.0, 60
+
+Phase = Literal["copying", "converging", "graph", "swapping", "clearing"]
+T = TypeVar("T")
+Hint = Callable[[Sequence[tuple[Identity, str, Lane]]], Awaitable[int]]
+
+
+class OnProgress(Protocol):
+    def __call__(self, phase: Phase, done: int, total: int) -> None: ...
+
+
+class Builder:
+    """Law: whatever becomes of it, the active generation is not touched."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        es: AsyncElasticsearch,
+        settings: ElasticsearchSettings,
+        hint: Hint,
+        served: Callable[[Store], Awaitable[bool]],
+        *,
+        sweep_after_seconds: float,
+        on_progress: OnProgress = lambda phase, done, total: None,
+        on_note: Callable[[str], None] = lambda line: None,
+        queries_end_seconds: float = QUERIES_END_SECONDS,
+        stall_seconds: float = STALL_SECONDS,
+    ) -> None:
+        """connection: one of ``opening.connect``. hint: sends hints. served: whether a worker of that store runs.
+        on_note: told in one line what is being waited for."""
+        self.connection = connection
+        self.es = es
+        self.settings = settings
+        self._hint = hint
+        self._served = served
+        self._grace = sweep_after_seconds * GRACE_FACTOR
+        self.progress = on_progress
+        self._note = on_note
+        self._queries_end = queries_end_seconds
+        self._stall = stall_seconds
+
+    async def is_there(self, build: Build) -> bool:
+        """Whether its new table and index are."""
+        table = "vectors" not in build.replaces or await filling.table_exists(
+            self.connection, build.generation.chunk_table
+        )
+        return table and (
+            "keywords" not in build.replaces or await index_exists(self.es, build.generation.keyword_index)
+        )
+
+    async def fill(self, build: Build, feed: Feed | None = None) -> None:
+        """Bring in every document. Raises ``limits.Paused`` when what may be spent is spent."""
+        await self._hint_again(build)
+        if feed is not None:  # what an earlier run left is spent before anything is reckoned
+            await self._until(build, lambda o: o.pending == 0 or o.pending == o.failed)
+        cursor = await self.connection.execute("SELECT count(*) FROM documents")
+        row = await cursor.fetchone()
+        total = int(row[0]) if row else 0
+        filled = build.filled
+        self.progress("copying", filled, total)
+        while build.filled_at is None:
+            await self._until(build, lambda o: o.pending < MOST_PENDING)
+            limit = PAGE if feed is None else await self._afforded(build, feed)
+            page = await patiently(
+                self.connection,
+                lambda limit=limit: filling.fill(self.connection, build, limit=limit, grace_seconds=self._grace),  # type: ignore[misc]
+            )
+            if not page.documents:
+                return
+            await self._hint([(d, build.generation.name, "backfill") for d in page.pending])
+            filled += page.documents
+            self.progress("copying", min(filled, total), total)
+
+    async def _afforded(self, build: Build, feed: Feed) -> int:
+        """How many documents the next page may have, after waiting for its turn."""
+        ahead = await filling.ahead(self.connection, build, limit=PAGE)
+        if not ahead:
+            return PAGE
+        if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):  # not before all is known to be spent
+            await self._until(build, lambda o: o.pending == 0 or o.pending == o.failed)
+            feed.all_spent()
+        page = feed.page(ahead, await builds.tokens(self.connection, build))
+        await asyncio.sleep(feed.wait(monotonic()))
+        return page
+
+    async def _hint_again(self, build: Build) -> None:
+        """Hints of a run that was killed may never have been sent, and what failed then has its next chance now."""
+        await builds.forgive(self.connection, build)
+        await self._hint_pending(build)
+
+    async def _hint_pending(self, build: Build) -> None:
+        waiting = await builds.pending(self.connection, build, limit=2 * MOST_PENDING)
+        await self._hint([(d, build.generation.name, "backfill") for d in waiting])
+
+    async def converge(self, build: Build) -> None:
+        first = (await builds.outstanding(self.connection, build)).holding
+        await self._until(
+            build,
+            lambda o: not o.holding,
+            lambda o: self.progress("converging", max(0, first - o.holding), max(first, o.holding)),
+        )
+
+    async def complete(self, build: Build) -> None:
+        """The graph, once over all rows (far faster than row by row; writers go on meanwhile), and the index as it is
+        to be searched."""
+        if "vectors" in build.replaces:
+            self.progress("graph", 0, 1)
+            await build_graph(self.connection, build.generation)
+            self.progress("graph", 1, 1)
+        if "keywords" in build.replaces:
+            await tune_index(
+                self.es, build.generation.keyword_index, replicas=self.settings.replicas, refresh_interval="1s"
+            )
+
+    async def _until(
+        self, build: Build, enough: Callable[[Outstanding], bool], tell: Callable[[Outstanding], None] | None = None
+    ) -> None:
+        """Wait for the sinks. Raises Retryable when nothing but failures is left, or nobody works."""
+        looked = moved = monotonic()
+        absent, stall, before = 0, self._stall, -1
+        while True:
+            now = await builds.outstanding(self.connection, build)
+            if tell is not None:
+                tell(now)
+            if enough(now):
+                return
+            if now.failed and now.failed >= now.holding:
+                await self._explain(build, now)
+            if now.pending != before:
+                moved, stall, before = monotonic(), self._stall, now.pending
+            elif monotonic() - moved > stall:
+                self._note(
+                    f"nothing has moved for {stall:.0f} s; {now.pending} documents wait for a sink and were hinted"
+                    " again (`penstock status` says what the workers wait for)"
+                )
+                await self._hint_pending(build)
+                moved, stall = monotonic(), min(2 * stall, LONGEST_STALL_SECONDS)
+            if monotonic() - looked > LOOK_SECONDS:
+                looked = monotonic()
+                absent = 0 if all([await self._served(store) for store in build.replaces]) else absent + 1
+                if absent > 1:  # once may be a restart
+                    await self.require_served(*build.replaces)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _explain(self, build: Build, now: Outstanding) -> None:
+        [(document, store, error), *_] = await builds.failures(self.connection, build, limit=1)
+        raise Retryable(
+            f"{now.failed} documents cannot be brought into the new {store} ({build.generation.name}), so nothing was"
+            f" swapped; the first is {document.source}/{document.external_id}: {error}. Mend it (`penstock why"
+            f" {document.external_id}`), then run the command again: it goes on from there"
+        )
+
+    async def require_served(self, *stores: Store) -> None:
+        """Raises Retryable when nobody would do the work."""
+        for store in stores:
+            if not await self._served(store):
+                raise Retryable(
+                    f"no {store} worker runs, and it does the work: start one (`penstock up`, or `penstock worker"
+                    f" {store}`), then run this again: it goes on where it stopped"
+                )
+
+    async def clear(self, *, after_queries: bool = False) -> None:
+        """Remove what only retired generations name: rows, tables, indexes. after_queries: a query may have pinned one
+        of them a moment ago."""
+        self.progress("clearing", 0, 1)
+        if after_queries:
+            await asyncio.sleep(self._queries_end)
+        retired = await clearing.uncleared(self.connection)
+        tables, indexes = await clearing.orphaned(self.connection, retired)
+        for index in indexes:
+            await drop_index(self.es, index)
+        for table in tables:
+            await patiently(self.connection, lambda table=table: clearing.drop_table(self.connection, table))  # type: ignore[misc]
+        for generation in retired:
+            await clearing.clear_rows(self.connection, generation)
+            await clearing.cleared(self.connection, generation)
+        self.progress("clearing", 1, 1)
+
+    async def active_name(self) -> str:
+        return (await generations.active(self.connection)).name
+
+
+async def patiently(connection: Connection, step: Callable[[], Awaitable[T]]) -> T:
+    """A step that repeats harmlessly, again while the database says that it may heal (a lock, a deadlock)."""
+    for _ in range(RETRIES):
+        try:
+            with translated("build"):
+                return await step()
+        except Retryable as error:
+            if error.service != "postgres" or connection.closed:
+                raise
+        await asyncio.sleep(RETRY_SECONDS)
+    with translated("build"):
+        return await step()

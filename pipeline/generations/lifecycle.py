@@ -1,0 +1,183 @@
+"""Which generation is active: cutting over, rolling back, retiring. Each is one transaction; the query follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.model import Generation
+from pipeline.generations.building import Builder, patiently
+from pipeline.ledger import builds, generations
+from pipeline.ledger.builds import FOLLOWED_SECONDS, Build
+from pipeline.stores.postgres import Connection, translated
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a generation stands."""
+
+    name: str
+    state: str
+    since: datetime
+    model: str
+    dimensions: int
+    chunk_tokens: int
+    documents: int
+    """Filled in, of those that there are."""
+    of: int
+    chunks: int
+    pending: int
+    """Documents and stores that have not followed the ledger yet."""
+    failed: int
+    lagging: int
+    """Of the pending ones, those that failed or are older than a minute: more than live traffic on its way."""
+    tokens: int
+    """That its model has read while it was built."""
+    bytes: int
+    """Of its table with its indexes."""
+    ready: bool
+    """Of a build: it may be cut over to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    active: str
+    previous: str
+    """Still written, so that a rollback is never stale."""
+    retired: list[str]
+
+
+async def standings(connection: Connection) -> list[Standing]:
+    """Of every generation that still has anything, the oldest first."""
+    with translated("generations"):
+        cursor = await connection.execute(
+            """
+            SELECT g.name, g.state, g.since, g.model, g.dimensions, (g.params ->> 'target')::int, b.filled,
+                (SELECT count(*) FROM documents),
+                (SELECT coalesce(sum(cardinality(m.chunk_ids)), 0)::bigint FROM manifests m
+                    WHERE m.generation = g.name),
+                s.pending, s.failed, s.lagging, coalesce(b.tokens, 0),
+                coalesce(pg_total_relation_size(to_regclass(quote_ident(g.chunk_table))), 0),
+                b.ready_at IS NOT NULL AND b.replaces @> '{vectors,keywords}'
+            FROM generations g LEFT JOIN builds b ON b.generation = g.name
+            CROSS JOIN LATERAL (
+                SELECT count(*), count(*) FILTER (WHERE i.attempts > 0), count(*) FILTER (WHERE i.attempts > 0
+                    OR i.pending_since < clock_timestamp() - make_interval(secs => %s))
+                FROM index_state i WHERE i.generation = g.name AND i.seq < i.want_seq
+            ) s (pending, failed, lagging)
+            WHERE g.state <> 'retired' OR g.cleared_at IS NULL
+            ORDER BY g.created_at, g.name
+            """,
+            [FOLLOWED_SECONDS],
+        )
+        rows = await cursor.fetchall()
+    return [Standing(*(*row[:6], row[7] if row[6] is None else row[6], *row[7:])) for row in rows]
+
+
+async def candidate(connection: Connection, name: str | None = None) -> Generation:
+    """The generation to compare with the active one, or to cut over to. Raises Misconfigured."""
+    with translated("generations"):
+        living = [g for g in await generations.writable(connection) if g.state != "active"]
+    found = [g for g in living if (g.state == "building" if name is None else g.name == name)]
+    if not found:
+        there = ", ".join(f"{g.name} ({g.state})" for g in living) or "none"
+        raise Misconfigured(
+            f"there is no generation {name} beside the active one (there: {there})"
+            if name
+            else f"no generation is being built (beside the active one: {there}): `penstock generation build` does it"
+        )
+    return found[0]
+
+
+async def require_complete(connection: Connection) -> Build:
+    """The build that may be cut over to. Raises Misconfigured when there is none."""
+    with translated("generations"):
+        build = await builds.under_way(connection)
+    if build is None:
+        await candidate(connection)
+        raise Misconfigured("no generation is being built")
+    if len(build.replaces) < 2:
+        raise Misconfigured(builds.occupied(build))
+    if build.ready_at is None:
+        raise Misconfigured(
+            f"generation {build.generation.name} is not complete: run `penstock generation build --wait`, which goes on"
+            " with it"
+        )
+    return build
+
+
+async def cutover(connection: Connection) -> Switched:
+    """To the generation that was built. Raises Misconfigured or Retryable, saying why not; then nothing was done."""
+    build = await require_complete(connection)
+    name = build.generation.name
+    with translated("generations"):
+        before = {g.name for g in await generations.writable(connection)}
+        active = await generations.active(connection)
+        if holding := await patiently(connection, lambda: builds.cut_over(connection, build, keep_origin=True)):
+            raise Retryable(
+                f"{holding} documents of generation {name} are not in both of its stores yet: nothing was changed."
+                " Run it again in a moment; `penstock generation list` shows what failed"
+            )
+        after = {g.name for g in await generations.writable(connection)}
+    return Switched(name, active.name, sorted(before - after))
+
+
+async def rollback(connection: Connection, *, force: bool = False) -> Switched:
+    """To the generation that was active before; again: forth. Raises Misconfigured when there is none, Retryable when
+    it has not followed the ledger (force: even then)."""
+
+    async def switch() -> Switched:
+        async with builds.changing(connection):
+            living = await generations.writable(connection)
+            previous = next((g for g in living if g.state == "previous"), None)
+            if previous is None:
+                raise Misconfigured("there is no previous generation to go back to")
+            lagging = await _lagging(connection, previous)
+            if lagging and not force:
+                raise Retryable(
+                    f"{lagging} changes are not in generation {previous.name} yet, so searches would be stale:"
+                    " nothing was changed. Run it again in a moment, or with --force"
+                )
+            active = await generations.active(connection)
+            await builds.make_active(connection, previous, active, keep=True)
+        return Switched(previous.name, active.name, [])
+
+    return await patiently(connection, switch)
+
+
+async def _lagging(connection: Connection, generation: Generation) -> int:
+    """Changes that it should have followed and has not: more than live traffic on its way."""
+    cursor = await connection.execute(
+        "SELECT count(*) FROM index_state WHERE generation = %s AND seq < want_seq"
+        " AND (attempts > 0 OR pending_since < clock_timestamp() - make_interval(secs => %s))",
+        [generation.name, FOLLOWED_SECONDS],
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+async def retire(builder: Builder, name: str | None = None) -> str:
+    """Free a generation's rows, table and index; returns its name. Raises Misconfigured for the active one. Killed, it
+    goes on when any of the commands that build is run again."""
+    connection = builder.connection
+    with translated("generations"):
+        async with builds.changing(connection):
+            known = {g.name: g for g in await generations.every(connection)}
+            living = [g for g in known.values() if g.state in ("previous", "building")]
+            if name is None:
+                if len(living) != 1:
+                    there = ", ".join(f"{g.name} ({g.state})" for g in living) or "none beside the active one"
+                    raise Misconfigured(f"say which generation to retire: {there}")
+                name = living[0].name
+            if name not in known:
+                raise Misconfigured(f"there is no generation {name}: `penstock generation list` shows them")
+            if known[name].state == "active":
+                raise Misconfigured(
+                    f"generation {name} answers the searches: cut over to another one, or roll back, before that"
+                )
+            await connection.execute(
+                "UPDATE generations SET state = 'retired', since = clock_timestamp() WHERE name = %s", [name]
+            )
+        await builder.clear(after_queries=True)  # one may have pinned it: a comparison, a moment before a switch
+    return name
