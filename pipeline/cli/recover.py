@@ -7,14 +7,18 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import datetime
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipeline.cli.moment import past_moment
 from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+
+if TYPE_CHECKING:
+    from pipeline.republish import Forgotten
 
 DOING = {"replaying": "events read again", "converging": "documents in both stores"}
 REPAIR_SECONDS = 600
@@ -23,18 +27,31 @@ REPAIR_SECONDS = 600
 
 def recover(
     since: Annotated[
-        str,
+        str | None,
         typer.Option("--since", metavar="TIME", help="When the backup was taken, or earlier: 2026-11-20T08:00Z, 2h."),
-    ],
+    ] = None,
+    topics_lost: Annotated[
+        bool,
+        typer.Option("--topics-lost", help="Kafka is new and empty: have the connectors look again."),
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    """Let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree with it.
+    """After a loss.
+
+    --since: let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree.
 
     Run it before the query service is opened again: until it returns, what was revoked or deleted after the backup is
     not known. Detect workers of the local stack are stopped and started again; others have to be stopped by you.
 
+    --topics-lost: what was published and had not been read is published again, by each connector at its next sweep.
+
     Example: penstock recover --since 2026-11-20T08:00Z
     """
+    if (since is None) is not topics_lost:
+        raise typer.BadParameter("say what was lost: --since TIME (Postgres, restored) or --topics-lost (Kafka)")
+    if since is None:
+        _look_again(json_output=json_output)
+        return
     moment = past_moment(since)
     start = perf_counter()
     with _local_detect_stopped() as start_again:
@@ -47,6 +64,28 @@ def recover(
         _tell(result)
     if result["failed"] or not result["audit"]["clean"]:
         raise typer.Exit(1)
+
+
+def _look_again(*, json_output: bool) -> None:
+    found = asyncio.run(_republish())
+    if json_output:
+        print_json(asdict(found))
+        return
+    stdout.print(
+        f"{found.documents:,} documents, {found.deletions:,} deletions and {found.principals:,} memberships may be"
+        " published again, by the next sweep of their connector; now by `penstock connector run NAME` or"
+        " `penstock ingest`.",
+        soft_wrap=True,
+    )
+
+
+async def _republish() -> Forgotten:
+    from pipeline.republish import republish
+    from pipeline.settings import load
+    from pipeline.stores.postgres import open_pool
+
+    async with open_pool(load().postgres) as pool:
+        return await republish(pool)
 
 
 async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[str, Any]:
@@ -133,9 +172,11 @@ def _audit() -> dict[str, Any]:
 def _tell(result: dict[str, Any]) -> None:
     audit = result["audit"]
     verdict = "the audit is clean" if audit["clean"] else "the audit is not clean: see `penstock audit --repair`"
+    since = result["replayed_from"]
+    since = "the beginning" if since.startswith("1970-") else since  # a lane that held nothing at the backup
     failed = f", {result['failed']} documents were set aside (`penstock why`)" if result["failed"] else ""
     stdout.print(
-        f"Recovered: {result['replayed']:,} records read again from {result['replayed_from']}; {verdict}"
+        f"Recovered: {result['replayed']:,} records read again from {since}; {verdict}"
         f" ({audit['documents']:,} documents, {audit['repaired']:,} differences mended){failed};"
         f" {result['seconds']:.0f} s.",
         soft_wrap=True,

@@ -1,0 +1,139 @@
+"""What the disaster drill does, in its order (deploy/drill.py plays it)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    typed: tuple[str, ...]
+    shows: str = ""
+    """What each of them must print: a regular expression."""
+
+
+def do(*typed: str, shows: str = "") -> Step:
+    return Step(typed, shows)
+
+
+CLEAN = r"pgvector and Elasticsearch agree"
+CLOSED = "penstock down > down.log 2>&1 && penstock up --no-workers > up.log 2>&1"
+"""Nobody writes, nobody searches: the three servers alone."""
+
+SCENES: tuple[Say | Step, ...] = (
+    Say("## A day like any other"),
+    do(
+        "mkdir notes plans",
+        "for n in $(seq 1 40); do"
+        ' printf "# Valve $n\\n\\nValve $n is inspected every $n days.\\n" > notes/valve-$n.md; done',
+        'printf "# Merger\\n\\nThe merger with the upper dam is signed in March.\\n" > plans/merger.md',
+        "penstock up > up.log 2>&1",
+    ),
+    do("penstock ingest notes plans --acl staff --wait", shows="searchable 41 documents"),
+    do('penstock search "when is the merger signed?" --tag staff --top 1', shows="Merger"),
+    Say(
+        "Yesterday's backup, by Postgres's own tool, while everything runs. Roles are not in it: they belong to the"
+        " server."
+    ),
+    do(
+        "DSN=$(python -c 'from pipeline.settings import load; print(load().postgres.dsn.get_secret_value())')",
+        "SINCE=$(date -u +%Y-%m-%dT%H:%M:%SZ)",
+        'pg_dump --format=custom --file=yesterday.dump "$DSN"',
+    ),
+    Say(
+        "Today one note is edited, one deleted, one is new, and the plans are for the board only. Kafka and"
+        " Elasticsearch know it; the backup does not."
+    ),
+    do(
+        'printf "# Valve 1\\n\\nValve 1 was replaced by a sluice.\\n" > notes/valve-1.md',
+        "rm notes/valve-2.md",
+        'printf "# Valve 41\\n\\nValve 41 is brand new.\\n" > notes/valve-41.md',
+        "penstock ingest notes --acl staff --wait",
+        "penstock ingest plans --acl board --wait",
+    ),
+    Say("## Postgres is lost, and restored from yesterday"),
+    do(
+        "penstock down > down.log 2>&1",
+        "rm -r state/data/postgres",
+        "penstock up --no-workers > up.log 2>&1",
+        "DSN=$(python -c 'from pipeline.settings import load; print(load().postgres.dsn.get_secret_value())')",
+        'psql "${DSN%/*}/postgres" -qc "DROP DATABASE penstock WITH (FORCE)" -c "CREATE DATABASE penstock"',
+        'pg_restore --dbname="$DSN" yesterday.dump',
+        "penstock migrate",
+    ),
+    Say(
+        "`up --no-workers` made an empty database first, and with it the server's roles, which the dump's grants name."
+        " What the restored ledger wants and what the stores hold are now two things:"
+    ),
+    do("penstock audit | tail -n 12", shows="differ|more|less|missing|unwanted|stale|ahead"),
+    Say(
+        "Now the order matters. Workers that write the stores may run, the query service must not: what was revoked"
+        " today is not known to this ledger. `recover` takes Kafka back to the backup and waits for detect:"
+    ),
+    do(
+        "penstock worker vectors > vectors.log 2>&1 & VECTORS=$!",
+        "penstock worker keywords > keywords.log 2>&1 & KEYWORDS=$!",
+        "(until grep -q 'start the workers' recover.log 2> grep.log; do sleep 0.2; done; exec penstock worker detect"
+        " > detect.log 2>&1) & DETECT=$!",
+    ),
+    do('penstock recover --since "$SINCE" 2>&1 | tee recover.log', shows="the audit is clean"),
+    Say("Everything of today is there again, and what was withdrawn today is withdrawn:"),
+    do(
+        "kill $VECTORS $KEYWORDS $DETECT; wait",
+        "penstock up > up.log 2>&1",
+    ),
+    do("penstock audit", shows=CLEAN),
+    do('penstock search "sluice" --tag staff --mode keyword --top 1', shows="Valve 1"),
+    do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
+    do(
+        'penstock search "when is the merger signed?" --tag staff --json | grep merger.md || echo nothing',
+        shows="^nothing",
+    ),
+    do('penstock search "when is the merger signed?" --tag board --top 1', shows="Merger"),
+    Say("## Elasticsearch is lost whole"),
+    do(
+        "penstock down > down.log 2>&1",
+        "rm -r state/data/elasticsearch",
+        "penstock up > up.log 2>&1",
+    ),
+    Say("`up` made an empty index. Searches go on with vectors alone, and the audit names everything that is missing:"),
+    do("penstock audit | tail -n 3", shows="missing|lack"),
+    do("penstock rebuild keywords --yes"),
+    do("penstock audit", shows=CLEAN),
+    do('penstock search "sluice" --tag staff --mode keyword --top 1', shows="Valve 1"),
+    Say("## The vectors are lost"),
+    do(
+        'TABLE=$(psql "$DSN" -Atc "SELECT chunk_table FROM generations WHERE state = \'active\'")',
+        'psql "$DSN" -qc "TRUNCATE $TABLE"',
+    ),
+    do("penstock rebuild vectors --dry-run"),
+    do("penstock rebuild vectors --yes"),
+    do("penstock audit", shows=CLEAN),
+    Say("## Kafka is lost whole\n\nThe worst moment: Kafka has acknowledged changes, and no worker has read them yet."),
+    do(
+        CLOSED,
+        'printf "# Valve 3\\n\\nValve 3 leaks.\\n" > notes/valve-3.md',
+        "rm notes/valve-4.md",
+        "penstock ingest notes --acl staff",
+    ),
+    do(
+        "penstock down > down.log 2>&1",
+        "rm -r state/data/kafka",
+        "penstock up > up.log 2>&1",
+    ),
+    Say(
+        "The topics are empty, and the ledger has never heard of the two changes. The connectors believe that they were"
+        " published; this makes them look again:"
+    ),
+    do("penstock recover --topics-lost"),
+    do("penstock ingest notes --acl staff --wait"),
+    do("penstock audit", shows=CLEAN),
+    do('penstock search "which valve leaks?" --tag staff --top 1', shows="Valve 3"),
+    do("penstock why notes/valve-4.md | head -n 1", shows="not searchable|deleted"),
+    do("penstock down > down.log 2>&1"),
+)
