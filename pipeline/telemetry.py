@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Literal
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -18,6 +18,9 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
 """What became of one request to the model; rejected: it will not take the content."""
+
+Purpose = Literal["document", "conversation"]
+"""What the workers embed."""
 
 
 class Metrics:
@@ -54,7 +57,12 @@ class Metrics:
         )
         self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
         self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
-        self.embedding_tokens = Counter("penstock_embedding_tokens", "Tokens sent to the model", registry=r)
+        self.embedding_tokens = Counter(
+            "penstock_embedding_tokens",
+            "Tokens sent to the model, by purpose: document, conversation (questions: the query service's own)",
+            ["purpose"],
+            registry=r,
+        )
         self.embedding_requests = Counter(
             "penstock_embedding_requests",
             "Requests to the model by outcome: answered, throttled, unavailable, misconfigured, rejected",
@@ -66,7 +74,9 @@ class Metrics:
         )
         self.embedding_cost = Counter(
             "penstock_embedding_cost",
-            "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
+            "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS, by purpose:"
+            " document, conversation",
+            ["purpose"],
             registry=r,
         )
         self.embedding_budget = Gauge(
@@ -74,6 +84,9 @@ class Metrics:
             "What a day of embeddings may cost (PENSTOCK_EMBEDDING_DAILY_BUDGET); 0: no limit is set",
             registry=r,
         )
+        for purpose in get_args(Purpose):  # nothing spent is a zero, not an absence
+            self.embedding_tokens.labels(purpose)
+            self.embedding_cost.labels(purpose)
         self.embedding_price = 0.0
         """Of a million tokens; no metric."""
         self.truncated = Counter(
@@ -181,10 +194,10 @@ class Metrics:
         self.embedding_requests.labels(outcome).inc()
         self.embedding_seconds.observe(seconds)
 
-    def embedding_billed(self, tokens: int, price: float | None = None) -> None:
+    def embedding_billed(self, tokens: int, price: float | None = None, *, purpose: Purpose = "document") -> None:
         """price: of a million tokens, where the model is not the settings' own."""
-        self.embedding_tokens.inc(tokens)
-        self.embedding_cost.inc(tokens * (self.embedding_price if price is None else price) / 1_000_000)
+        self.embedding_tokens.labels(purpose).inc(tokens)
+        self.embedding_cost.labels(purpose).inc(tokens * (self.embedding_price if price is None else price) / 1_000_000)
 
     def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
         self.breaker_open.labels(stage, service or "unknown").set(is_open)

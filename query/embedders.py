@@ -14,6 +14,7 @@ from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.port import Embedder
 from pipeline.settings import EmbeddingSettings
 from query.embedder import EMBED_SECONDS, QueryEmbedder
+from query.telemetry import QueryMetrics
 
 CHOOSE = "pipeline.embedding.choose"
 """Slow to import: in a thread, if at all."""
@@ -40,12 +41,22 @@ class GenerationEmbedders:
         self._importing: asyncio.Task[object] | None = None
 
     @classmethod
-    def by_settings(cls, settings: EmbeddingSettings, models: Path, *, embed_seconds: float = EMBED_SECONDS) -> Self:
+    def by_settings(
+        cls,
+        settings: EmbeddingSettings,
+        models: Path,
+        *,
+        embed_seconds: float = EMBED_SECONDS,
+        metrics: QueryMetrics | None = None,
+    ) -> Self:
         """What a generation's row does not say (the key, timeouts) is the settings'. models: the folder that converted
-        models are kept in."""
+        models are kept in. metrics: told what questions cost."""
 
         def load(generation: Generation) -> Embedder:
             embedder: Embedder = import_module(CHOOSE).for_generation(generation, settings, models)
+            if metrics is not None:
+                embedder.on_question = metrics.question_embedded
+                embedder.on_request = metrics.embedding_asked
             return embedder
 
         return cls(load, embed_seconds=embed_seconds)

@@ -66,12 +66,13 @@ async def open_service(
     reranks = bool(query.rerank.url or query.rerank.onnx_path)
     budget = share(query.serve.search_seconds, query.rerank.timeout_seconds if reranks else 0.0)
     async with AsyncExitStack() as closing:
-        embedders = embedders or GenerationEmbedders.by_settings(settings.embedding, dist() / "models")
+        embedders = embedders or GenerationEmbedders.by_settings(settings.embedding, dist() / "models", metrics=metrics)
         closing.push_async_callback(embedders.aclose)
         es = connect(settings.elasticsearch)
         closing.push_async_callback(es.close)
         pool = await closing.enter_async_context(open_pool(settings.postgres))
-        reranker = await open_reranker(query.rerank, lambda outcome: metrics.rerank.labels(outcome).inc())
+        price = query.rerank.price_per_thousand_searches
+        reranker = await open_reranker(query.rerank, lambda outcome: metrics.reranked(outcome, price))
         if reranker is not None:
             closing.push_async_callback(reranker.aclose)
         chat = OpenAIChat.by_settings(query.chat)

@@ -51,6 +51,8 @@ class RerankSettings(Part):
     """… and how many of them an answer is given, unless the caller asks for another number."""
     timeout_seconds: float = Field(1.0, gt=0)
     """A slower one is left out: the order of the fusion stays."""
+    price_per_thousand_searches: float = Field(0.0, ge=0)
+    """What the provider charges, in any currency: makes ``penstock_query_rerank_cost_total`` say money."""
     cached_pairs: int = Field(100_000, ge=0)
     """Scores that are remembered, by question and passage (about 200 bytes each); 0 remembers none."""
 
@@ -68,9 +70,17 @@ class ChatSettings(Part):
     """What retrieved passages may fill (cl100k)."""
     temperature: float | None = Field(None, ge=0, le=2)
     """None: the model's own (some refuse any other)."""
+    price_per_million_prompt_tokens: float = Field(0.0, ge=0)
+    price_per_million_answer_tokens: float = Field(0.0, ge=0)
+    """What the provider charges, in any currency: makes ``penstock_query_answer_cost_total`` say money."""
     first_token_seconds: float = Field(20.0, gt=0)
     timeout_seconds: float = Field(60.0, gt=0)
     """For the whole answer."""
+
+    def money(self, *, prompt: int, answer: int) -> float:
+        """Of so many tokens."""
+        of_prompt = prompt * self.price_per_million_prompt_tokens
+        return (of_prompt + answer * self.price_per_million_answer_tokens) / 1_000_000
 
 
 class ServeSettings(Part):

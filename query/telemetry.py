@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pipeline.telemetry import EmbeddingOutcome
+
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
 SHARE_BUCKETS = (0.0, 0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
@@ -88,7 +90,35 @@ class QueryMetrics:
             registry=r,
         )
         self.tokens = Counter(
-            "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", ["kind"], registry=r
+            "penstock_query_tokens", "Tokens of the chat model, by kind: prompt, answer", ["kind", "model"], registry=r
+        )
+        self.answer_cost = Counter(
+            "penstock_query_answer_cost",
+            "Money for written answers, in the currency of PENSTOCK_CHAT_PRICE_PER_MILLION_PROMPT_TOKENS and"
+            " _ANSWER_TOKENS",
+            ["model"],
+            registry=r,
+        )
+        self.rerank_cost = Counter(
+            "penstock_query_rerank_cost",
+            "Money for reranked searches, in the currency of PENSTOCK_RERANK_PRICE_PER_THOUSAND_SEARCHES",
+            registry=r,
+        )
+        self.embedding_tokens = Counter(
+            "penstock_query_embedding_tokens", "Tokens of questions that the embedding model read", registry=r
+        )
+        self.embedding_cost = Counter(
+            "penstock_query_embedding_cost",
+            "Money for embeddings of questions, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS",
+            registry=r,
+        )
+        self.embedding_seconds = Histogram(
+            "penstock_query_embedding_seconds",
+            "Time a request for a question's embedding took, by outcome: answered, throttled, unavailable,"
+            " misconfigured, rejected",
+            ["outcome"],
+            buckets=ANSWER_BUCKETS,
+            registry=r,
         )
         self.left_out = Counter(
             "penstock_query_left_out_passages",
@@ -111,3 +141,22 @@ class QueryMetrics:
             "penstock_query_degraded", "Answers that one part was missing from: vectors, keywords, rerank, …",
             ["part"], registry=r,
         )  # fmt: skip
+
+    def answered(self, model: str, *, prompt: int, answer: int, money: float) -> None:
+        """prompt, answer: tokens."""
+        self.tokens.labels("prompt", model).inc(prompt)
+        self.tokens.labels("answer", model).inc(answer)
+        self.answer_cost.labels(model).inc(money)
+
+    def reranked(self, outcome: str, price_per_thousand: float) -> None:
+        """What is remembered, or was not asked, costs nothing."""
+        self.rerank.labels(outcome).inc()
+        if outcome == "reranked":
+            self.rerank_cost.inc(price_per_thousand / 1_000)
+
+    def question_embedded(self, tokens: int, money: float) -> None:
+        self.embedding_tokens.inc(tokens)
+        self.embedding_cost.inc(money)
+
+    def embedding_asked(self, outcome: EmbeddingOutcome, seconds: float) -> None:
+        self.embedding_seconds.labels(outcome).observe(seconds)

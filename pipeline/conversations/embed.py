@@ -146,7 +146,7 @@ class ConversationVectors:
             some = parts[start : start + REQUEST_INPUTS]
             await self._my_turn()
             embedded = await embedder.embed_documents([part for _, part, _ in some])
-            self._metrics.embedding_billed(embedded.tokens)
+            self._metrics.embedding_billed(embedded.tokens, purpose="conversation")
             for row, (n, _, tokens) in enumerate(some):
                 if row not in embedded.refused:
                     sums[n] += tokens * embedded.vectors[row]

@@ -68,6 +68,7 @@ class LocalEmbedder:
         self.query_prefix = query_prefix
         self.on_truncated = on_truncated
         self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
+        self.on_question: Callable[[int, float], None] = lambda tokens, money: None  # nobody is paid
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self._tokens.count(texts)

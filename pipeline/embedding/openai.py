@@ -89,6 +89,7 @@ class OpenAIEmbedder:
         self.query_prefix = settings.query_prefix
         self.on_truncated = on_truncated
         self.on_request: Callable[[EmbeddingOutcome, float], None] = lambda outcome, seconds: None
+        self.on_question: Callable[[int, float], None] = lambda tokens, money: None
         self._settings = settings
         self._tokens = tokens
         self._patience = patience_seconds
@@ -123,6 +124,7 @@ class OpenAIEmbedder:
         fitted, _, _ = await asyncio.to_thread(self._fit, [self.query_prefix + text])
         call = self._call(fitted, min(self._patience, QUERY_PATIENCE_SECONDS))
         await self._batch(call, keep)
+        self.on_question(call.tokens, call.tokens * self._settings.price_per_million_tokens / 1_000_000)
         return only_row(Embedded(call.vectors, call.refused))
 
     async def aclose(self) -> None:

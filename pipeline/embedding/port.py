@@ -46,6 +46,9 @@ class Embedder(Protocol):
     on_request: Callable[[EmbeddingOutcome, float], None]
     """Told of every request to the model what became of it, and its seconds."""
 
+    on_question: Callable[[int, float], None]
+    """Told what a question cost: tokens, as the server counts them, and money."""
+
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Token counts as this model counts them, special tokens not counted. CPU work: long texts go to a thread."""
         ...

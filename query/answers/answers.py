@@ -198,7 +198,7 @@ class _Answering:
                             yield Delta(shown)
                         for n in writing.found.cited[known:]:
                             yield Cited(n)
-                usage = self._used()
+                usage = self._used(chat.model)
                 facts |= {"prompt_tokens": usage.prompt, "answer_tokens": usage.answer}
                 if not text.strip():
                     raise Retryable("the model wrote nothing", service="chat")
@@ -217,15 +217,15 @@ class _Answering:
         history = self.material.history
         return ask(self.question, self.context.shown, key=self.answers._key(), today=today, history=history)
 
-    def _used(self) -> Usage:
+    def _used(self, model: str) -> Usage:
         usage = self.end.usage if self.end else Usage()
         if self.end and self.end.reason == "length":
             self.notes.append(f"the answer was cut at the model's limit of {self.settings.answer_tokens} tokens")
         elif self.end and self.end.reason == "filtered":
             self.notes.append("the model's server ended the answer by its content filter")
         if metrics := self.answers._metrics:
-            metrics.tokens.labels("prompt").inc(usage.prompt)
-            metrics.tokens.labels("answer").inc(usage.answer)
+            used = {"prompt": usage.prompt, "answer": usage.answer}
+            metrics.answered(model, **used, money=self.settings.money(**used))
         return usage
 
     async def _checked(self, model: str, text: str, found: Found, passages: Sequence[Numbered]) -> Answer:

@@ -48,8 +48,8 @@ async def test_an_answer_is_streamed_cited_and_checked(fake: FakeChat) -> None:
     assert (answer.grounded, answer.unsupported, answer.review, answer.degraded) == (True, (), False, False)
     assert (answer.support, answer.density, answer.model) == (1.0, 1.0, "copyist")
     assert answer.usage.prompt == fake.stats.prompt_tokens
-    assert metric(metrics, "penstock_query_tokens_total", kind="prompt") == fake.stats.prompt_tokens > 0
-    assert metric(metrics, "penstock_query_tokens_total", kind="answer") == fake.stats.answer_tokens > 0
+    for kind, tokens in (("prompt", fake.stats.prompt_tokens), ("answer", fake.stats.answer_tokens)):
+        assert metric(metrics, "penstock_query_tokens_total", kind=kind, model="copyist") == tokens > 0
     assert metric(metrics, "penstock_query_answers_total", outcome="grounded") == 1
     assert [s.name for s in answer.steps] == ["context", "chat", "check"]
 

@@ -41,12 +41,16 @@ def test_no_two_processes_name_one_thing_differently() -> None:
 
 def test_tokens_become_money_at_the_price_that_is_set() -> None:
     metrics = Metrics()
+    of_documents = {"purpose": "document"}
     metrics.embedding_billed(500_000)
-    assert metrics.registry.get_sample_value("penstock_embedding_cost_total") == 0
+    assert metrics.registry.get_sample_value("penstock_embedding_cost_total", of_documents) == 0
     metrics.embedding_price = 0.13
     metrics.embedding_billed(2_000_000)
-    assert metrics.registry.get_sample_value("penstock_embedding_cost_total") == pytest.approx(0.26)
-    assert metrics.registry.get_sample_value("penstock_embedding_tokens_total") == 2_500_000
+    metrics.embedding_billed(1_000_000, purpose="conversation")
+    assert metrics.registry.get_sample_value("penstock_embedding_cost_total", of_documents) == pytest.approx(0.26)
+    assert metrics.registry.get_sample_value("penstock_embedding_tokens_total", of_documents) == 2_500_000
+    spent = metrics.registry.get_sample_value("penstock_embedding_cost_total", {"purpose": "conversation"})
+    assert spent == pytest.approx(0.13)
 
 
 async def test_a_request_to_a_model_that_is_away_is_counted_as_that() -> None:
