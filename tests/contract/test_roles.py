@@ -27,14 +27,18 @@ from pipeline.stages.sweep import Sweeper
 from pipeline.stores.postgres import create_chunk_table, create_graph, migrate, open_pool
 from query import review
 from query.answers.answers import Answers
-from query.evaluation import golden
+from query.embedder import QueryEmbedder
+from query.evaluation import golden, shadowed
 from query.evaluation.golden import Golden, Judged
 from query.evaluation.place import NoKafka, assembled
+from query.evaluation.shadowed import Shadowed
+from query.following import Following
 from query.material import Question
 from query.modes import Modes
 from query.pipeline_view import pipeline_view
 from query.review import Feedback
 from query.settings import ChatSettings, RetrievalSettings
+from query.telemetry import QueryMetrics
 from tests.contract.roles_kit import logins, run_file
 from tests.library import Library, WordEmbedder, access, deletion, document
 from topics.codec import encode
@@ -160,6 +164,13 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
         async def nothing_waits() -> dict[str, Any]:
             return {"records": 0, "groups": []}
 
+        following = Following(library.pool, QueryEmbedder(WordEmbedder), QueryMetrics())
+        await following.look()
+        async with library.pool.connection() as connection:
+            await shadowed.keep(connection, "g1", "g2", (0.9, 0.8))
+            await shadowed.keep(connection, "g1", "g2", None)
+            assert await shadowed.shadowed(connection, "g1", "g2") == Shadowed(1, 0.9, 0.8, 1)
+
         view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
         assert view["away"] == []
 
@@ -228,7 +239,7 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
     assert set.union(*written.values()) == tables - OWNERS_ALONE
     assert sum(map(len, written.values())) == len(tables - OWNERS_ALONE)
     assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {"connector", "connectors", "uploads"}
-    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval"}
+    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval", "shadow"}
 
 
 @pytest.mark.parametrize(
