@@ -36,7 +36,7 @@ SILENT_SECONDS = 15.0
 """A runner gives a sign of life every second. Agrees with connectors.operate (a test compares them)."""
 REASON_CHARACTERS = 300
 
-_FRESHNESS = """
+_FRESH = """
     WITH slices AS (
         SELECT n, %(start)s + n * %(slice)s::interval AS begins FROM generate_series(0, %(count)s - 1) n
     ), taken AS (
@@ -48,7 +48,8 @@ _FRESHNESS = """
         ) t
     ), fresh AS (
         -- A document is searchable when the second of both stores holds it: counted there, once.
-        SELECT t.n, greatest(0, extract(epoch FROM t.settled_at - coalesce(d.changed_at, d.received_at))) AS seconds
+        SELECT t.n, d.source,
+            greatest(0, extract(epoch FROM t.settled_at - coalesce(d.changed_at, d.received_at))) AS seconds
         FROM taken t
         JOIN documents d ON d.id = t.document_id AND d.lane = 'live'
         JOIN index_state o ON (o.document_id, o.generation) = (t.document_id, %(generation)s) AND o.store <> t.store
@@ -56,6 +57,8 @@ _FRESHNESS = """
           -- What a repair or a rebuild brought about says nothing of how soon the change was found.
           AND t.pending_since < d.received_at + interval '10 seconds'
     )
+"""
+_FRESHNESS = f"""{_FRESH}
     SELECT s.n / %(slices)s, count(f.n), percentile_disc(0.5) WITHIN GROUP (ORDER BY f.seconds)::float8,
         percentile_disc(0.99) WITHIN GROUP (ORDER BY f.seconds)::float8,
         (SELECT count(*) FROM (SELECT FROM taken GROUP BY n HAVING count(*) >= %(most)s) full_slices)
@@ -81,6 +84,33 @@ async def freshness(connection: Connection, generation: Generation, now: datetim
         "over_time_seconds": (BUCKET * BUCKETS).total_seconds(),
         "sampled": bool(full or past[0][4]),
     }
+
+
+async def fresh_by_source(connection: Connection, generation: Generation, now: datetime) -> dict[str, Any]:
+    """Seconds from the source's change to both stores holding it, of live changes within WINDOW: all, and by source
+    (at most MOST_CONNECTORS, those with most changes first)."""
+    slices = 60
+    values = {
+        "start": now - WINDOW, "slice": WINDOW / slices, "count": slices, "slices": slices, "most": OF_A_SLICE,
+        "generation": generation.name, "sources": MOST_CONNECTORS,
+    }  # fmt: skip
+    cursor = await connection.execute(
+        f"""{_FRESH}
+        SELECT source, count(*), percentile_disc(0.5) WITHIN GROUP (ORDER BY seconds)::float8,
+            percentile_disc(0.99) WITHIN GROUP (ORDER BY seconds)::float8
+        FROM fresh GROUP BY GROUPING SETS ((), (source))
+        ORDER BY grouping(source) DESC, 2 DESC, 1 LIMIT %(sources)s + 1""".encode(),
+        values,
+    )
+    told = [
+        {"source": source, "documents": documents, "p50": p50, "p99": p99}
+        for source, documents, p50, p99 in await cursor.fetchall()
+    ]
+    whole = {name: value for name, value in told[0].items() if name != "source"}
+    return {
+        "objective_seconds": OBJECTIVE_SECONDS, "window_seconds": WINDOW.total_seconds(), **whole,
+        "by_source": told[1:],
+    }  # fmt: skip
 
 
 async def _fresh(

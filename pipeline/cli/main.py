@@ -27,7 +27,8 @@ from pipeline.cli.rebuild import rebuild
 from pipeline.cli.recover import recover
 from pipeline.cli.search import search
 from pipeline.cli.serve import serve
-from pipeline.cli.stack import down, status, up
+from pipeline.cli.stack import down, up
+from pipeline.cli.status import status
 from pipeline.cli.why import why
 from pipeline.core.errors import PenstockError
 

@@ -1,23 +1,22 @@
-"""``penstock up``, ``down`` and ``status``: the local stack and its workers."""
+"""``penstock up`` and ``down``: the local stack and its workers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from deploy.local.stack import Stack
 from pipeline import settings
+from pipeline.cli.status_local import local
 from pipeline.core.errors import PenstockError
 
 WORKERS = ("detect", "vectors", "keywords")
@@ -32,10 +31,10 @@ def up(
 ) -> None:
     """Start the local stack, its workers and the query service; what runs already is left alone."""
     stack = Stack(settings.home())
-    with _errors(), _progress() as progress:
+    with errors(), _progress() as progress:
         started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), QUERY))
     if json_output:
-        _print_json(_status(stack))
+        _print_json(local(stack))
         return
     _print_table(stack)
     if not started:
@@ -44,28 +43,12 @@ def up(
 
 def down(json_output: Json = False) -> None:
     """Stop the query service, the workers and the services; their data stays."""
-    with _errors(), _progress() as progress:
+    with errors(), _progress() as progress:
         stopped = Stack(settings.home()).down(progress)
     if json_output:
         _print_json({"stopped": stopped})
     elif not stopped:
         typer.echo("Nothing is running.")
-
-
-def status(json_output: Json = False) -> None:
-    """What runs, where, and whether it is ready. Exit code 0 when all of it is, else 1."""
-    stack = Stack(settings.home())
-    with _errors():
-        found = _status(stack)
-    if json_output:
-        _print_json(found)
-    else:
-        _print_table(stack)
-    everything = [*found["services"].values(), *found["workers"]]
-    if found["query"]["url"]:
-        everything.append(found["query"])
-    if not all(one["ready"] for one in everything):
-        raise typer.Exit(1)
 
 
 def _up(stack: Stack, progress: Callable[[str, str], None], workers: tuple[str, ...]) -> list[str]:
@@ -132,55 +115,25 @@ def _connectors() -> tuple[str, ...]:
     return ("connectors",)
 
 
-def _status(stack: Stack) -> dict[str, Any]:
-    query = stack.query()
-    return {
-        "services": {
-            one.name: {"url": one.url or None, "pid": one.pid, "ready": one.ready} for one in stack.services()
-        },
-        "workers": [
-            {
-                "name": one.name,
-                "pid": one.pid,
-                "ready": one.ready,
-                "waiting_for": one.waiting_for,
-                "reason": one.reason,
-            }
-            for one in stack.workers()
-        ],
-        "query": {"url": query.url or None, "pid": query.pid, "ready": query.ready},
-    }
-
-
 def _print_json(document: object) -> None:
     typer.echo(json.dumps(document))
 
 
 def _print_table(stack: Stack) -> None:
+    from pipeline.cli.status_screen import running
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("", "address", "pid", "state"):
-        table.add_column(title, no_wrap=True)
-    workers = stack.workers()
-    rows = [(one.name, re.sub(r":[^:@/]+@", ":***@", one.url), one.pid, one.ready, "") for one in stack.services()]
-    rows += [(one.name, one.health, one.pid, one.ready, one.waiting_for or "") for one in workers]
-    if (query := stack.query()).is_wanted:
-        rows.append((QUERY, query.url, query.pid, query.ready, ""))
-    for name, address, pid, ready, waiting_for in rows:
-        state = "[green]ready[/]" if ready else "[yellow]not ready[/]" if pid else "[red]not running[/]"
-        if waiting_for:
-            state = f"[yellow]waiting for {waiting_for}[/]"
-        table.add_row(name, address if pid else "", str(pid or ""), state)
-    console.print(table)
-    for worker in workers:
-        if worker.reason:
-            console.print(f"{worker.name} stands still: {worker.reason}", markup=False, soft_wrap=True)
+    told = local(stack)
+    console.print(running(told))
+    for worker in told["workers"]:
+        if worker["reason"]:
+            console.print(f"{worker['name']} stands still: {worker['reason']}", markup=False, soft_wrap=True)
 
 
 @contextmanager
-def _errors() -> Iterator[None]:
+def errors() -> Iterator[None]:
     """One line on stderr and exit code 1; 130 for Ctrl-C."""
     try:
         yield

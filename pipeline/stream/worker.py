@@ -28,6 +28,7 @@ from pipeline.health import health
 from pipeline.kafka import producer
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist
+from pipeline.spending import Spending
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
@@ -185,7 +186,9 @@ async def run(name: str, settings: Settings) -> None:
             vitals = Vitals(pool, settings.kafka, watched, metrics)
             ending += [parts.sweeper().run(), parts.audit().run(), vitals.run()]
         if name == "vectors":
-            ending.append(parts.conversations(consuming[0]).run())
+            spending = Spending(pool, metrics)
+            stack.push_async_callback(spending.note)  # what the drained batches cost
+            ending += [parts.conversations(consuming[0]).run(), spending.run()]
         log.info("worker_started", worker=name)
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)

@@ -16,12 +16,12 @@ CREATE TABLE dead_letter_trail (
 );
 CREATE INDEX dead_letter_trail_letter ON dead_letter_trail (letter_id, id);
 
--- What embedding cost, a row for each day (UTC) and model; the vectors workers add to it. `penstock status` shows today.
+-- What embedding cost, a row for each day (UTC) and purpose (documents, conversations); the vectors workers add to it.
+-- `penstock status` shows today.
 CREATE TABLE embedding_days (
     day      date   NOT NULL,
-    model    text   NOT NULL,
-    tokens   bigint NOT NULL DEFAULT 0,
-    requests bigint NOT NULL DEFAULT 0,
-    cost     double precision NOT NULL DEFAULT 0,  -- in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS
-    PRIMARY KEY (day, model)
+    purpose  text   NOT NULL,
+    tokens   bigint NOT NULL,
+    cost     double precision NOT NULL,       -- in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS
+    PRIMARY KEY (day, purpose)
 );
