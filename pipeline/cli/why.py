@@ -26,6 +26,9 @@ def why(
         list[str] | None,
         typer.Option("--tag", metavar="TAG", help="The same of whoever holds this tag (TAG, or SOURCE/TAG)."),
     ] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="QUERY", help="Say too at which rank a search for this finds it.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Why a document is searchable, or not, and what would change that: its source, events, decisions, both stores,
@@ -41,9 +44,13 @@ def why(
     from pipeline.core.errors import PenstockError
     from pipeline.ledger.story_json import around_json, as_json
     from pipeline.ledger.story_verdict import judge
+    from query.model import BadQuery
 
     quiet_libraries()
-    told = asyncio.run(look(Asked(tenant, names(document), source, principals or [], tags or [])))
+    try:
+        told = asyncio.run(look(Asked(tenant, names(document), source, principals or [], tags or [], query)))
+    except BadQuery as error:
+        raise typer.BadParameter(f"--query: {error}") from error
     if told.several:
         typer.echo(f"error: {document!r} may mean {len(told.several)} documents; name one of them:", err=True)
         for identity, title in told.several:

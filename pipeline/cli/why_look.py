@@ -43,6 +43,8 @@ class Asked:
     source: str | None = None
     principals: Sequence[str] = ()
     tags: Sequence[str] = ()
+    query: str | None = None
+    """Where does it find the document?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,13 @@ async def look(asked: Asked) -> Told:
                             ]
                         )
                     identity = named[0] if named else None
-        return Told(told, await _around(settings, pool, asked, told, identity))
+        around = await _around(settings, pool, asked, told, identity)
+    if asked.query is not None and told.document is not None:
+        from pipeline.cli.why_query import find  # the model, and all that a search needs: only for whoever asks
+
+        found = await find(settings, told, asked.query, asked.principals, asked.tags)
+        around = replace(around, found=found)
+    return Told(told, around)
 
 
 async def _named(pool: Pool, asked: Asked, told: Story) -> list[tuple[str, str]]:

@@ -41,6 +41,10 @@ def show(story: Story, around: Around, verdict: Verdict) -> None:
         known = f"  as of {_at(story.access.observed_at)}" if story.access.observed_at else ""
         _named("access", (", ".join(story.access.acl_tags) or "nobody") + required, (known, "dim"))
     _person(around)
+    if (found := around.found) is not None:
+        ranks = ", ".join(f"{ranker} #{rank}" for ranker, rank in found.ranks.items() if rank)
+        told = f"found at rank {found.rank} of {found.of} ({ranks})" if found.rank else f"not found: {found.reason}"
+        _named("query", f"“{found.query}”: {told}")
     for g in story.generations:
         _named(g.name, f"{g.chunks} chunks{'' if g.active else f'  ({g.state})'}")
         for name, progress in (("vectors", g.vectors), ("keywords", g.keywords)):

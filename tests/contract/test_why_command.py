@@ -245,3 +245,19 @@ async def test_a_store_that_does_not_answer_is_named_and_the_rest_is_told(
     assert (code, away["searchable"], away["stores"]) == (0, True, None)
     assert any(one.startswith("the stores") for one in away["away"])
     assert any(note.startswith("not looked at: the stores") for note in away["notes"])
+
+
+async def test_at_which_rank_a_query_finds_it(library: Library, tenant: str, home: Path) -> None:
+    """The library's own model is not one that the command could load: words alone find it, and that is said."""
+    await library.put(
+        document("a.md", "The turbine turns.", tenant=tenant),
+        document("b.md", "The turbine turns and the turbine hums: turbine.", tenant=tenant),
+    )
+    _, found = await told(home, tenant, "a.md", "--query", "turbine turns")
+    assert found["query"]["rank"] in (1, 2)
+    assert found["query"]["of"] == 2
+    assert found["query"]["ranks"]["keyword"] in (1, 2)
+    _, other = await told(home, tenant, "a.md", "--query", "hums", "--tag", "nobody")
+    assert other["query"]["rank"] is None
+    assert other["query"]["reason"]
+    assert (await penstock(home, "a.md", "--tenant", tenant, "--query", " ")).exit_code == 2
