@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.console import Group
 from rich.table import Table
 
 from pipeline.cli.output import printable
@@ -59,14 +60,21 @@ def built(result: Result) -> str:
     )
 
 
-def comparison(found: Comparison) -> Table:
+def comparison(found: Comparison) -> Group:
     told = Table(title=f"{found.questions} questions, nDCG@5 {found.change:+.1%}", title_justify="left")
     told.add_column("measure")
     for column in (f"{found.active} (active)", found.candidate):
         told.add_column(column, justify="right")
     for measure, value in found.before.items():
         told.add_row(measure, f"{value:.3f}", f"{found.after[measure]:.3f}")
-    return told
+    d = found.difference
+    beneath = f"nDCG@5 {d.mean:+.3f} (95 %: {d.low:+.3f} to {d.high:+.3f}), p = {found.p:.4f}"
+    if found.shadow.queries:
+        beneath += (
+            f"\nOn {found.shadow.queries:,} real questions: overlap@10 {found.shadow.overlap:.2f}, rank-biased"
+            f" {found.shadow.agreement:.2f}"
+        )
+    return Group(told, beneath)
 
 
 def switched(done: Switched) -> str:
