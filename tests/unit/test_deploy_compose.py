@@ -151,7 +151,7 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
     assert held == {
         "migrate": "penstock_owner", "demo": "penstock_owner", "detect": "penstock_worker",
         "vectors": "penstock_worker", "keywords": "penstock_worker", "connectors": "penstock_connectors",
-        "query": "penstock_query",
+        "canary": "penstock_query", "query": "penstock_query",
     }  # fmt: skip
 
 
