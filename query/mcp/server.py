@@ -24,6 +24,7 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
+from pipeline import tracing
 from query.access import Caller
 from query.http import problems
 from query.mcp import tools
@@ -94,13 +95,16 @@ def server(service: Service, identify: Identify) -> Server[dict[str, Any]]:
             asked = tool.takes.model_validate(params.arguments or {})
         except ValidationError as error:
             return _failed(_wrong(error))
-        try:
-            given = await tool.does(service, await identify(context), asked)
-        except tools.Missing as error:
-            return _failed(str(error))
-        except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
-            _log(tool.name, error)
-            return _failed(problems.of(error).detail)
+        about = {"mcp.method.name": "tools/call", "gen_ai.tool.name": tool.name}
+        with tracing.begin(f"tools/call {tool.name}", "server", attributes=about) as span:
+            try:
+                given = await tool.does(service, await identify(context), asked)
+            except tools.Missing as error:
+                return _failed(str(error))
+            except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
+                span.failed(error)
+                _log(tool.name, error)
+                return _failed(problems.of(error).detail)
         told = given.model_dump(mode="json")
         text = json.dumps(told, ensure_ascii=False)
         return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=told)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import re
 import secrets
 import sys
 from asyncio.subprocess import PIPE
@@ -195,13 +196,19 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
             "/v1/answers", json={"question": f"What is the otter called, {ASKED}?", "mode": "hybrid"}
         )
         assert written.json()["model"] == house.chat.model
+        streamed = await client.post("/v1/answers", json={"question": f"Is the otter {ASKED}?", "stream": True})
+        assert "event: done" in streamed.text
         called = await client.post("/mcp", headers=WAY_IN, json={
             "jsonrpc": "2.0", "id": 1, "method": "tools/call",
             "params": {"name": "search", "arguments": {"query": f"otter {ASKED}"}},
         })  # fmt: skip
         assert NAME in called.text or document in called.text
-        told = {"search": mine, "answer": written.headers["trace-id"], "tool": called.headers["trace-id"]}
-    assert len(set(told.values())) == 3
+        answers = {"answer": written, "stream": streamed, "tool": called}
+        told = {"search": mine, **{name: answer.headers["trace-id"] for name, answer in answers.items()}}
+        spent = (await client.get("/metrics")).text
+    assert len(set(told.values())) == 4
+    assert re.search(r"^penstock_query_embedding_tokens_total [1-9]", spent, re.MULTILINE)
+    assert re.search(r'^penstock_query_tokens_total\{kind="answer",model="copyist"\} [1-9]', spent, re.MULTILINE)
     [request] = [s for s in collector.of(mine) if s.kind == "server"]
     assert (request.name, request.parent, request.service) == ("POST /v1/search", parent, "penstock-query")
     assert request.has(http_response_status_code=200, penstock_tenant="default")
@@ -219,7 +226,11 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
     [wrote] = [s for s in collector.of(told["answer"]) if s.name == "chat copyist"]
     assert wrote.attributes["gen_ai.usage.output_tokens"] > 0
     assert [above.name for above in collector.above(wrote)] == ["chat", "POST /v1/answers"]
-    assert {"POST /mcp", "access", "vectors", "keywords"} <= {s.name for s in collector.of(told["tool"])}
+    [wrote] = [s for s in collector.of(told["stream"]) if s.name == "chat copyist"]
+    assert [above.name for above in collector.above(wrote)] == ["chat", "POST /v1/answers"]
+    for store in ("vectors", "keywords"):
+        lines_up = [[above.name for above in collector.above(s)] for s in collector.of(told["tool"]) if s.name == store]
+        assert ["tools/call search", "POST /mcp"] in lines_up
 
     # Every record carries its context, and nothing carries what was said
     sent = await records(space)
@@ -238,6 +249,7 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
     for where, bytes_ in places.items():
         for word in (TITLE, TEXT, ASKED, NAME, NotesPlayground.inside):
             assert word.encode() not in bytes_, f"{word} is in {where}"
+    assert document.encode() in places["spans"]  # the search itself can find
     digest = hashlib.sha256(TEXT.encode()).hexdigest().encode()
     assert digest not in places["spans"]
 
