@@ -1,8 +1,7 @@
 """How much of everything a library of a given size needs: arithmetic over what was measured, without any I/O.
 
-Every constant says where it comes from. ``bench`` is bench/results/query_load.json of 2026-11-21: 92,031 chunks of
-2,000 documents on two cores that many processes shared (load 15), so its rates are low rather than high. ``sized`` are
-relation sizes of pgvector 0.8.6 on Postgres 18, 4,000 rows of 1,536 dimensions and 8,000 of 384.
+Every constant says where it comes from. ``load`` is bench/results/query_load.json (python -m bench.query_load),
+``sized`` bench/results/sizing.json (python -m bench.sizing); tests/unit/test_deploy_plan.py compares them.
 """
 
 from __future__ import annotations
@@ -20,36 +19,38 @@ PAGE_BYTES = 8152
 """Of a Postgres page of 8,192, behind its header and pgvector's own words."""
 GRAPH_BYTES = 290
 """Of a graph's entry beside the vector at m = 16: two tuples' headers, 10 heap pointers, 32 neighbours of 6 bytes.
-An entry never crosses a page. sized: 4,098 bytes at 1,536 dimensions, 1,171 at 384; bits 503 and 350: within 3 %."""
+An entry never crosses a page. sized: within 3 %."""
 STORED_OUT_OF_LINE_BYTES = 2000
-"""Postgres keeps longer values in TOAST, taking half as much again (sized: 6,254 bytes a row, 1,535 of them text)."""
+"""Postgres keeps longer values in TOAST, taking half as much again (sized)."""
 ROW_BYTES = 250
-"""Of a chunk's row beside text and vector, and of its three small indexes (sized: 106)."""
-BODY_SHARE = 0.55
-"""Of a document's text, as Postgres compresses it (bench: 5,689 of 10,397 bytes)."""
-LEDGER_DOCUMENT_BYTES, LEDGER_CHUNK_BYTES = 2_000, 150
-"""documents, manifests, index_state, document_events with their indexes (bench: 5,640 bytes at 25 chunks)."""
-KEYWORD_SHARE = 1.6
-"""Elasticsearch's bytes for one of text (bench: 652 for 417)."""
+"""Of a chunk's row beside text and vector, and of its three small indexes (sized)."""
+BODY_SHARE = 0.46
+"""Of a document's text, as Postgres compresses it (sized)."""
+LEDGER_DOCUMENT_BYTES, LEDGER_CHUNK_BYTES = 2_700, 150
+"""documents, manifests, index_state, document_events with their indexes (sized)."""
+KEYWORD_SHARE = 1.83
+"""Elasticsearch's bytes for one of text (sized)."""
 KEYWORD_SHARD_BYTES = 30 * GB
 """Elastic's own advice is 10 to 50 GB."""
 GRAPH_HEADROOM = 1.25
 """Memory beyond the graph itself: the ledger's hot rows and the connections."""
 
-DETECT_CHUNKS_PER_SECOND = 979.0
-KEYWORDS_CHUNKS_PER_SECOND = 1_122.0
-"""One process each, in bulk (bench: 94.1 s and 82.0 s for all)."""
-VECTORS_ROWS_PER_SECOND = 166.0
-"""One process into a graph that stands: about 6 ms a row (WRITE_CHUNKS of pipeline.stages.vectors follows). A graph of
-rows that are there already is built at 408 rows/s (sized)."""
+DETECT_CHUNKS_PER_SECOND = 1_050.0
+KEYWORDS_CHUNKS_PER_SECOND = 1_050.0
+"""One process each, in bulk (load: 4,700 and 4,600 of 370 characters, which are 1,080 of 1,600)."""
+VECTORS_ROWS_PER_SECOND = 118.0
+"""One process into a graph that stands: 8.4 ms of a processor a row (sized)."""
+BUILT_ROWS_PER_SECOND = 850.0
+"""Into a graph that is built over rows that are there, by one processor (sized)."""
 CHUNKS_PER_CHANGE = 3.0
 """Embedded again for an edit, at p95 (the third law)."""
 PEAK = 3.0
 """The busiest hour against the mean. An assumption."""
-SERVICE_SECONDS_PER_QUERY = 0.033
-"""Processor time of the query service, with the second look (bench; 0.018 without)."""
-STORES_SECONDS_PER_QUERY = 0.175
-"""Of both stores together, at most: two cores gave 9.6 searches/s while others used them too (bench)."""
+SERVICE_SECONDS_PER_QUERY = 0.027
+"""Processor time of the query service, with the second look (docs/load.md; 0.0125 without)."""
+STORES_SECONDS_PER_QUERY = 0.06
+"""Of both stores together, at most: two cores that did nothing else, clients included, gave 46 searches/s of one look
+(load), which is 43 ms each; two looks are twice that, less what the service took."""
 BUSY = 0.6
 """How busy a processor may be in the mean, so that queues stay short."""
 SMALLEST_PARTITIONS = 8
@@ -91,6 +92,8 @@ class Plan:
     chunks: int
     graph_gb: float
     """The HNSW index, which has to lie in memory: a walk reads its pages at random."""
+    graph_hours: float
+    """To build it anew (a rebuild, another model), by one processor; parallel workers divide it."""
     postgres_disk_gb: float
     """With room for a second generation beside the first."""
     postgres_memory_gb: float
@@ -110,6 +113,11 @@ class Plan:
     load_tokens: int
     load_cost: float
     tokens_a_month: int
+    cost_processors: float
+    cost_memory: float
+    cost_disk: float
+    cost_tokens: float
+    """A month each: workers, service and stores; the graph; all disks; what changes embed anew."""
     cost_a_month: float
 
 
@@ -156,15 +164,14 @@ def plan(wanted: Wanted, prices: Prices | None = None) -> Plan:
     load_tokens = chunks * wanted.chunk_tokens
     month_tokens = ceil(changes * SECONDS_A_MONTH * CHUNKS_PER_CHANGE * wanted.chunk_tokens)
     disk = 2 * (graph + rows) + ledger + 2 * keyword * (1 + wanted.keyword_replicas) + kafka
-    month = (
-        (query + stores + sum(workers.values())) * prices.processor
-        + postgres_memory / GB * prices.memory_gb
-        + disk / GB * prices.disk_gb
-        + month_tokens / 1e6 * prices.million_tokens
-    )
+    processors = (query + stores + sum(workers.values())) * prices.processor
+    memory = postgres_memory / GB * prices.memory_gb
+    disks = disk / GB * prices.disk_gb
+    tokens = month_tokens / 1e6 * prices.million_tokens
     return Plan(
         chunks=chunks,
         graph_gb=graph / GB,
+        graph_hours=chunks / BUILT_ROWS_PER_SECOND / 3600,
         postgres_disk_gb=(2 * (graph + rows) + ledger) / GB,
         postgres_memory_gb=postgres_memory / GB,
         postgres_nodes=max(1, ceil(postgres_memory / GB / wanted.node_memory_gb)),
@@ -179,5 +186,9 @@ def plan(wanted: Wanted, prices: Prices | None = None) -> Plan:
         load_tokens=load_tokens,
         load_cost=load_tokens / 1e6 * prices.million_tokens,
         tokens_a_month=month_tokens,
-        cost_a_month=month,
+        cost_processors=processors,
+        cost_memory=memory,
+        cost_disk=disks,
+        cost_tokens=tokens,
+        cost_a_month=processors + memory + disks + tokens,
     )

@@ -55,7 +55,8 @@ def plan(
 def _lines(wanted: Wanted, p: Plan) -> list[str]:
     return [
         f"{wanted.documents:,} documents, {p.chunks:,} chunks of {wanted.dimensions} dimensions",
-        f"graph          {p.graph_gb:,.1f} GB ({wanted.quantisation}), in memory",
+        f"graph          {p.graph_gb:,.1f} GB ({wanted.quantisation}), in memory;"
+        f" {p.graph_hours:,.1f} hours of one processor to build it anew",
         f"Postgres       {p.postgres_memory_gb:,.0f} GB of memory on {p.postgres_nodes} node(s),"
         f" {p.postgres_disk_gb:,.0f} GB of disk with room for a second generation",
         f"Elasticsearch  {p.keyword_shards} shard(s), {p.keyword_disk_gb:,.0f} GB of disk with replicas and a rebuild",
@@ -65,5 +66,6 @@ def _lines(wanted: Wanted, p: Plan) -> list[str]:
         f"queries        {p.query_processors} processors for the service, {p.store_processors} at most for the stores",
         f"embedding      {p.load_tokens / 1e6:,.0f} M tokens for the first load ({p.load_cost:,.0f}),"
         f" {p.tokens_a_month / 1e6:,.0f} M a month",
-        f"a month        {p.cost_a_month:,.0f} at these prices",
+        f"a month        {p.cost_a_month:,.0f} at these prices: processors {p.cost_processors:,.0f}, memory"
+        f" {p.cost_memory:,.0f}, disk {p.cost_disk:,.0f}, tokens {p.cost_tokens:,.0f}",
     ]

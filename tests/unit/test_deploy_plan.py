@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from pipeline import plan as capacity
 from pipeline.cli.plan import plan as command
 from pipeline.plan import Prices, Wanted, graph_bytes, plan, row_bytes
 
@@ -20,16 +21,47 @@ GUIDE = Path(__file__).parents[2] / "docs" / "scaling.md"
 BIG = Wanted(2_000_000, changes_per_hour=10_000, queries_per_second=500)
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "quantisation", "measured"),
-    [(1536, "halfvec", 4098), (384, "halfvec", 1171), (1536, "binary", 503), (384, "binary", 350)],
-)
-def test_a_graph_is_as_large_as_pgvector_made_it(dimensions: int, quantisation: str, measured: int) -> None:
-    assert graph_bytes(dimensions, quantisation) == pytest.approx(measured, rel=0.03)  # type: ignore[arg-type]
+RESULTS = Path(__file__).parents[2] / "bench" / "results"
+SIZED = json.loads((RESULTS / "sizing.json").read_text())
+LOAD = json.loads((RESULTS / "query_load.json").read_text())
+
+
+@pytest.mark.parametrize("dimensions", [384, 1_536])
+def test_a_graph_is_as_large_as_pgvector_made_it(dimensions: int) -> None:
+    measured = SIZED["dimensions"][str(dimensions)]
+    assert graph_bytes(dimensions, "halfvec") == pytest.approx(measured["graph_bytes"], rel=0.03)
+    assert graph_bytes(dimensions, "binary") == pytest.approx(measured["bit_graph_bytes"], rel=0.03)
 
 
 def test_a_row_is_as_large_as_postgres_made_it() -> None:
-    assert row_bytes(1_535, 1_536) == pytest.approx(6_254 + 106, rel=0.05)
+    assert row_bytes(SIZED["characters"], 1_536) == pytest.approx(SIZED["dimensions"]["1536"]["row_bytes"], rel=0.05)
+    assert row_bytes(SIZED["characters"], 384) == pytest.approx(SIZED["dimensions"]["384"]["row_bytes"], rel=0.05)
+
+
+def test_ledger_and_keyword_index_are_as_large_as_they_became() -> None:
+    library = SIZED["library"]
+    ledger = capacity.LEDGER_DOCUMENT_BYTES + library["chunks_per_document"] * capacity.LEDGER_CHUNK_BYTES
+    assert ledger == pytest.approx(library["ledger_bytes_per_document"], rel=0.05)
+    assert pytest.approx(library["body_share"], rel=0.05) == capacity.BODY_SHARE
+    assert pytest.approx(library["keyword_share"], rel=0.05) == capacity.KEYWORD_SHARE
+
+
+def test_rates_are_those_that_were_measured() -> None:
+    """Texts of a chunk were shorter there: what counts is characters a second."""
+    shorter = SIZED["library"]["text_bytes_per_chunk"] / Wanted(1).chunk_characters
+    detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][one] * shorter for one in ("detect", "keywords"))
+    assert pytest.approx(detect, rel=0.05) == capacity.DETECT_CHUNKS_PER_SECOND
+    assert pytest.approx(keywords, rel=0.05) == capacity.KEYWORDS_CHUNKS_PER_SECOND
+    graph = SIZED["dimensions"]["1536"]
+    assert pytest.approx(1000 / graph["ms_per_row_added"], rel=0.05) == capacity.VECTORS_ROWS_PER_SECOND
+    assert pytest.approx(1000 / graph["ms_per_row_built"], rel=0.05) == capacity.BUILT_ROWS_PER_SECOND
+
+
+def test_a_search_costs_what_it_cost_when_both_processors_did_nothing_else() -> None:
+    most = max(run["per_second"] for run in LOAD["load"] if run["access"] == "100 %" and run["feedback"])
+    two_looks = 2 * LOAD["cpus"] / most
+    stores = two_looks - capacity.SERVICE_SECONDS_PER_QUERY
+    assert pytest.approx(stores, rel=0.05) == capacity.STORES_SECONDS_PER_QUERY
 
 
 def test_fifty_million_chunks() -> None:
@@ -69,6 +101,10 @@ def test_cost_is_what_the_prices_make_of_it() -> None:
     assert plan(BIG, Prices(0, 0, 0, 0)).cost_a_month == 0
     one = plan(BIG, Prices(1, 0, 0, 0))
     assert one.cost_a_month == one.query_processors + one.store_processors + one.detect + one.vectors + one.keywords
+    whole = plan(BIG)
+    parts = (whole.cost_processors, whole.cost_memory, whole.cost_disk, whole.cost_tokens)
+    assert whole.cost_a_month == pytest.approx(sum(parts))
+    assert min(parts) > 0
 
 
 @pytest.mark.parametrize("wrong", [replace(BIG, dimensions=4_001), replace(BIG, documents=0)])

@@ -1,0 +1,177 @@
+"""What documents and chunks take on disk, and what a graph costs to make: what `penstock plan` reckons with.
+
+    python -m bench.sizing            # on the running local stack; three minutes → bench/results/sizing.json
+
+Vectors are random: no graph is harder to build. Their tables are made by what makes a generation's, in a schema that is
+dropped at the end. Ledger and keyword index: a small library of bench.load_corpus, by the real detect and sink.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import numpy as np
+import psutil
+import psycopg
+from pgvector import HalfVector
+from pgvector.psycopg import register_vector_async
+from psycopg import AsyncConnection, sql
+
+from bench.load_corpus import Corpus, WordVectors
+from bench.load_library import CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK
+from deploy.local.stack import Stack
+from pipeline.core.model import ChunkParams, Generation
+from pipeline.settings import home, load
+from pipeline.stores.postgres import create_chunk_table, create_graph
+from tests.library import Library, document
+
+RESULTS = Path(__file__).parent / "results" / "sizing.json"
+ROWS = {1_536: 4_000, 384: 8_000}
+"""By dimensions."""
+ONE_BY_ONE = 500
+"""Rows that are added to a graph that stands, in one transaction."""
+DOCUMENTS = 400
+CHARACTERS = 1_600
+"""Of a chunk: 400 tokens of four."""
+
+
+def generation(dimensions: int) -> Generation:
+    return Generation(
+        name=f"s{dimensions}", model="random", revision="1", dimensions=dimensions, vector_type="halfvec",
+        input_window=8_191, document_prefix="", query_prefix="", chunk_table=f"sized_{dimensions}",
+        keyword_index="none", params=ChunkParams(target=400, min_tokens=160, max_tokens=600), state="building",
+    )  # fmt: skip
+
+
+async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) -> dict[str, float]:
+    of = generation(dimensions)
+    random = np.random.default_rng(7)
+    await create_chunk_table(connection, of)
+    await add(connection, of, random, rows)
+    heap = await size(connection, f"pg_table_size('{of.chunk_table}')")
+    small = await size(connection, f"pg_indexes_size('{of.chunk_table}')")
+    began = await busy(connection)
+    await create_graph(connection, of)
+    built = await busy(connection) - began
+    graph = await size(connection, f"pg_relation_size('{of.chunk_table}_hnsw')")
+    await connection.execute(
+        f"CREATE INDEX sized_bits ON {of.chunk_table} USING hnsw"
+        f" ((binary_quantize(embedding)::bit({dimensions})) bit_hamming_ops) WITH (m = 16, ef_construction = 64)"
+    )
+    bits = await size(connection, "pg_relation_size('sized_bits')")
+    await connection.execute("DROP INDEX sized_bits")
+    began = await busy(connection)
+    await add(connection, of, random, ONE_BY_ONE)
+    added = await busy(connection) - began
+    return {
+        "rows": rows,
+        "row_bytes": round((heap + small) / rows),
+        "graph_bytes": round(graph / rows),
+        "bit_graph_bytes": round(bits / rows),
+        "ms_per_row_built": round(1000 * built / rows, 2),
+        "ms_per_row_added": round(1000 * added / ONE_BY_ONE, 2),
+    }
+
+
+LEDGER = ("documents", "manifests", "index_state", "document_events", "access_sets")
+
+
+async def library() -> dict[str, float]:
+    """Bytes, of documents that were taken in once."""
+    corpus = Corpus()
+    params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
+    vectors = WordVectors(384, corpus)
+    async with Library.create(Stack(home()), vectors, params=params) as own:
+        ids = []
+        for start in range(0, DOCUMENTS, 32):
+            events = [
+                document(f"{n}.md", corpus.text(n, CHUNKS_A_DOCUMENT * WORDS_A_CHUNK), title=f"{n}", acl_tags=["all"])
+                for n in range(start, min(start + 32, DOCUMENTS))
+            ]
+            ids += await own.accept(*events)
+        for start in range(0, len(ids), 256):
+            await own.keywords.converge(own.generation, ids[start : start + 256])
+        [(chunks,)] = await own.execute("SELECT sum(cardinality(chunk_ids)) FROM manifests")
+        [(text_bytes, stored)] = await own.execute(
+            "SELECT sum(octet_length(text)), sum(pg_column_size(text)) FROM document_bodies"
+        )
+        tables = ", ".join(f"'{table}'" for table in LEDGER)
+        [(ledger,)] = await own.execute(
+            f"SELECT sum(pg_total_relation_size(t::regclass)) FROM unnest(ARRAY[{tables}]) t"
+        )
+        index = own.generation.keyword_index
+        await own.es.indices.forcemerge(index=index, max_num_segments=1)
+        await own.es.indices.flush(index=index, force=True)
+        stats = await own.es.indices.stats(index=index, metric="store")
+        keyword = int(stats["_all"]["primaries"]["store"]["size_in_bytes"])
+    return {
+        "documents": DOCUMENTS,
+        "chunks_per_document": round(int(chunks) / DOCUMENTS, 1),
+        "text_bytes_per_chunk": round(int(text_bytes) / int(chunks)),
+        "body_share": round(int(stored) / int(text_bytes), 3),
+        "ledger_bytes_per_document": round(int(ledger) / DOCUMENTS),
+        "keyword_share": round(keyword / int(text_bytes), 2),
+    }
+
+
+async def add(connection: AsyncConnection[Any], of: Generation, random: np.random.Generator, rows: int) -> None:
+    async with connection.transaction(), connection.cursor() as cursor:
+        for start in range(0, rows, 200):
+            vectors = random.standard_normal((min(200, rows - start), of.dimensions)).astype(np.float16)
+            await cursor.executemany(
+                sql.SQL(
+                    "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, 1, %s, %s)"
+                ).format(sql.Identifier(of.chunk_table)),
+                [(uuid4(), UUID(int=start), text(random), HalfVector(vector)) for vector in vectors],
+            )
+
+
+def text(random: np.random.Generator) -> str:
+    """Words: Postgres may press them together as it does real ones."""
+    return " ".join(f"{word:x}" for word in random.zipf(1.3, CHARACTERS) % 100_000)[:CHARACTERS]
+
+
+async def busy(connection: AsyncConnection[Any]) -> float:
+    """Processor seconds of the server's process for this connection: others on the machine do not matter."""
+    row = await (await connection.execute("SELECT pg_backend_pid()")).fetchone()
+    assert row is not None
+    times = psutil.Process(int(row[0])).cpu_times()
+    return float(times.user + times.system)
+
+
+async def size(connection: AsyncConnection[Any], of: str) -> int:
+    row = await (await connection.execute(f"SELECT {of}".encode())).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def main() -> None:
+    dsn = load().postgres.dsn.get_secret_value()
+    began = os.getloadavg()[0]
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        await register_vector_async(connection)
+        await connection.execute("CREATE SCHEMA sized")
+        try:
+            await connection.execute("SET search_path = sized, public")
+            await connection.execute("SET statement_timeout = 0; SET maintenance_work_mem = '512MB'")
+            await connection.execute("SET max_parallel_maintenance_workers = 0")
+            found = {str(n): await measure(connection, n, rows) for n, rows in ROWS.items()}
+        finally:
+            await connection.execute("DROP SCHEMA sized CASCADE")
+    result = {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"), "cpus": os.cpu_count(),
+        "load_average": {"before": round(began, 1), "after": round(os.getloadavg()[0], 1)},
+        "characters": CHARACTERS, "dimensions": found, "library": await library(),
+    }  # fmt: skip
+    RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
