@@ -79,12 +79,18 @@ class QueryEmbedder:
                 await done.aclose()
 
 
-def require_same(embedder: Embedder, generation: Generation) -> None:
-    """Models never mix: the query's must be the one that filled the generation. Raises Misconfigured."""
+def is_same(embedder: Embedder, generation: Generation) -> bool:
+    """Whether it is the model that filled the generation."""
     mine = (embedder.model, embedder.dimensions, embedder.query_prefix)
     theirs = (generation.model, generation.dimensions, generation.query_prefix)
     # A served model may not name its revision: then the workers' comparison of a reference text has to do.
-    if mine != theirs or (embedder.revision and generation.revision and embedder.revision != generation.revision):
+    revisions = {embedder.revision, generation.revision} - {""}
+    return mine == theirs and len(revisions) < 2
+
+
+def require_same(embedder: Embedder, generation: Generation) -> None:
+    """Models never mix: the query's must be the one that filled the generation. Raises Misconfigured."""
+    if not is_same(embedder, generation):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions, query prefix"
             f" {embedder.query_prefix!r}), but generation {generation.name} was built with {generation.model}"

@@ -25,7 +25,7 @@ from query import expansion
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
 from query.cache import Cache, Embedded, Key, Ref, Remembered, access_of, changed_since, snapshot
-from query.embedder import Embedders, bounded
+from query.embedder import Embedders, bounded, is_same
 from query.filters import NONE, Filters
 from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
@@ -137,7 +137,8 @@ class Search:
         if known is None:
             async with bounded(self._stores.timeouts.embed, "the embedding model"):
                 known = await embedders.of(generation).embed(text)
-            self._cache.keep_vector(generation, caller, text, known)
+            if is_same(known[0], generation):
+                self._cache.keep_vector(generation, caller, text, known)
         return known
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:

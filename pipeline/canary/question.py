@@ -7,6 +7,7 @@ from typing import cast
 import numpy as np
 
 from pipeline.core.errors import Retryable
+from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedder, Vectors
 from pipeline.ledger import generations
 from pipeline.ledger.generations import REFERENCE_TEXT
@@ -18,11 +19,15 @@ WORDS = REFERENCE_TEXT
 
 
 class Reference(QueryEmbedder):
-    """Answers with the active generation's own vector of WORDS, whatever it is asked."""
+    """Answers with a generation's own vector of WORDS, whatever it is asked: the active one's, until one is named."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, generation: Generation | None = None) -> None:
         super().__init__(_no_model)
         self._pool = pool
+        self._generation = generation
+
+    def of(self, generation: Generation) -> Reference:
+        return Reference(self._pool, generation)
 
     def start(self) -> None:
         """There is nothing to load."""
@@ -31,7 +36,7 @@ class Reference(QueryEmbedder):
         """Raises Retryable while no vectors worker has ever begun to fill the generation."""
         with translated("canary"):
             async with self._pool.connection() as connection:
-                generation = await generations.active(connection)
+                generation = self._generation or await generations.active(connection)
                 vector = await generations.reference(connection, generation)
         if vector is None:
             raise Retryable(f"no vectors worker has started with generation {generation.name} yet", service="embedding")

@@ -92,7 +92,8 @@ async def _evaluate(
     from pipeline.settings import load as settings_now
     from pipeline.stores.elasticsearch import connect
     from pipeline.stores.postgres import open_pool
-    from query.embedder import QueryEmbedder
+    from query.embedder import Embedders, QueryEmbedder
+    from query.embedders import GenerationEmbedders
     from query.evaluation import place
     from query.evaluation.rank import rank
     from query.model import MODES
@@ -103,16 +104,21 @@ async def _evaluate(
     patient = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
     async with AsyncExitStack() as closing:
         bars = closing.enter_context(progress_bars(quiet=quiet))
-        model = await asyncio.to_thread(embedder, settings.embedding, dist() / "models")
-        closing.push_async_callback(model.aclose)
-        asking = QueryEmbedder(lambda: model, embed_seconds=TIMEOUT_SECONDS)
+        asking: Embedders
         if load:
+            model = await asyncio.to_thread(embedder, settings.embedding, dist() / "models")
+            closing.push_async_callback(model.aclose)
+            asking = QueryEmbedder(lambda: model, embed_seconds=TIMEOUT_SECONDS)
             here = await closing.enter_async_context(place.opened(settings, model, dataset))
             bar = bars.add_task("loading", total=len(dataset.documents))
             await here.load(dataset.documents, lambda n: bars.advance(bar, n))
             pool, es = here.pool, here.es
             tenant, principals, tags = place.TENANT, (), (place.TAG,)
         else:
+            asking = GenerationEmbedders.by_settings(
+                settings.embedding, dist() / "models", embed_seconds=TIMEOUT_SECONDS
+            )
+            closing.push_async_callback(asking.aclose)
             pool = await closing.enter_async_context(open_pool(settings.postgres))
             es = connect(settings.elasticsearch)
             closing.push_async_callback(es.close)

@@ -45,5 +45,5 @@ async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> N
     from query.settings import load as load_query
 
     async with open_service(load(), load_query()) as service:
-        service.warm()
+        service.following.start()
         await stdio(service, tenant, principals=principals, tags=tags)

@@ -194,6 +194,7 @@ async def test_the_wrong_model_is_refused_and_never_compared(site: Site) -> None
     assert names(found)[:1] == ["0.md"]
     assert all(result.stores == ("keyword",) for result in found.results)
     assert "generation g3 was built with model-g3" in found.degraded[0]
+    assert search._cache.vector(await site.generation("g3"), caller, TEXTS["0.md"]) is None, "not kept as g3's"
 
 
 async def test_models_that_no_generation_names_are_let_go_after_a_while(site: Site) -> None:

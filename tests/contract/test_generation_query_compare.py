@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
+from typer.testing import CliRunner
 
 from deploy.local.stack import Stack
+from pipeline.cli.main import app
 from pipeline.core.errors import Misconfigured, Retryable
 from query.evaluation import golden
 from query.evaluation.generations import Comparison, NothingJudged, compare
@@ -141,6 +145,39 @@ def write(folder: Path) -> None:
     (folder / "qrels").mkdir()
     judged = [f"{q}\t{name}\t{gain}\n" for q, gains in QUESTIONS.items() for name, gain in gains.items()]
     (folder / "qrels" / "test.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(judged))
+
+
+async def test_the_commands_ask_the_active_generation_whatever_model_the_settings_name(
+    site: Site, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    site.library.write_home(tmp_path)
+    embedding = site.settings.embedding
+    keys = {host: key.get_secret_value() for host, key in embedding.api_keys.items()}
+    named = {
+        "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+        "PENSTOCK_EMBEDDING_MODEL": embedding.model, "PENSTOCK_EMBEDDING_DIMENSIONS": str(embedding.dimensions),
+        "PENSTOCK_EMBEDDING_BASE_URL": site.models["g1"].url, "PENSTOCK_EMBEDDING_API_KEY": "key-g1",
+        "PENSTOCK_EMBEDDING_API_KEYS": json.dumps(keys),
+    }  # fmt: skip
+
+    async def command(*arguments: str) -> Any:
+        """In this process, in a thread: each command has an event loop of its own."""
+        who = ("--tenant", "acme", "--tag", "staff", "--json")
+        found = await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *who], env=named)
+        assert found.exit_code == 0, found.output
+        return json.loads(found.stdout)
+
+    expected = await searched(site, "g3")
+    await site.state(g3="active", g1="previous", g2="building")
+    try:
+        judged = (await command("eval", str(tmp_path), "--no-load"))["runs"]["hybrid"]
+        found = await command("search", TEXTS["fen.md"], "--mode", "vector")
+    finally:
+        await site.state(g1="active", g3="building", g2="previous")
+    assert {name: judged[name] for name in expected} == pytest.approx(expected, abs=1e-4)
+    assert (found["results"][0]["external_id"], found["degraded"]) == ("fen.md", [])
+    assert site.models["g3"].asked[-1] == TEXTS["fen.md"]
 
 
 async def test_what_cannot_be_compared_is_said(site: Site) -> None:
