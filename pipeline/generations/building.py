@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
@@ -92,7 +93,7 @@ class Builder:
         """Bring in every document. Raises ``limits.Paused`` when what may be spent is spent."""
         await self._hint_again(build)
         if feed is not None:  # what an earlier run left is spent before anything is reckoned
-            await self._until(build, lambda o: o.pending == 0 or o.pending == o.failed)
+            await self._worked_off(build)
         cursor = await self.connection.execute("SELECT count(*) FROM documents")
         row = await cursor.fetchone()
         total = int(row[0]) if row else 0
@@ -117,11 +118,16 @@ class Builder:
         if not ahead:
             return PAGE
         if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):  # not before all is known to be spent
-            await self._until(build, lambda o: o.pending == 0 or o.pending == o.failed)
+            await self._worked_off(build)
             feed.all_spent()
         page = feed.page(ahead, await builds.tokens(self.connection, build))
         await asyncio.sleep(feed.wait(monotonic()))
         return page
+
+    async def _worked_off(self, build: Build) -> None:
+        """What waits now. Under live traffic something always waits."""
+        before = await builds.moment(self.connection)
+        await self._until(build, lambda o: not o.early, before=before)
 
     async def _hint_again(self, build: Build) -> None:
         """Hints of a run that was killed may never have been sent, and what failed then has its next chance now."""
@@ -153,21 +159,26 @@ class Builder:
             )
 
     async def _until(
-        self, build: Build, enough: Callable[[Outstanding], bool], tell: Callable[[Outstanding], None] | None = None
+        self,
+        build: Build,
+        enough: Callable[[Outstanding], bool],
+        tell: Callable[[Outstanding], None] | None = None,
+        *,
+        before: datetime | None = None,
     ) -> None:
         """Wait for the sinks. Raises Retryable when nothing but failures is left, or nobody works."""
         looked = moved = monotonic()
-        absent, stall, before = 0, self._stall, -1
+        absent, stall, last = 0, self._stall, -1
         while True:
-            now = await builds.outstanding(self.connection, build)
+            now = await builds.outstanding(self.connection, build, before=before)
             if tell is not None:
                 tell(now)
             if enough(now):
                 return
             if now.failed and now.failed >= now.holding:
                 await self._explain(build, now)
-            if now.pending != before:
-                moved, stall, before = monotonic(), self._stall, now.pending
+            if now.pending != last:
+                moved, stall, last = monotonic(), self._stall, now.pending
             elif monotonic() - moved > stall:
                 self._note(
                     f"nothing has moved for {stall:.0f} s; {now.pending} documents wait for a sink and were hinted"

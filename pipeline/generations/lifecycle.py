@@ -53,14 +53,15 @@ async def standings(connection: Connection) -> list[Standing]:
     with translated("generations"):
         cursor = await connection.execute(
             """
-            SELECT g.name, g.state, g.since, g.model, g.dimensions, (g.params ->> 'target')::int, b.filled,
-                (SELECT count(*) FROM documents),
+            SELECT g.name, g.state, g.since, g.model, g.dimensions, (g.params ->> 'target')::int,
+                CASE WHEN g.state = 'building' AND b.filled_at IS NULL THEN b.filled ELSE d.count END, d.count,
                 (SELECT coalesce(sum(cardinality(m.chunk_ids)), 0)::bigint FROM manifests m
                     WHERE m.generation = g.name),
                 s.pending, s.failed, s.lagging, coalesce(b.tokens, 0),
                 coalesce(pg_total_relation_size(to_regclass(quote_ident(g.chunk_table))), 0),
                 b.ready_at IS NOT NULL AND b.replaces @> '{vectors,keywords}'
             FROM generations g LEFT JOIN builds b ON b.generation = g.name
+            CROSS JOIN (SELECT count(*) FROM documents) d (count)
             CROSS JOIN LATERAL (
                 SELECT count(*), count(*) FILTER (WHERE i.attempts > 0), count(*) FILTER (WHERE i.attempts > 0
                     OR i.pending_since < clock_timestamp() - make_interval(secs => %s))
@@ -72,7 +73,7 @@ async def standings(connection: Connection) -> list[Standing]:
             [FOLLOWED_SECONDS],
         )
         rows = await cursor.fetchall()
-    return [Standing(*(*row[:6], row[7] if row[6] is None else row[6], *row[7:])) for row in rows]
+    return [Standing(*row) for row in rows]
 
 
 async def candidate(connection: Connection, name: str | None = None) -> Generation:

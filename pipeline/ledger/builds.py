@@ -54,6 +54,8 @@ class Outstanding:
     """Of them, set aside after a failure."""
     holding: int
     """Of them, what holds up the cut-over: all but young live work."""
+    early: int
+    """Of them, what has waited since before a moment, and has not failed."""
 
 
 async def next_name(connection: Connection) -> str:
@@ -150,17 +152,25 @@ async def give_up(connection: Connection, name: str) -> None:
         )
 
 
-async def outstanding(connection: Connection, build: Build) -> Outstanding:
-    """How much of the replaced stores is not there yet. Cheap while little is pending."""
+async def moment(connection: Connection) -> datetime:
+    """Now, by the ledger's clock."""
+    row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
+    assert row is not None
+    return row[0]  # type: ignore[no-any-return]
+
+
+async def outstanding(connection: Connection, build: Build, *, before: datetime | None = None) -> Outstanding:
+    """How much of the replaced stores is not there yet. Cheap while little is pending. before: see ``early``."""
     cursor = await connection.execute(
         """
         SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE s.attempts > 0
             OR b.filled_at IS NULL OR s.pending_since <= b.filled_at
-            OR s.pending_since < clock_timestamp() - make_interval(secs => %s))
+            OR s.pending_since < clock_timestamp() - make_interval(secs => %s)),
+            count(*) FILTER (WHERE s.attempts = 0 AND s.pending_since <= %s::timestamptz)
         FROM index_state s JOIN builds b ON b.generation = s.generation
         WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq
         """,
-        [FOLLOWED_SECONDS, build.generation.name],
+        [FOLLOWED_SECONDS, before, build.generation.name],
     )
     row = await cursor.fetchone()
     assert row is not None
