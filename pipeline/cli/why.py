@@ -35,7 +35,8 @@ def why(
     access, dead letters.
 
     For whoever operates the machine: shows any document of the tenant, whoever may read it, and none of another tenant.
-    Exit code 0: both stores return it (and, with --as or --tag, to them). 1: not.
+    Exit code 0: both stores return it (and, with --as or --tag, to them). 1: not. With --json 1 only where the ledger
+    has never accepted it: `searchable` says the rest.
 
     Example: penstock why docs/guide.md --as ann
     """
@@ -66,8 +67,9 @@ def why(
         if known and not json_output:
             show(story, around, verdict)
         raise PenstockError(f"no document {document!r} in tenant {tenant!r}: {verdict.reason}{step}")
-    if not json_output:
-        show(story, around, verdict)
+    if json_output:
+        return
+    show(story, around, verdict)
     if not verdict.searchable or (around.person is not None and not around.person.may_read):
         raise typer.Exit(1)
 

@@ -117,7 +117,7 @@ async def test_a_store_that_lost_a_row_is_seen_at_once(library: Library, tenant:
     [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
     await library.execute("DELETE FROM chunks_g1 WHERE document_id = %s", id_)
     code, differs = await told(home, tenant, "a.md")
-    assert (code, differs["searchable"], differs["state"]) == (1, False, "differs")
+    assert (code, differs["searchable"], differs["state"]) == (0, False, "differs")
     assert differs["next"] == "penstock audit --repair"
     assert differs["stores"] == [{"generation": "g1", "store": "vectors", "kind": "missing", "chunks": 1}]
     assert "vectors: a wanted chunk is not in the store (1 of 1 chunks)" in differs["reason"]
@@ -145,7 +145,8 @@ async def test_a_row_that_is_left_of_a_deleted_document_is_a_note(library: Libra
     await library.execute(rows)
     await library.execute("DROP TABLE kept")
     code, deleted = await told(home, tenant, "a.md")
-    assert (code, deleted["state"]) == (1, "deleted")
+    assert (code, deleted["state"]) == (0, "deleted")
+    assert (await penstock(home, "a.md", "--tenant", tenant)).exit_code == 1
     assert "by an event of source wiki" in deleted["reason"]
     assert deleted["next"] == "publish it again from source wiki"
     assert any("no query shows that" in note for note in deleted["notes"])
@@ -155,7 +156,7 @@ async def test_how_many_wait_before_it(library: Library, tenant: str, home: Path
     await library.accept(*(document(f"{n}.md", "Text.", tenant=tenant) for n in range(3)))
     await library.accept(document("last.md", "Text.", tenant=tenant))
     code, waits = await told(home, tenant, "last.md")
-    assert (code, waits["state"]) == (1, "waiting")
+    assert (code, waits["state"]) == (0, "waiting")
     assert waits["generations"][0]["vectors"]["before"] >= 3
     assert "documents before it" in waits["reason"]
     assert any("Kafka" in one for one in waits["away"])
@@ -221,7 +222,7 @@ async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
             tenant, source, groups, at,
         )  # fmt: skip
     code, ann = await told(home, tenant, "a.md", "--as", "ann")
-    assert (code, ann["searchable"], ann["state"]) == (1, True, "unreadable")
+    assert (code, ann["searchable"], ann["state"]) == (0, True, "unreadable")
     assert ann["readable_by"] == {"principals": ["ann"], "may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}
     assert "ann may not read it: lacks the required wiki/nda" in ann["reason"]
     assert ann["next"] == "put ann into wiki/nda at the source"
@@ -230,6 +231,7 @@ async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
     code, both = await told(home, tenant, "a.md", "--as", "ann", "--tag", "wiki/nda")
     assert (code, both["readable_by"]["may_read"], both["state"]) == (0, True, "searchable")
     shown = await penstock(home, "a.md", "--as", "ann", "--tenant", tenant)
+    assert shown.exit_code == 1
     assert "ann's groups in wiki as of 2026-11-20 08:00:00" in shown.stdout
 
 
