@@ -12,6 +12,7 @@ from connectors.operate import Action, ask, condition, look, outcome, withdraw
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.worker import FOLDER
+from pipeline import tracing
 from pipeline.cli.output import progress_bars, stderr
 from pipeline.core.errors import Misconfigured
 from pipeline.kafka import producer
@@ -67,6 +68,7 @@ async def run_once(
 async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[Instance | None]:
     """An instance that runs here; None: a worker has it."""
     async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("connectors"))
         kafka = await stack.enter_async_context(producer(settings.kafka))
         services = Services(
             postgres=settings.postgres, pool=pool, producer=kafka, metrics=Metrics(), folder=home() / FOLDER,

@@ -222,8 +222,10 @@ def _names(record: Received) -> Mapping[str, str]:
 
 def _shared(records: Sequence[Received]) -> dict[str, str]:
     """What every log line of a batch may say: the tenant that all of its records name, and the document of one."""
-    tenants = {found[1] for r in records if r.topic.endswith(OF_DOCUMENTS) and (found := _KEY.match(_key(r)))}
-    shared = {"tenant": tenants.pop()} if len(tenants) == 1 else {}
-    if len(records) == 1 and (document := _document(records[0])) is not None:
-        shared["document"] = str(document)
-    return shared
+    first = _names(records[0])
+    if not first:
+        return {}
+    if len(records) == 1:
+        return {"tenant": first["penstock.tenant"], "document": first["penstock.document.id"]}
+    beginning = f"{first['penstock.tenant']}/".encode()
+    return {"tenant": first["penstock.tenant"]} if all((r.key or b"").startswith(beginning) for r in records) else {}
