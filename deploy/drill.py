@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -79,7 +80,7 @@ def rehearse(folder: Path, out: IO[str]) -> bool:
             for one in SCENES:
                 match one:
                     case Say(text):
-                        out.write(f"\n{text}\n")
+                        out.write(f"\n{_wrapped(text)}\n")
                     case Step() if not _play(one, shell, folder, out):
                         return False
                 out.flush()
@@ -89,6 +90,10 @@ def rehearse(folder: Path, out: IO[str]) -> bool:
         stack.down()
     out.write(f"\nThe whole drill took {(time.monotonic() - started) / 60:.0f} minutes.\n")
     return True
+
+
+def _wrapped(text: str) -> str:
+    return "\n\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in text.split("\n\n"))
 
 
 def _play(step: Step, shell: Shell, folder: Path, out: IO[str]) -> bool:

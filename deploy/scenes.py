@@ -102,8 +102,9 @@ SCENES: tuple[Say | Step, ...] = (
         "penstock up > up.log 2>&1",
     ),
     Say("`up` made an empty index. Searches go on with vectors alone, and the audit names everything that is missing:"),
-    do("penstock audit | tail -n 3", shows="missing|lack"),
-    do("penstock rebuild keywords --yes"),
+    do("penstock audit | tail -n 3", shows="missing"),
+    do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
+    do("penstock rebuild keywords --yes", shows="keywords rebuilt"),
     do("penstock audit", shows=CLEAN),
     do('penstock search "sluice" --tag staff --mode keyword --top 1', shows="Valve 1"),
     Say("## The vectors are lost"),
@@ -111,8 +112,10 @@ SCENES: tuple[Say | Step, ...] = (
         'TABLE=$(psql "$DSN" -Atc "SELECT chunk_table FROM generations WHERE state = \'active\'")',
         'psql "$DSN" -qc "TRUNCATE $TABLE"',
     ),
+    Say("Searches go on with keywords alone. A text that stands nowhere else must be embedded again:"),
+    do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
     do("penstock rebuild vectors --dry-run"),
-    do("penstock rebuild vectors --yes"),
+    do("penstock rebuild vectors --yes", shows="vectors rebuilt"),
     do("penstock audit", shows=CLEAN),
     Say("## Kafka is lost whole\n\nThe worst moment: Kafka has acknowledged changes, and no worker has read them yet."),
     do(
@@ -127,8 +130,10 @@ SCENES: tuple[Say | Step, ...] = (
         "penstock up > up.log 2>&1",
     ),
     Say(
-        "The topics are empty, and the ledger has never heard of the two changes. The connectors believe that they were"
-        " published; this makes them look again:"
+        "Five, because the connectors' checkpoints were restored from yesterday too: three of them are what the"
+        " ledger had learned from Kafka by itself, and cost nothing but comparing. Now the topics are empty, and"
+        " the ledger has never heard of the other two. The connectors believe that they were published; this makes"
+        " them look again:"
     ),
     do("penstock recover --topics-lost"),
     do("penstock ingest notes --acl staff --wait"),
