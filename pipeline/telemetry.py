@@ -173,7 +173,7 @@ class Metrics:
         )
         self.waiting_dead_letters = Gauge(
             "penstock_waiting_dead_letters",
-            "Dead letters of the last seven days that nobody has replayed",
+            "Dead letters of the last seven days that nobody has replayed or dismissed",
             ["stage"],
             registry=r,
         )
