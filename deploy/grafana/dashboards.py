@@ -75,7 +75,9 @@ OVERVIEW = Dashboard(
                   kind="stat", warn=1, runbook="dead-letters"),
             Panel("Documents that differ from the ledger", [("sum(max by (store, kind) (penstock_divergent_documents))",
                                                              "")], "none", kind="stat", warn=1, runbook="divergence"),
-            Panel("Embeddings, money a day", [("sum(increase(penstock_embedding_cost_total[1d]))", "spent"),
+            Panel("Embeddings, money a day", [("sum(increase(penstock_embedding_cost_total[1d]))"
+                                               " + (sum(increase(penstock_query_embedding_cost_total[1d]))"
+                                               " or vector(0))", "spent"),
                                               ("max(penstock_embedding_daily_budget)", "budget")], "none",
                   kind="stat", runbook="embedding-spend"),
         ]),
@@ -194,6 +196,10 @@ QUERY = Dashboard(
                                             "{{reason}}")], "reqps"),
             Panel("Tokens of the chat model", [(per_second("penstock_query_tokens_total", "kind") + " or vector(0)",
                                                 "{{kind}}")], "ops"),
+            Panel("Money an hour", [("sum(increase(penstock_query_answer_cost_total[1h])) or vector(0)", "answers"),
+                                    ("sum(increase(penstock_query_embedding_cost_total[1h]))", "questions"),
+                                    ("sum(increase(penstock_query_rerank_cost_total[1h]))", "reranking")], "none",
+                  says="By the prices that are set; 0: none is."),
             Panel("Passages without room", [(per_second("penstock_query_left_out_passages_total"), "")], "ops"),
         ]),
         ("Golden questions", [
