@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
@@ -17,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def table(standings: Sequence[Standing]) -> Table:
-    found = Table()
-    for column in ("generation", "state", "since", "model", "chunks of"):
-        found.add_column(column)
-    for column in ("documents", "chunks", "pending", "failed", "MB"):
+    found = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("name", "state", "since", "model"):
+        found.add_column(column, no_wrap=True)
+    for column in ("cut at", "documents", "chunks", "pending", "failed", "MB"):
         found.add_column(column, justify="right")
     for s in standings:
         state = f"{s.state}, ready" if s.state == "building" and s.ready else s.state
         documents = f"{s.documents:,}" if s.documents >= s.of else f"{s.documents:,} of {s.of:,}"
         found.add_row(
             s.name, state, f"{s.since:%Y-%m-%d %H:%M}", f"{printable(s.model)}, {s.dimensions}", str(s.chunk_tokens),
-            documents, f"{s.chunks:,}", f"{s.pending:,}", f"{s.failed:,}", f"{s.bytes / 1e6:,.0f}",
+            documents, f"{s.chunks:,}", f"{s.pending:,}", f"{s.failed:,}", f"{s.bytes / 1e6:,.1f}",
         )  # fmt: skip
     return found
 
