@@ -22,9 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from deploy.drill_scenes import SCENES, Say, Step
 from deploy.local.dist import postgres_bin
 from deploy.local.stack import Stack
-from deploy.scenes import SCENES, Say, Step
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 WIDTH = 120
