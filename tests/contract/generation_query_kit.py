@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation
 from pipeline.embedding import choose
+from pipeline.generations import lifecycle
+from pipeline.generations.opening import connect
 from pipeline.ledger import generations
 from pipeline.settings import EmbeddingSettings, Settings, dist
 from pipeline.stores.elasticsearch import create_index
@@ -33,6 +35,10 @@ from tests.library import Event, Library, settings_on
 
 DIMENSIONS = {"g1": 64, "g2": 48, "g3": 64}
 """Where they differ, the database refuses the other's vectors; where they do not, only the ranking would tell."""
+
+
+PATIENT: dict[str, Any] = {"search_seconds": 300, "waiting_seconds": 60}
+"""A busy machine is no failure."""
 
 
 class Model(FakeOpenAI):
@@ -107,25 +113,33 @@ class Site:
             await library.converge(*ids)
 
     async def state(self, **states: str) -> None:
-        """At once, as a cut-over or a rollback does it."""
+        """At once."""
         async with self.library.pool.connection() as connection:
             await connection.execute("UPDATE generations SET state = 'retired' WHERE name = ANY(%s)", [list(states)])
             for name, state in states.items():
                 await connection.execute("UPDATE generations SET state = %s WHERE name = %s", [state, name])
 
     async def cut_over(self) -> str:
-        """What was being built becomes active, what was active previous; and what was previous is taken for built, so
-        that there is a next time. Returns which is active now."""
-        rows = await self.library.execute("SELECT state, name FROM generations")
-        was = {str(state): str(name) for state, name in rows}
-        await self.state(**{was["building"]: "active", was["active"]: "previous", was["previous"]: "building"})
-        return was["building"]
+        """As the command does it. What that retires is taken for one that was built, so that there is a next time.
+        Returns which is active now."""
+        async with connect(self.settings.postgres, lock=False) as connection:
+            done = await lifecycle.cutover(connection)
+            for retired in done.retired:
+                await connection.execute(
+                    "INSERT INTO builds (generation, origin, replaces, filled_at, ready_at)"
+                    " VALUES (%s, %s, '{vectors,keywords}', now(), now()) ON CONFLICT (generation)"
+                    " DO UPDATE SET origin = excluded.origin",
+                    [retired, done.active],
+                )
+                await connection.execute("UPDATE generations SET state = 'building' WHERE name = %s", [retired])
+        return done.active
 
     async def roll_back(self) -> str:
-        rows = await self.library.execute("SELECT state, name FROM generations")
-        was = {str(state): str(name) for state, name in rows}
-        await self.state(**{was["previous"]: "active", was["active"]: "previous"})
-        return was["previous"]
+        """As the command does it; what is being built is built to replace what is active then."""
+        async with connect(self.settings.postgres, lock=False) as connection:
+            active = (await lifecycle.rollback(connection)).active
+            await connection.execute("UPDATE builds SET origin = %s", [active])
+        return active
 
     async def generation(self, name: str) -> Generation:
         async with self.library.pool.connection() as connection:
@@ -139,7 +153,9 @@ class Site:
     async def service(self, **parts: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
         """As it runs in production, with the models that the rows name. parts: of QuerySettings."""
         query = QuerySettings(
-            serve=ServeSettings(port=0, development=True, requests_per_minute=100_000, concurrent_per_caller=32),
+            serve=ServeSettings(
+                port=0, development=True, requests_per_minute=100_000, concurrent_per_caller=32, **PATIENT
+            ),
             auth=AuthSettings(), **parts,
         )  # fmt: skip
         async with (

@@ -40,7 +40,7 @@ TOPICS = (
     "bridge tolls", "silt surveys", "eel ladders", "barge rents", "flood marks",
 )  # fmt: skip
 TEXTS = {f"{n}.md": f"All about {topic}, in the year {1900 + n}." for n, topic in enumerate(TOPICS)}
-CUT_OVERS = 40
+CUT_OVERS = 30
 ANSWERS_BETWEEN = 8
 """Queries that are answered between two changes; as many askers are at it all the time."""
 
@@ -55,6 +55,7 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
 async def as_it_was(site: Site) -> None:
     await site.state(g1="active", g2="previous", g3="building")
+    await site.library.execute("UPDATE builds SET origin = 'g1'")
     for model in site.models.values():
         model.reset()
         model.asked.clear()
