@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints,
 from connectors.kinds import source_class
 from connectors.runner.plan import Plan
 from connectors.source import Context, Source
+from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
 from topics.messages import Segment
 
@@ -138,6 +139,8 @@ def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str,
         raise Misconfigured(f"{where}: a name has 1 to 200 characters, none of them a /")
     if name in RESERVED:
         raise Misconfigured(f"{where}: choose another name ({RESERVED[name]})")
+    if is_canary(name):
+        raise Misconfigured(f"{where}: choose another name (canaries speak under those that begin so)")
     try:
         common = _Common.model_validate(table)
     except ValidationError as error:

@@ -171,6 +171,8 @@ class StreamSettings(Part):
     sweep_interval_seconds: float = 1.0
     sweep_after_seconds: float = 30.0
     """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
+    vitals_seconds: float = Field(15.0, gt=0)
+    """Between two looks at what waits and how far behind the stages are: about a scrape."""
     health_port: int = 0
     """Port of /livez, /readyz, /status and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"

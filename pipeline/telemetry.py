@@ -165,6 +165,12 @@ class Metrics:
             ["store", "lane"],
             registry=r,
         )
+        self.source_pending = Gauge(
+            "penstock_source_oldest_pending_seconds",
+            "How long the oldest live change of a source has been waiting; sources that wait for nothing are absent",
+            ["source"],
+            registry=r,
+        )
         self.lag = Gauge(
             "penstock_consumer_lag_records",
             "Records behind a stage's committed offsets, to the end of its topics",

@@ -14,6 +14,7 @@ from time import monotonic
 import structlog
 from prometheus_client import Gauge
 
+from pipeline.core.canary import is_canary
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Lane
 from pipeline.kafka import security
@@ -25,8 +26,6 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
 
-EVERY_SECONDS = 15.0
-"""About a scrape."""
 SHARE = 0.05
 """Of Postgres's time: with millions of documents pending a look takes seconds, and so comes less often."""
 COUNTED = 100_000
@@ -38,10 +37,10 @@ SINK_TOPICS: Mapping[str, Mapping[Lane, Topic]] = {
 """What the stages of the other workers read."""
 
 _PENDING = """
-    SELECT s.store, d.lane, count(*), extract(epoch FROM clock_timestamp() - min(s.pending_since))::float8
+    SELECT s.store, d.lane, d.source, count(*), extract(epoch FROM clock_timestamp() - min(s.pending_since))::float8
     FROM index_state s JOIN documents d ON d.id = s.document_id
     WHERE s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired')
-    GROUP BY s.store, d.lane
+    GROUP BY s.store, d.lane, d.source
 """
 _DEAD = """
     SELECT stage, count(*) FROM (SELECT stage FROM dead_letters
@@ -50,13 +49,16 @@ _DEAD = """
 """
 """Some letters are let be for good (the source has sent the document again): after a week nobody is told any more."""
 _SOURCES = """
-    SELECT source, max(extract(epoch FROM clock_timestamp() - seen_at)) FILTER (WHERE NOT paused),
+    SELECT source, max(extract(epoch FROM clock_timestamp() - coalesce(seen_at,
+            (SELECT max((done->>'succeeded_at')::timestamptz) FROM jsonb_each(activities) one (name, done))
+        ))) FILTER (WHERE NOT paused),
         max(extract(epoch FROM clock_timestamp()
             - least((activities->'sweep'->>'succeeded_at')::timestamptz,
                     (activities->'groups'->>'succeeded_at')::timestamptz)))
     FROM connectors GROUP BY source
 """
-"""Of two tenants' sources with one name the worse one shows. least() passes over what is NULL."""
+"""Of two tenants' sources with one name the worse one shows. least() passes over what is NULL. A worker that ends in
+good order takes its sign of life back: then it is silent since the last thing that it did."""
 
 
 class Vitals:
@@ -64,13 +66,20 @@ class Vitals:
     (Postgres or Kafka is away, or another worker shows it) there is none, rather than an old one."""
 
     def __init__(
-        self, pool: Pool, kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]], metrics: Metrics
+        self,
+        pool: Pool,
+        kafka: KafkaSettings,
+        stages: Mapping[str, Mapping[Lane, Topic]],
+        metrics: Metrics,
+        *,
+        every_seconds: float,
     ) -> None:
         """stages: by name, the topics that each reads; its consumer group is ``penstock-NAME``."""
         self._pool = pool
         self._kafka = kafka
         self._stages = stages
         self._metrics = metrics
+        self._every = every_seconds
 
     async def run(self) -> BaseException:
         """Look until cancelled; a world that is down is waited for."""
@@ -81,7 +90,7 @@ class Vitals:
                 log.warning("vitals_failed", reason=str(error)[:200])
             self._forget_ledger()
             self._metrics.lag.clear()
-            await asyncio.sleep(EVERY_SECONDS)
+            await asyncio.sleep(self._every)
 
     async def _lead(self) -> None:
         """Show it for as long as this worker is the one; returns when another is. Raises Retryable, Misconfigured."""
@@ -95,7 +104,7 @@ class Vitals:
                 try:
                     while True:
                         took = await self.look(connection)
-                        await asyncio.sleep(max(EVERY_SECONDS, took / SHARE))
+                        await asyncio.sleep(max(self._every, took / SHARE))
                 finally:
                     if not connection.closed and not connection.broken:
                         await connection.rollback()
@@ -113,13 +122,17 @@ class Vitals:
         took = monotonic() - began
         self._forget_ledger()
         m = self._metrics
-        for store in ("vectors", "keywords"):
-            for lane in ("live", "backfill"):
-                m.pending.labels(store, lane).set(0)
-                m.oldest_pending.labels(store, lane).set(0)
-        for store, lane, count, age in pending:
-            m.pending.labels(store, lane).set(count)
-            m.oldest_pending.labels(store, lane).set(max(0.0, age))
+        waiting = {(store, lane): (0, 0.0) for store in ("vectors", "keywords") for lane in ("live", "backfill")}
+        oldest: dict[str, float] = {}
+        for store, lane, source, count, age in pending:
+            documents, longest = waiting[store, lane]
+            waiting[store, lane] = documents + count, max(longest, age)
+            if lane == "live" and not is_canary(source):
+                oldest[source] = max(oldest.get(source, 0.0), age)
+        for (store, lane), (documents, longest) in waiting.items():
+            m.pending.labels(store, lane).set(documents)
+            m.oldest_pending.labels(store, lane).set(longest)
+        _set(m.source_pending, oldest.items())
         _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
         _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
         _set(m.access_age, [(source, access) for source, _, access in sources])
@@ -135,7 +148,7 @@ class Vitals:
 
     def _forget_ledger(self) -> None:
         m = self._metrics
-        for gauge in (m.pending, m.oldest_pending, m.waiting_dead_letters, m.seen_age, m.access_age):
+        for gauge in (m.pending, m.oldest_pending, m.source_pending, m.waiting_dead_letters, m.seen_age, m.access_age):
             gauge.clear()
 
 

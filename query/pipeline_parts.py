@@ -16,6 +16,7 @@ from typing import Any
 from psycopg import sql
 
 from pipeline.audit import runs
+from pipeline.core.canary import MARK
 from pipeline.core.model import Generation
 from pipeline.stores.postgres import Connection
 
@@ -51,7 +52,7 @@ _FRESH = """
         SELECT t.n, d.source,
             greatest(0, extract(epoch FROM t.settled_at - coalesce(d.changed_at, d.received_at))) AS seconds
         FROM taken t
-        JOIN documents d ON d.id = t.document_id AND d.lane = 'live'
+        JOIN documents d ON d.id = t.document_id AND d.lane = 'live' AND NOT starts_with(d.source, %(canaries)s)
         JOIN index_state o ON (o.document_id, o.generation) = (t.document_id, %(generation)s) AND o.store <> t.store
         WHERE o.seq >= o.want_seq AND (o.settled_at, o.store) < (t.settled_at, t.store)
           -- What a repair or a rebuild brought about says nothing of how soon the change was found.
@@ -92,7 +93,7 @@ async def fresh_by_source(connection: Connection, generation: Generation, now: d
     slices = 60
     values = {
         "start": now - WINDOW, "slice": WINDOW / slices, "count": slices, "slices": slices, "most": OF_A_SLICE,
-        "generation": generation.name, "sources": MOST_CONNECTORS,
+        "generation": generation.name, "sources": MOST_CONNECTORS, "canaries": MARK,
     }  # fmt: skip
     cursor = await connection.execute(
         f"""{_FRESH}
@@ -119,7 +120,7 @@ async def _fresh(
     """(bucket, documents, p50, p99, slices that were not looked at to their end), a row for each bucket."""
     values = {
         "start": start, "slice": slice_, "count": count, "slices": slices, "most": OF_A_SLICE,
-        "generation": generation.name,
+        "generation": generation.name, "canaries": MARK,
     }  # fmt: skip
     cursor = await connection.execute(_FRESHNESS, values)
     return [(int(n), documents, p50, p99, full) for n, documents, p50, p99, full in await cursor.fetchall()]

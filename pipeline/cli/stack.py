@@ -32,7 +32,7 @@ def up(
     """Start the local stack, its workers and the query service; what runs already is left alone."""
     stack = Stack(settings.home())
     with errors(), _progress() as progress:
-        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), QUERY))
+        started = _up(stack, progress, () if no_workers else (*WORKERS, *_connectors(), *_canary(), QUERY))
     if json_output:
         _print_json(local(stack))
         return
@@ -113,6 +113,12 @@ def _connectors() -> tuple[str, ...]:
     load()  # what is wrong with it is said before anything is started
     os.environ[VARIABLE] = str(file_of().absolute())  # the workers get our environment
     return ("connectors",)
+
+
+def _canary() -> tuple[str, ...]:
+    """The worker of the canaries, where it was said how often: on one's own machine nobody is paged."""
+    chosen = settings.load().canary
+    return ("canary",) if "every_seconds" in chosen.model_fields_set and chosen.every_seconds else ()
 
 
 def _print_json(document: object) -> None:

@@ -183,7 +183,7 @@ async def run(name: str, settings: Settings) -> None:
         ending = [c.crashed() for c in consuming]
         if name == "detect":
             watched = {**{stage.name: stage.topics for stage in stages}, **SINK_TOPICS}
-            vitals = Vitals(pool, settings.kafka, watched, metrics)
+            vitals = Vitals(pool, settings.kafka, watched, metrics, every_seconds=settings.stream.vitals_seconds)
             ending += [parts.sweeper().run(), parts.audit().run(), vitals.run()]
         if name == "vectors":
             spending = Spending(pool, metrics)

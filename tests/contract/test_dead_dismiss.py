@@ -72,7 +72,7 @@ async def counted(library: Library) -> tuple[float | None, int]:
     """How many letters wait, by the metric behind the alert and by the page's tab."""
     metrics = Metrics()
     async with library.pool.connection() as connection:
-        await Vitals(library.pool, library.settings.kafka, {}, metrics).look(connection)
+        await Vitals(library.pool, library.settings.kafka, {}, metrics, every_seconds=0.05).look(connection)
     async with library.pool.connection() as connection:
         shown = await pipeline_parts.dead_letters(connection)
     found = metrics.registry.get_sample_value("penstock_waiting_dead_letters", {"stage": "detect"})

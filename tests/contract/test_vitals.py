@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline import vitals
 from pipeline.core.model import Lane
 from pipeline.settings import KafkaSettings
 from pipeline.stages.detect import Detect
@@ -44,7 +43,7 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
     metrics = Metrics()
     await space.publish(upserted(1), upserted(2))
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
-        watch = Vitals(pool, space.settings.kafka, STAGES, metrics)
+        watch = Vitals(pool, space.settings.kafka, STAGES, metrics, every_seconds=0.05)
         await watch.look(connection)
         assert value(metrics, "consumer_lag_records", stage="detect", lane="live") == 2
         assert value(metrics, "consumer_lag_records", stage="vectors", lane="live") == 0
@@ -76,6 +75,7 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
     oldest = value(metrics, "oldest_pending_seconds", store="keywords", lane="live")
     assert oldest is not None
     assert oldest >= 90
+    assert value(metrics, "source_oldest_pending_seconds", source="wiki") == oldest
     assert value(metrics, "waiting_dead_letters", stage="detect") == 1
     assert value(metrics, "waiting_dead_letters", stage="vectors") == 0
     seen, access = (
@@ -87,19 +87,33 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
     assert 40 <= seen < 1000 <= access
 
 
-async def test_one_worker_shows_it_at_a_time_and_another_takes_over(
-    space: Space, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vitals, "EVERY_SECONDS", 0.05)
+async def test_a_connector_that_was_stopped_in_good_order_is_silent_too(space: Space) -> None:
+    await space.execute(
+        "INSERT INTO connectors (tenant, source, kind, paused, activities) VALUES"
+        " ('acme', 'wiki', 'folder', false, jsonb_build_object("
+        "'sweep', jsonb_build_object('succeeded_at', now() - interval '1000 s'),"
+        "'changes', jsonb_build_object('succeeded_at', now() - interval '70 s'), 'full', '{}'::jsonb)),"
+        " ('acme', 'drive', 'folder', true, jsonb_build_object('full', jsonb_build_object('succeeded_at', now())))"
+    )
+    metrics = Metrics()
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await Vitals(pool, space.settings.kafka, STAGES, metrics, every_seconds=0.05).look(connection)
+    silent = value(metrics, "connector_seen_age_seconds", source="wiki")
+    assert silent is not None
+    assert 70 <= silent < 1000
+    assert value(metrics, "connector_seen_age_seconds", source="drive") is None, "it is paused"
+
+
+async def test_one_worker_shows_it_at_a_time_and_another_takes_over(space: Space) -> None:
     both = [Metrics(), Metrics()]
 
     def shown(metrics: Metrics) -> bool:
         return value(metrics, "oldest_pending_seconds", store="vectors", lane="live") is not None
 
     async with open_pool(space.settings.postgres) as pool:
-        first = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[0]).run())
+        first = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[0], every_seconds=0.05).run())
         await until(lambda: shown(both[0]))
-        second = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[1]).run())
+        second = asyncio.create_task(Vitals(pool, space.settings.kafka, STAGES, both[1], every_seconds=0.05).run())
         await asyncio.sleep(0.5)
         assert not shown(both[1])
         first.cancel()
@@ -115,6 +129,6 @@ async def test_without_kafka_the_lag_is_absent_and_the_rest_is_there(space: Spac
     topics: dict[str, dict[Lane, Topic]] = {"detect": {"live": DOCUMENTS_LIVE}}
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         metrics.lag.labels("detect", "live").set(7)
-        await Vitals(pool, nowhere, topics, metrics).look(connection)
+        await Vitals(pool, nowhere, topics, metrics, every_seconds=0.05).look(connection)
     assert value(metrics, "consumer_lag_records", stage="detect", lane="live") is None
     assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
