@@ -1,4 +1,4 @@
-"""The connectors that one TOML file declares; their secrets come from the environment.
+"""The connectors that one TOML file declares; their secrets come from the environment, or from secret files.
 
 [connector.wiki]
 kind = "confluence"          # or "package.module:Class"
@@ -30,6 +30,7 @@ from connectors.runner.plan import Plan
 from connectors.source import Context, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
+from pipeline.credentials import environment as settings_environment
 from topics.messages import Segment
 
 VARIABLE = "PENSTOCK_CONNECTORS_FILE"
@@ -90,7 +91,7 @@ def file_of(given: Path | None = None) -> Path:
 def load(file: Path | None = None, environ: Mapping[str, str] | None = None) -> Declared:
     """Raises Misconfigured: one line with file, table and key."""
     path = file_of(file)
-    environment = os.environ if environ is None else environ
+    environment = settings_environment() if environ is None else environ
     try:
         raw = tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError as error:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from pipeline.core.errors import Retryable
-from pipeline.kafka import security
+from pipeline.kafka_security import refusal, security
 from pipeline.settings import KafkaSettings
 from topics.offsets import Groups, OffsetsUnavailable
 
@@ -18,10 +18,12 @@ def group(stage: str) -> str:
 
 @asynccontextmanager
 async def groups(kafka: KafkaSettings) -> AsyncIterator[Groups]:
-    """Raises Retryable when Kafka is away."""
+    """Raises Retryable when Kafka is away, Misconfigured when it does not let us in."""
     found = Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka))
-    with kafka_translated():
+    try:
         await found.__aenter__()
+    except OffsetsUnavailable as error:
+        raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
     try:
         yield found
     finally:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from aiokafka.helpers import create_ssl_context
-
 from pipeline.core.errors import Retryable
+from pipeline.kafka_security import refusal
+from pipeline.kafka_security import security as security  # handed on
 from pipeline.settings import KafkaSettings
 from pipeline.traced.records import sending
 from topics.producer import NotDelivered, Producer
@@ -19,30 +19,15 @@ from topics.registry import Topic
 T = TypeVar("T")
 
 
-def security(kafka: KafkaSettings) -> dict[str, Any]:
-    """aiokafka's connection options for TLS and SASL; empty for a plaintext listener."""
-    options: dict[str, Any] = {}
-    if kafka.security_protocol != "PLAINTEXT":
-        options["security_protocol"] = kafka.security_protocol
-    if kafka.security_protocol.endswith("SSL"):
-        options["ssl_context"] = create_ssl_context(cafile=kafka.ssl_cafile)
-    if kafka.security_protocol.startswith("SASL"):
-        options |= {
-            "sasl_mechanism": kafka.sasl_mechanism,
-            "sasl_plain_username": kafka.sasl_username,
-            "sasl_plain_password": kafka.sasl_password.get_secret_value() if kafka.sasl_password else None,
-        }
-    return options
-
-
 @asynccontextmanager
 async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
-    """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away."""
+    """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away, Misconfigured when
+    it does not let us in."""
     try:
         async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka), trace=sending) as started:
             yield started
     except NotDelivered as error:
-        raise Retryable(str(error), service="kafka") from error
+        raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
 
 
 async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:
@@ -81,4 +66,4 @@ async def reader(kafka: KafkaSettings, topic: Topic) -> AsyncIterator[Reader]:
         async with Reader(kafka.bootstrap, topic, kafka.topic_prefix, security(kafka)) as started:
             yield started
     except ReadFailed as error:
-        raise Retryable(str(error), service="kafka") from error
+        raise await refusal(kafka) or Retryable(str(error), service="kafka") from error

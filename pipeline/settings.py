@@ -1,5 +1,6 @@
-"""Every setting, typed, in one place. Sources, first one wins: environment (``PENSTOCK_<PART>_<FIELD>``), then the
-endpoints that a running local stack wrote to ``$PENSTOCK_HOME/endpoints.json``, then the defaults here.
+"""Every setting, typed, in one place. Sources, first one wins: environment (``PENSTOCK_<PART>_<FIELD>``), then files of
+those names in ``$PENSTOCK_SECRETS_DIR`` (for what shall stand in no environment), then the endpoints that a running
+local stack wrote to ``$PENSTOCK_HOME/endpoints.json``, then the defaults here.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from pipeline.core.errors import Misconfigured
+from pipeline.credentials import SecretFilesSource, whole_dsn
 
 ENDPOINTS_FILE = "endpoints.json"
 
@@ -74,7 +76,7 @@ class Part(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _EndpointsSource(settings_cls)
+        return init_settings, env_settings, SecretFilesSource(settings_cls), _EndpointsSource(settings_cls)
 
 
 class KafkaSettings(Part):
@@ -86,18 +88,41 @@ class KafkaSettings(Part):
     """Put before every topic and consumer group, for a cluster shared with others."""
     replication: int = 1
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: str = "SCRAM-SHA-512"
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
     ssl_cafile: str | None = None
+    """Who signed the brokers' certificates. Default: whom this machine trusts."""
+    ssl_certfile: str | None = None
+    """A certificate of ours (PEM), for brokers that want one …"""
+    ssl_keyfile: str | None = None
+    """… and its key."""
+    ssl_key_password: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _has_a_login(self) -> Self:
+        if self.security_protocol.startswith("SASL") and (self.sasl_username is None or self.sasl_password is None):
+            raise ValueError("SASL needs PENSTOCK_KAFKA_SASL_USERNAME and PENSTOCK_KAFKA_SASL_PASSWORD")
+        return self
 
 
 class PostgresSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_POSTGRES_", frozen=True, extra="forbid")
 
     dsn: SecretStr = SecretStr("postgresql://postgres@127.0.0.1:5432/penstock")
+    """Where it is, and how: ``…?sslmode=verify-full&sslrootcert=FILE``, with ``sslcert`` and ``sslkey`` for a
+    certificate of ours."""
+    username: str | None = None
+    password: SecretStr | None = None
+    """Take the place of what ``dsn`` says."""
     pool_max_size: int = 10
     statement_timeout_seconds: float = 60.0
+
+    @model_validator(mode="after")
+    def _with_login(self) -> Self:
+        """``dsn`` is whole from here on: nobody else puts one together."""
+        object.__setattr__(self, "dsn", whole_dsn(self.dsn, self.username, self.password))
+        return self
 
 
 class ElasticsearchSettings(Part):
@@ -110,6 +135,11 @@ class ElasticsearchSettings(Part):
     password: SecretStr | None = None
     api_key: SecretStr | None = None
     ca_certs: str | None = None
+    """Who signed the server's certificate. Default: whom this machine trusts."""
+    client_cert: str | None = None
+    """A certificate of ours (PEM), for a server that wants one …"""
+    client_key: str | None = None
+    """… and its key."""
     request_timeout_seconds: float = 30.0
     shards: int = 1
     replicas: int = 0
@@ -260,7 +290,8 @@ def explained(error: ValidationError) -> Misconfigured:
     """One line that names the variable, and never its value."""
     problem = error.errors(include_input=False, include_url=False)[0]
     field = "_".join(str(part) for part in problem["loc"]).upper()
-    return Misconfigured(f"setting {_PREFIXES.get(error.title, 'PENSTOCK_')}{field}: {problem['msg']}")
+    prefix = _PREFIXES.get(error.title, "PENSTOCK_")
+    return Misconfigured(f"setting {prefix}{field or '*'}: {problem['msg'].removeprefix('Value error, ')}")
 
 
 @cache

@@ -3,7 +3,8 @@ for everybody, and no right that was not given.
 
 For trying Penstock against them (tests/e2e/test_secured.py). Postgres takes TLS and SCRAM alone, and of its owner a
 certificate too; Kafka takes SASL over TLS (SCRAM and PLAIN), or TLS with a client's certificate, and asks its ACLs;
-Elasticsearch has its security module on, and wants a client's certificate of everybody.
+Elasticsearch has its security module on, and wants a client's certificate of everybody. (Its users and roles stand in
+files, for this small distribution lacks the analyzers of the index in which it would keep what its API is told.)
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import secrets
 import shutil
 import ssl
 from base64 import b64encode
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from deploy.local.process import write_atomically
 from deploy.local.service import HOST, LocalSettings, Place, Server, own_file, own_folder
 from deploy.local.stack import Stack
 
+ROLES = Path(__file__).parents[1] / "roles" / "elasticsearch"
 ADMIN = "admin"
 """May do everything in Kafka and Elasticsearch; Postgres's is ``postgres``."""
 OWNER = "penstock_migrate"
@@ -48,11 +50,13 @@ class Login:
 
 
 class Secured:
-    """The stack of one state folder. ``names``: who may log in, besides the administrators, and without any right."""
+    """The stack of one state folder. ``logins``: who may log in besides the administrators, and as which role of
+    deploy/roles/elasticsearch; in Postgres and Kafka they have no right yet."""
 
-    def __init__(self, home: Path, names: Collection[str]) -> None:
+    def __init__(self, home: Path, logins: Mapping[str, str | None]) -> None:
+        self.roles = logins
         self.authority = Authority(home / "certificates")
-        self.logins = {name: Login(secrets.token_hex(16), self.authority.issue(name)) for name in (ADMIN, *names)}
+        self.logins = {name: Login(secrets.token_hex(16), self.authority.issue(name)) for name in (ADMIN, *logins)}
         self.home = home
         servers: tuple[Server, ...] = (_Postgres(self.authority), _Kafka(self), _Elasticsearch(self))
         self.stack = Stack(home, die_with_parent=True, servers={server.name: server for server in servers})
@@ -204,11 +208,17 @@ class _Elasticsearch(Elasticsearch):
         self._secured = secured
 
     def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
-        """Also an administrator of its file realm: with one no password has to be put into its key store."""
         super().prepare(place, ports, settings)
+        held = {"superuser": [ADMIN]}
+        for login, role in self._secured.roles.items():
+            if role is not None:
+                held.setdefault(role, []).append(login)
+        users = [login for logins in held.values() for login in logins]
+        roles = {file.stem: json.loads(file.read_text()) for file in sorted(ROLES.glob("*.json"))}
         for name, text in {
-            "users": f"{ADMIN}:{_pbkdf2(self._secured.logins[ADMIN].password)}\n",
-            "users_roles": f"superuser:{ADMIN}\n",
+            "users": "".join(f"{login}:{_pbkdf2(self._secured.logins[login].password)}\n" for login in users),
+            "users_roles": "".join(f"{role}:{','.join(logins)}\n" for role, logins in held.items()),
+            "roles.yml": "".join(f"{name}: {json.dumps(role)}\n" for name, role in roles.items()),
         }.items():
             write_atomically(place.config / name, text, mode=0o600)
             own_file(place.config / name)

@@ -6,7 +6,7 @@ from psycopg import AsyncConnection
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.embedding.choose import chunk_params, embedder, service_of, settings_of
-from pipeline.kafka import security
+from pipeline.kafka_security import refusal, security
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist, load
 from pipeline.stores.elasticsearch import connect, create_index
@@ -25,7 +25,7 @@ async def prepare(settings: Settings | None = None) -> list[str]:
             kafka.bootstrap, prefix=kafka.topic_prefix, replication=kafka.replication, security=security(kafka)
         )
     except TopicsNotReady as error:
-        raise Retryable(str(error)) from error
+        raise await refusal(kafka) or Retryable(str(error)) from error
     except TopicRefused as error:
         raise Misconfigured(str(error)) from error
     model = embedder(settings.embedding, dist() / "models")

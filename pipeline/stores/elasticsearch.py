@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,6 +18,7 @@ from elasticsearch import (
 )
 from elasticsearch import ConnectionError as UnreachableError
 
+from pipeline.core.certificates import refused_ours, untrusted
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import retry_after_seconds
 from pipeline.settings import ElasticsearchSettings
@@ -69,9 +71,9 @@ def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
         auth["api_key"] = settings.api_key.get_secret_value()
     elif settings.username:
         auth["basic_auth"] = (settings.username, settings.password.get_secret_value() if settings.password else "")
-    if settings.ca_certs:
-        auth["ca_certs"] = settings.ca_certs
     try:
+        if "https://" in settings.url:
+            auth["ssl_context"] = _context(settings)
         return AsyncElasticsearch(
             [url.strip() for url in settings.url.split(",")],
             request_timeout=settings.request_timeout_seconds,
@@ -81,8 +83,17 @@ def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
         )
     except (ValueError, OSError) as error:
         raise Misconfigured(
-            f"PENSTOCK_ELASTICSEARCH_URL or _CA_CERTS: {error}; give e.g. https://search.example.org:9200"
+            f"PENSTOCK_ELASTICSEARCH_URL, _CA_CERTS, _CLIENT_CERT or _CLIENT_KEY: {error}; give e.g."
+            " https://search.example.org:9200, and files in PEM"
         ) from error
+
+
+def _context(settings: ElasticsearchSettings) -> ssl.SSLContext:
+    """Of our own making: the client's own takes a certificate of any host where the address is a number."""
+    context = ssl.create_default_context(cafile=settings.ca_certs)
+    if settings.client_cert:
+        context.load_cert_chain(settings.client_cert, settings.client_key, "")  # or OpenSSL asks a terminal
+    return context
 
 
 @contextmanager
@@ -106,16 +117,24 @@ def translated(doing: str) -> Iterator[None]:
             f"{doing}: Elasticsearch did not answer in time; it may or may not have done it", service="elasticsearch"
         ) from error
     except UnreachableError as error:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            raise Misconfigured(
-                f"{doing}: Elasticsearch's certificate is not trusted; set PENSTOCK_ELASTICSEARCH_CA_CERTS",
-                service="elasticsearch",
-            ) from error
-        raise Retryable(f"{doing}: Elasticsearch cannot be reached", service="elasticsearch") from error
+        text = str(error.message)  # str(error) says that there is an error
+        if why := _refused(text):
+            raise Misconfigured(f"{doing}: Elasticsearch: {why}", service="elasticsearch") from error
+        hung_up = "disconnected" in text.lower() or "reset by peer" in text.lower()
+        hint = " (it hangs up on us: does it want https?)" if hung_up else ""
+        raise Retryable(f"{doing}: Elasticsearch cannot be reached{hint}", service="elasticsearch") from error
     except TransportError as error:
         raise Retryable(
             f"{doing}: the connection to Elasticsearch failed ({type(error).__name__})", service="elasticsearch"
         ) from error
+
+
+def _refused(text: str) -> str | None:
+    """Why there is no connection, where only other settings help; None when it is for another reason."""
+    untrusting = untrusted(text, authority="PENSTOCK_ELASTICSEARCH_CA_CERTS", address="PENSTOCK_ELASTICSEARCH_URL")
+    ours = refused_ours(text, setting="PENSTOCK_ELASTICSEARCH_CLIENT_CERT and _CLIENT_KEY")
+    plain = "WRONG_VERSION_NUMBER" in text or "record layer failure" in text
+    return untrusting or ours or ("it does not speak TLS: http in PENSTOCK_ELASTICSEARCH_URL?" if plain else None)
 
 
 def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:

@@ -18,6 +18,7 @@ from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.settings import PostgresSettings
+from pipeline.stores.refusals import refused
 from pipeline.stores.schema import Migration, migrations, refusal
 
 MINIMUM_PGVECTOR = (0, 8, 4)
@@ -138,6 +139,8 @@ class translated:
         if not isinstance(error, psycopg.Error):
             return
         code = error.sqlstate
+        if code is None and (why := refused(str(error))):
+            raise Misconfigured(f"{self.what}: {why}", service="postgres") from error
         summary = f"{self.what}: {type(error).__name__}" + (f" ({code})" if code else "")
         if code is None:  # the client's own: no server, or a value that it cannot send
             world = isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)

@@ -14,10 +14,11 @@ import query.settings
 from connectors.declared import VARIABLE
 from pipeline import settings
 from pipeline.cli.main import app
+from pipeline.credentials import SECRETS_DIR
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-BESIDE_SETTINGS = {"PENSTOCK_HOME", "PENSTOCK_DIST", VARIABLE}
+BESIDE_SETTINGS = {"PENSTOCK_HOME", "PENSTOCK_DIST", SECRETS_DIR, VARIABLE}
 """Read from the environment without a settings class."""
 STOP_SECONDS = 28.0
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
 
+from pipeline.credentials import SECRETS_DIR
 from pipeline.groups import group
 from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink
@@ -89,12 +91,38 @@ def test_the_kustomization_names_every_file_and_each_is_there(folder: Any) -> No
 
 
 @pytest.mark.parametrize("o", pods(), ids=name)
-def test_the_settings_know_every_variable_and_take_its_value(o: Object, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_know_every_variable_and_take_its_value(
+    o: Object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    documented = secrets()[o["metadata"]["name"]]
+    assert unknown(documented) == []
+    for key in documented:
+        (tmp_path / key).write_text("secret")
     for container in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]:
         for settings in ([SETTINGS], [SETTINGS, HERE]):
             given = values(container, *settings)
             assert unknown(given) == []
-            assert_settings_take(given, monkeypatch)
+            if container["image"] == "penstock":
+                assert_settings_take(given | {SECRETS_DIR: str(tmp_path)}, monkeypatch)
+
+
+def secrets() -> dict[str, list[str]]:
+    """The secrets of our processes, and their keys, as docs/deploy.md tells an operator to make them."""
+    rows = re.findall(r"\| `(penstock-[a-z-]+)` \| (.*?) \|", (ROOT / "docs/deploy.md").read_text())
+    return {name: re.findall(r"`(PENSTOCK_\w+)`", keys) for name, keys in rows if "PENSTOCK_" in keys}
+
+
+@pytest.mark.parametrize("o", pods(), ids=name)
+def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
+    [volume] = [v for v in pod(o)["volumes"] if v["name"] == "secrets"]
+    assert volume["secret"] == {"secretName": o["metadata"]["name"], "defaultMode": 0o440}
+    assert pod(o)["securityContext"]["fsGroup"] == pod(o)["securityContext"]["runAsGroup"]
+    for container in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]:
+        if container["image"] != "penstock":
+            continue
+        [mount] = [m for m in container["volumeMounts"] if m["name"] == "secrets"]
+        assert {e["name"]: e.get("value") for e in container["env"]}[SECRETS_DIR] == mount["mountPath"]
+        assert not [e for e in container["env"] if "valueFrom" in e], "a secret in an environment"
 
 
 def test_the_examples_credentials_are_settings() -> None:
@@ -184,7 +212,11 @@ def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_pr
 
 
 def test_every_secret_is_listed_for_who_makes_them() -> None:
-    named = set(re.findall(r"secretKeyRef: \{name: ([\w-]+)", "".join(p.read_text() for p in BASE.glob("*.yaml"))))
+    named = set(
+        re.findall(
+            r"(?:secretKeyRef: \{name|secretName): ([\w-]+)", "".join(p.read_text() for p in BASE.glob("*.yaml"))
+        )
+    )
     named |= set(
         re.findall(
             r"secret(?:Ref|Name|KeyRef)?: \{?(?:name: )?(penstock-[\w-]+)",
@@ -192,5 +224,5 @@ def test_every_secret_is_listed_for_who_makes_them() -> None:
         )
     )
     guide = (ROOT / "docs/deploy.md").read_text()
-    assert {"penstock-owner", "penstock-worker", "penstock-connectors", "penstock-query", "penstock-kafka"} <= named
+    assert {*(o["metadata"]["name"] for o in pods()), "penstock-keys"} <= named
     assert not [secret for secret in sorted(named) if f"`{secret}`" not in guide]

@@ -1,0 +1,116 @@
+"""Make the ACLs of Penstock's users what ``acls.json`` says: ``python -m deploy.roles.kafka``.
+
+It logs in as the settings say (``PENSTOCK_KAFKA_…``), as somebody who may alter the cluster's ACLs; topics and groups
+get the settings' prefix. What is missing is given, and what these users have besides is taken away; nobody else is
+touched. Repeats are harmless. `kafka-acls` shows the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import typer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
+
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.kafka_security import refusal, security
+from pipeline.settings import KafkaSettings, load
+
+# Kafka's AclOperation, ResourceType, PatternType and AclPermissionType
+OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
+KINDS = {"topics": 2, "groups": 3}
+ANY, LITERAL, ALLOW, EVERYWHERE = 1, 3, 3, "*"
+
+
+class Acl(NamedTuple):
+    """One right, with Kafka's own numbers."""
+
+    kind: int
+    name: str
+    pattern: int
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+
+def wanted(prefix: str) -> dict[str, set[Acl]]:
+    """principal → its rights."""
+    said: Mapping[str, list[dict[str, list[str]]]] = json.loads((files(__package__) / "acls.json").read_text("utf-8"))
+    return {f"User:{user}": set(_rights(f"User:{user}", rules, prefix)) for user, rules in said.items()}
+
+
+def _rights(principal: str, rules: list[dict[str, list[str]]], prefix: str) -> Iterator[Acl]:
+    for rule in rules:
+        for kind, number in KINDS.items():
+            for name in rule.get(kind, ()):
+                for operation in rule["may"]:
+                    yield Acl(number, prefix + name, LITERAL, principal, EVERYWHERE, OPERATIONS[operation], ALLOW)
+
+
+async def apply(kafka: KafkaSettings) -> tuple[int, int]:
+    """Returns how many rights were given, and how many taken. Raises Misconfigured, or Retryable when Kafka is away."""
+    admin: Any = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap, **security(kafka))
+    try:
+        await admin.start()
+        given = taken = 0
+        for principal, rights in wanted(kafka.topic_prefix).items():
+            held = await _held(admin, principal)
+            for acl in sorted(rights - held):
+                [[code, _]] = (await _ask(admin, CreateAclsRequest(*acl))).creation_responses
+                _check(code)
+                given += 1
+            for acl in sorted(held - rights):
+                [[code, _, _]] = (await _ask(admin, DeleteAclsRequest(*acl))).filter_responses
+                _check(code)
+                taken += 1
+        return given, taken
+    except (KafkaError, TimeoutError, OSError) as error:
+        why = f"Kafka at {kafka.bootstrap}: {type(error).__name__}; is it running and reachable?"
+        raise await refusal(kafka) or Retryable(why, service="kafka") from error
+    finally:
+        await admin.close()
+
+
+async def _held(admin: Any, principal: str) -> set[Acl]:
+    answer = await _ask(admin, DescribeAclsRequest(ANY, None, ANY, principal, None, ANY, ANY))
+    _check(answer.error_code)
+    return {
+        Acl(kind, name, pattern, *acl) for kind, name, pattern, acls in answer.resources for acl in map(tuple, acls)
+    }
+
+
+async def _ask(admin: Any, request: Any) -> Any:
+    """aiokafka knows these requests, and has no method of its own for them."""
+    return await admin._send_to_controller(request)
+
+
+def _check(code: int) -> None:
+    if code:
+        what = f"Kafka refuses to tell or change its ACLs: {for_code(code).__name__}"
+        raise Misconfigured(
+            f"{what}; log in (PENSTOCK_KAFKA_SASL_USERNAME) as one of its super.users, and give it an authorizer",
+            service="kafka",
+        )
+
+
+def main() -> int:
+    """Returns the exit code."""
+    try:
+        given, taken = asyncio.run(apply(load().kafka))
+    except PenstockError as error:
+        typer.echo(f"error: {error}", err=True)
+        return 1
+    typer.echo(f"{given} rights given, {taken} taken away" if given or taken else "Everything is as it should be.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

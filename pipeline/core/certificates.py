@@ -1,0 +1,26 @@
+"""Why a certificate was not accepted, in words for people."""
+
+from __future__ import annotations
+
+
+def untrusted(text: str, *, authority: str, address: str) -> str | None:
+    """What OpenSSL's error says and what to do; None when it is about no certificate. authority, address: the settings
+    that name who signs, and the server."""
+    if "CERTIFICATE_VERIFY_FAILED" not in text and "certificate verify failed" not in text:
+        return None
+    if "expired" in text:
+        return "its certificate has expired: renew it on the server"
+    if "not yet valid" in text:
+        return "its certificate is not valid yet: is a clock wrong?"
+    if "mismatch" in text or "doesn't match" in text:
+        return f"its certificate is another host's: put the name that it was made for into {address}"
+    return f"its certificate is not trusted: let {authority} name the authority that signed it"
+
+
+def refused_ours(text: str, *, setting: str) -> str | None:
+    """What a server's alert says of our own certificate; None when it is about no such thing."""
+    alerts = ("certificate required", "certificate unknown", "unknown ca", "bad certificate", "certificate expired")
+    spelled = text.lower().replace("_", " ")
+    if "alert" not in spelled or not any(alert in spelled for alert in alerts):
+        return None
+    return f"it wants a certificate of ours, and takes none that is missing, expired or of another authority: {setting}"

@@ -1,0 +1,66 @@
+"""Secrets from files, and a connection string of Postgres with its login."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SecretsSettingsSource, SettingsError
+
+from pipeline.core.errors import Misconfigured
+
+SECRETS_DIR = "PENSTOCK_SECRETS_DIR"
+
+
+class SecretFilesSource(SecretsSettingsSource):
+    """A file for each secret, named as its variable would be (in any case), as Kubernetes and Docker mount them."""
+
+    def __init__(self, settings_cls: type[BaseSettings]) -> None:
+        super().__init__(settings_cls, secrets_dir=os.environ.get(SECRETS_DIR) or None)
+
+    def __call__(self) -> dict[str, Any]:
+        if self.secrets_dir is None:
+            return {}
+        try:
+            os.listdir(str(self.secrets_dir))  # pydantic's own would only warn
+            return super().__call__()
+        except (OSError, SettingsError) as error:
+            why = error.strerror if isinstance(error, OSError) else "a file in it leads out of it, or cannot be read"
+            raise Misconfigured(f"{SECRETS_DIR} names {self.secrets_dir}: {why}; mount it, or unset it") from error
+
+
+def environment() -> dict[str, str]:
+    """What the environment says, and what secret files say besides: for names that no part knows (a connector's own).
+    Raises Misconfigured."""
+    found: dict[str, str] = {}
+    if folder := os.environ.get(SECRETS_DIR):
+        try:
+            found = {
+                file.name.upper(): file.read_text("utf-8").strip()
+                for file in Path(folder).iterdir()
+                if file.name.upper().startswith("PENSTOCK_") and file.is_file()
+            }
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "a file in it is not UTF-8"
+            raise Misconfigured(f"{SECRETS_DIR} names {folder}: {why}; mount it, or unset it") from error
+    return found | os.environ
+
+
+def whole_dsn(dsn: SecretStr, username: str | None, password: SecretStr | None) -> SecretStr:
+    """The connection string with the login in it, if one is given. Raises ValueError, which does not quote it."""
+    from psycopg import ProgrammingError  # not for whoever wants another part alone
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    try:
+        parts = conninfo_to_dict(dsn.get_secret_value())
+    except ProgrammingError as error:
+        raise ValueError("DSN is not a connection string: give postgresql://HOST/DATABASE?sslmode=…") from error
+    if username is None and password is None:
+        return dsn
+    if username is not None:
+        parts["user"] = username
+    if password is not None:
+        parts["password"] = password.get_secret_value()
+    return SecretStr(make_conninfo("", **parts))
