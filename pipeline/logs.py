@@ -15,6 +15,7 @@ from uuid import UUID
 
 import structlog
 
+from pipeline.core.errors import PenstockError
 from pipeline.traced.records import in_log
 
 CAUSES_SHOWN, FRAMES_SHOWN = 5, 8
@@ -30,11 +31,21 @@ def _without_words(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMa
         error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given is True else given[1]
         told: list[dict[str, Any]] = []
         while error is not None and len(told) < CAUSES_SHOWN:
-            frames = extract_tb(error.__traceback__)[-FRAMES_SHOWN:]
-            told.append({"type": type(error).__name__, "at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]})
+            told.append(_cause(error))
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
         line["exception"] = told
     return line
+
+
+def _cause(error: BaseException) -> dict[str, Any]:
+    """Ours say what is wrong, for people; of others a code, which quotes nothing."""
+    frames = extract_tb(error.__traceback__)[-FRAMES_SHOWN:]
+    told: dict[str, Any] = {"type": type(error).__name__}
+    if isinstance(error, PenstockError):
+        told["reason"] = str(error)[:300]
+    elif (code := getattr(error, "sqlstate", None) or getattr(error, "errno", None)) is not None:
+        told["code"] = code
+    return told | {"at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]}
 
 
 def _named(value: object) -> str:

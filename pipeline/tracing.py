@@ -244,7 +244,7 @@ def _exporter() -> SpanExporter:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # a line for every try, and what a server answered
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # every try, and what a server answered
 
     class Exporter(SpanExporter):
         """Spans that cannot be handed over are lost, and counted in one line a minute."""

@@ -181,6 +181,7 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
         log = (tmp_path / "logs" / "query.log").read_text()
         assert "development_mode" in log
         assert "Traceback" not in log
+        assert '"exception"' not in log
         assert "harbour" not in log
     finally:
         await asyncio.to_thread(stack.stop_query)

@@ -203,3 +203,4 @@ async def test_an_upgrade_and_a_downgrade_lose_nothing(space: Space, tmp_path: P
     assert (code, report["clean"]) == (0, True), report["differences"][:3]
     for name in FLEET:
         assert "Traceback" not in space.log(name)
+        assert '"exception"' not in space.log(name)

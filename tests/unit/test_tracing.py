@@ -334,6 +334,7 @@ SAYS = """
 import asyncio, logging, threading, warnings
 from uuid import UUID
 import structlog
+from pipeline.core.errors import Retryable
 from pipeline.telemetry import configure_logging
 configure_logging()
 log = structlog.get_logger()
@@ -345,6 +346,10 @@ def fails():
     except KeyError as error:
         raise ValueError("SECRET") from error
 log.info("plain", row=Row(), id=UUID(int=7))
+try:
+    try: open("/nowhere/SECRET")
+    except OSError as error: raise Retryable("the disk is away") from error
+except Retryable: log.exception("ours")
 try: fails()
 except ValueError: log.exception("caught")
 try: fails()
@@ -364,11 +369,13 @@ def test_the_log_is_one_object_a_line_whoever_speaks_and_never_the_words_of_an_e
     assert ended.returncode == 1
     assert ended.stdout == ""
     told = [json.loads(line) for line in ended.stderr.splitlines()]
-    assert [line["event"] for line in told][:3] == ["plain", "caught", "its own words\nof two lines"]
+    assert [line["event"] for line in told][:4] == ["plain", "ours", "caught", "its own words\nof two lines"]
     assert {"level", "timestamp", "event"} <= set.intersection(*(set(line) for line in told))
     assert told[0]["row"] == "Row"
     assert told[0]["id"] == "00000000-0000-0000-0000-000000000007"
-    assert [cause["type"] for cause in told[1]["exception"]] == ["ValueError", "KeyError"]
+    assert [cause["type"] for cause in told[2]["exception"]] == ["ValueError", "KeyError"]
+    ours, theirs = told[1]["exception"]
+    assert (ours["reason"], theirs["code"]) == ("the disk is away", 2)
     assert [line["event"] for line in told if line["level"] == "critical"] == ["crashed", "crashed"]
     assert "never retrieved" in ended.stderr
     assert "SECRET" not in ended.stderr
