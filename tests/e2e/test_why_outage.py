@@ -1,0 +1,64 @@
+"""The model is throttled: ``why`` and ``status`` say who stands still, for what and since when, and what goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.cli.status_look import look
+from pipeline.cli.status_screen import trouble
+from tests.e2e.test_cli import run
+from tests.e2e.test_stream import document
+from tests.fakes.server import serving
+from tests.space import Space
+
+pytestmark = pytest.mark.stack
+
+WITHIN_SECONDS = 180
+
+
+async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) -> None:
+    async with serving() as model:
+        embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 5}
+        async with Space.create(stack, tmp_path, embedding=embedding) as space:
+            here = Stack(space.home)
+            try:
+                for name in ("detect", "vectors", "keywords"):
+                    await asyncio.to_thread(here.start_worker, name)
+                await model.faults(errors=10**9, error_status=429)
+                await space.publish(*(document(f"{n}.md", f"# {n}\n\nSome text.") for n in range(12)))
+                told = await until_vectors_stand_still(here, space)
+                assert "vectors stands still" in trouble(told)
+                assert told["pending"]["vectors"]["documents"] == 12
+                assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
+
+                why = await asyncio.to_thread(run, space, "why", "7.md", "--tenant", "acme")
+                assert why.returncode == 1
+                assert "vectors stands still: waiting for embedding for" in why.stdout
+                reason = next(one["reason"] for one in told["workers"] if one["name"] == "vectors")
+                assert reason[:40] in why.stdout, (reason, why.stdout.splitlines()[1])
+                assert "mend that service" in why.stdout
+
+                await model.faults(errors=0)
+                await space.settled([document(f"{n}.md", f"# {n}\n\nSome text.", version=1) for n in range(12)])
+                why = await asyncio.to_thread(run, space, "why", "7.md", "--tenant", "acme")
+                assert why.returncode == 0, why.stdout
+            finally:
+                for name in ("detect", "vectors", "keywords"):
+                    await asyncio.to_thread(here.stop, name)
+
+
+async def until_vectors_stand_still(here: Stack, space: Space) -> dict[str, Any]:
+    deadline = time.monotonic() + WITHIN_SECONDS
+    while True:
+        told = await look(here, space.settings)
+        stuck = {one["name"]: one["waiting_for"] for one in told["workers"]}
+        if stuck.get("vectors") == "embedding" and told["pending"] and not told["pending"]["keywords"]["documents"]:
+            return told
+        assert time.monotonic() < deadline, (stuck, told["away"], told["pending"])
+        await asyncio.sleep(1)
