@@ -1,0 +1,45 @@
+"""docs/operate.md, followed from its first line to its last by somebody who starts with nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.console import commands, shell
+from tests.space import PROJECT
+
+pytestmark = pytest.mark.stack
+
+GUIDE = PROJECT / "docs" / "operate.md"
+
+
+def fresh(home: Path) -> dict[str, str]:
+    """A person's environment: none of ours is set, but where the environment with everything in it is."""
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PYTEST_", "PYTHON"))
+    }
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(port), "TERM": "dumb", "COLUMNS": "160"}
+
+
+@pytest.mark.timeout(900)
+def test_every_command_of_the_guide_prints_what_it_shows(tmp_path: Path) -> None:
+    found = commands(GUIDE.read_text())
+    assert len(found) > 50
+    env = fresh(tmp_path)
+    with shell(PROJECT, env) as bash:
+        try:
+            for command in found:
+                bash.run(command)
+        finally:
+            subprocess.run(
+                [sys.executable, "-m", "pipeline.cli.main", "down"], cwd=PROJECT, capture_output=True, check=True,
+                env={**env, "PENSTOCK_HOME": str(tmp_path / "penstock-trial" / "state")},
+            )  # fmt: skip
