@@ -29,7 +29,7 @@ def fresh(home: Path) -> dict[str, str]:
     return {**kept, "HOME": str(home), "PROMETHEUS_PORT": str(port), "TERM": "dumb", "COLUMNS": "160"}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_every_command_of_the_guide_prints_what_it_shows(tmp_path: Path) -> None:
     found = commands(GUIDE.read_text())
     assert len(found) > 50
