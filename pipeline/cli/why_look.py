@@ -84,8 +84,8 @@ async def look(asked: Asked) -> Told:
     if asked.query is not None and told.document is not None:
         from pipeline.cli.why_query import find  # the model, and all that a search needs: only for whoever asks
 
-        found = await find(settings, told, asked.query, asked.principals, asked.tags)
-        around = replace(around, found=found)
+        where = await find(settings, told, asked.query, asked.principals, asked.tags)
+        around = replace(around, found=where)
     return Told(told, around)
 
 

@@ -57,9 +57,7 @@ async def bury(library: Library, tenant: str, *names: str, value: bytes | None =
 
 async def penstock(home: Path, *arguments: str) -> Result:
     """The real command, in this process: a new one for each takes seconds."""
-    return await asyncio.to_thread(
-        CliRunner().invoke, app, ["dead", *arguments], env={"PENSTOCK_HOME": str(home)}
-    )
+    return await asyncio.to_thread(CliRunner().invoke, app, ["dead", *arguments], env={"PENSTOCK_HOME": str(home)})
 
 
 async def answer(home: Path, *arguments: str) -> Any:
