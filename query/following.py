@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import structlog
+
 from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Pool, translated
 from query.embedder import Embedders, bounded
 from query.telemetry import QueryMetrics
+
+_log = structlog.get_logger(__name__)
 
 EVERY_SECONDS = 5.0
 LEDGER_SECONDS = 5.0
@@ -56,10 +60,18 @@ class Following:
             await asyncio.gather(self._loop, return_exceptions=True)
 
     async def _follow(self) -> None:
+        said: str | None = None
         while True:
             self._wake.clear()
-            with suppress(PenstockError):  # the ledger is away: /readyz says so, and the next look is soon
+            try:
                 await self.look()
+                said = None
+            except PenstockError as error:  # the next look is soon, and queries ask the ledger themselves
+                if str(error) != said:
+                    _log.warning("generations.not_followed", reason=str(error))
+                said = str(error)
+            except Exception as error:  # noqa: BLE001  (a mistake of ours: said, for nobody waits for this task)
+                _log.error("generations.broken", kind=type(error).__name__)
             with suppress(TimeoutError):
                 async with asyncio.timeout(EVERY_SECONDS):
                     await self._wake.wait()
