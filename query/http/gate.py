@@ -141,6 +141,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         exchange.who = scope["state"]["who"] = await self._authenticator.authenticate(headers)
+        structlog.contextvars.bind_contextvars(tenant=exchange.who.tenant)  # of this request's task alone
         self._limits.count(exchange.who)
         body = await self._body(headers, receive)
         async with self._limits.place(exchange.who):
