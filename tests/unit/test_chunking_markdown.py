@@ -1,0 +1,82 @@
+"""Markdown blocks found by a pattern are those that markdown-it finds in the whole text."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.chunking import markdown
+from pipeline.core.chunking.units import Block
+
+PIECES = [
+    *(
+        "word",
+        "a",
+        "1",
+        "2.",
+        "1. a\n",
+        "1)",
+        "foo\nbar",
+        "text:\n",
+        "x\n",
+        "é",
+        "中文",
+        "\u3000",
+        "\u00a0",
+        "\\",
+        "&amp;",
+    ),
+    *(" ", "  ", "    ", "\t", "\n", "\n", "\n", "\n\n", "\n\n"),
+    *(
+        "- a\n",
+        "- a\n",
+        "  - b\n",
+        "    - c\n",
+        "      - d\n",
+        " * x\n",
+        "- [ ] t\n",
+        "- [l](u)\n",
+        "- ",
+        "* ",
+        "+ ",
+        "> ",
+    ),
+    *("# ", "## ", "#", "===", "---", "=", "-", "***", "**b**", "*", "_", "__x__", "# a | b\n", "{#id}"),
+    *("```", "```\n", "~~~\n", "````\n", "`", "``"),
+    *("|", "| a | b |\n|---|:-:|\n| 1 | 2 |\n", "| a |\n| - |\n", "| 1 | 2 |\n", "| 1 |\n", "| \\| |\n", "|---|---|\n"),
+    *("<!-- ", "-->", "<div>", "</div>", "<pre>", "</pre>", "<script>", "<?", "?>"),
+    *("[a]: x", "[a]", "[a](b)", ":", "(x)", '"q"', "'", "!"),
+]
+
+
+def by_markdown_it_alone(text: str) -> list[Block]:
+    walk = markdown._Walk(text, [])
+    walk._read(0, len(text), "")
+    blocks = walk.blocks
+    if not blocks or blocks[0].start:
+        blocks.insert(0, Block(0, 8))
+    return blocks
+
+
+@settings(max_examples=600, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=40).map("".join))
+@example("# head | er\n| - | - |\n| 1 | 2 |\n")
+@example("- a\n===\n\nb\n")
+@example("- a\n\n  more of it\n\nb\n")
+@example("text\n~~~\n\n# no heading\n\nsince nothing closes it\n")
+@example("<!--\n\n# no heading\n\n-->\n\n# a heading\n")
+@example("- ```\n  code\n\nout of the list\n\n  ```\n\n# no heading\n")
+def test_blocks_are_those_of_the_whole_text(text: str) -> None:
+    if not text.startswith(("---\n", "+++\n")):  # front matter is no Markdown
+        assert markdown.parse(text) == by_markdown_it_alone(text)
+
+
+@pytest.mark.parametrize(
+    "block", ["A paragraph.\n\n", "- an item\n", "| a | b |\n", "# A title\n\n", "```\ncode\n```\n\n"]
+)
+def test_what_is_plain_never_reaches_the_parser(block: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "| x | y |\n|---|---|\n" * block.startswith("|") + block * 200
+    expected = by_markdown_it_alone(text)
+    monkeypatch.setattr(markdown._Walk, "difficult", lambda walk, start: pytest.fail(f"parsed from {start}"))
+    assert markdown.parse(text) == expected
