@@ -1,0 +1,66 @@
+"""Each thing breaks, one after another, while people search: exactly the alerts fire that docs/runbooks/README.md says,
+and what its runbook says clears them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.kafka import deliver, producer
+from tests.e2e.watched import Watched, page, watched
+from topics.registry import DOCUMENTS_LIVE
+
+pytestmark = pytest.mark.stack
+
+ALWAYS = 10**9
+
+
+@pytest.mark.timeout(900)
+async def test_what_breaks_raises_exactly_its_alerts_and_mending_it_clears_them(stack: Stack, tmp_path: Path) -> None:
+    async with watched(stack, tmp_path) as world, world.in_use():
+        await world.fires()
+        for rehearsed in (record_that_nobody_reads, lost_rows, source_that_cannot_be_read, reranker_away, model_hangs):
+            await rehearsed(world)
+            await world.fires()
+
+
+async def record_that_nobody_reads(world: Watched) -> None:
+    async with producer(world.space.settings.kafka) as kafka:
+        await deliver([kafka.send_raw(DOCUMENTS_LIVE, b"default/wiki/page", b"no JSON", [])])
+    await world.fires("PenstockDeadLetters")
+    [(letter,)] = await world.space.query("SELECT id FROM dead_letters")
+    code, _ = await world.space.penstock("dead", "dismiss", letter, "--reason", "a rehearsal", "--json")
+    assert code == 0
+
+
+async def lost_rows(world: Watched) -> None:
+    kept = page(100, 1)
+    await world.space.publish(kept)
+    await world.space.settled([kept])
+    lost = await world.space.execute(
+        "DELETE FROM chunks_g1 WHERE document_id = (SELECT id FROM documents WHERE external_id = %s)", kept.external_id
+    )
+    assert lost == 1
+    await world.space.execute("UPDATE audit_runs SET started_at = started_at - interval '1 day'")  # the next one begins
+    await world.fires("PenstockDivergence")
+    code, _ = await world.space.penstock("audit", "--repair", "--json")
+    assert code == 0
+
+
+async def source_that_cannot_be_read(world: Watched) -> None:
+    with world.unreadable():
+        await world.fires("PenstockConnectorNotWorking", "PenstockAccessOld")
+
+
+async def reranker_away(world: Watched) -> None:
+    world.reranker.faults.hang = ALWAYS
+    await world.fires("PenstockRerankFallback", "PenstockAnswersDegraded")
+    world.reranker.faults.hang = 0
+
+
+async def model_hangs(world: Watched) -> None:
+    world.model.faults.hang = ALWAYS
+    await world.fires("PenstockBreakerOpen", "PenstockOldestPending", "PenstockCanaryLate", "PenstockAnswersDegraded")
+    world.model.faults.hang = 0
