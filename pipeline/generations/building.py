@@ -32,8 +32,9 @@ MOST_PENDING = 2_000
 GRACE_FACTOR = 10
 """The sweeper leaves a build's work to its hints so much longer than live work."""
 POLL_SECONDS = 0.2
-LOOK_SECONDS = 10.0
-"""Between two looks whether a worker is there at all."""
+LOOK_SECONDS, ABSENT_LOOKS = 10.0, 6
+"""Between two looks whether a worker is there at all; and so many in a row say that nobody comes back (a restart, with
+an image to be fetched, takes a minute)."""
 STALL_SECONDS, LONGEST_STALL_SECONDS = 15.0, 120.0
 """When nothing moved for so long, hints are sent again (one may have been passed over while its generation rested, or
 its store was not there), and then twice as long later."""
@@ -189,7 +190,7 @@ class Builder:
             if monotonic() - looked > LOOK_SECONDS:
                 looked = monotonic()
                 absent = 0 if all([await self._served(store) for store in build.replaces]) else absent + 1
-                if absent > 1:  # once may be a restart
+                if absent >= ABSENT_LOOKS:
                     await self.require_served(*build.replaces)
             await asyncio.sleep(POLL_SECONDS)
 
