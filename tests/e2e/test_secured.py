@@ -1,0 +1,387 @@
+"""Everything over verified TLS, every process in its own login with the rights that deploy/roles gives it, on servers
+that refuse all else: from a folder to the query over HTTP; and what is refused says why in one line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from deploy.local.certificates import Authority
+from deploy.local.secured import OWNER
+from pipeline.core.errors import PenstockError
+from pipeline.kafka import producer, security
+from pipeline.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
+from pipeline.stores.elasticsearch import connect, translated
+from pipeline.stores.postgres import open_pool
+from tests.secured_kit import Site, secured_site
+from topics.producer import NotDelivered
+from topics.registry import TOPICS
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+WORKERS = {"detect": "penstock_detect", "vectors": "penstock_vectors", "keywords": "penstock_keywords"}
+DENIED = ("permission denied", "security_exception", "AuthorizationFailed", "does not let")
+TOPIC = {topic.name: topic for topic in TOPICS}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with secured_site(tmp_path_factory.mktemp("secured")) as site:
+        (site.home / "folder").mkdir()
+        (site.home / "folder" / "numbat.md").write_text("The numbat eats termites, and nothing else.")
+        for name, login in WORKERS.items():
+            site.start(name, login, "worker", name)
+        site.start("folder", "penstock_connect", "watch", str(site.home / "folder"), "--acl", "staff")
+        site.start("query", "penstock_ask", "serve", PENSTOCK_AUTH_KEYS_FILE=str(site.keys_file()))
+        for name in (*WORKERS, "query"):
+            site.await_ready(name)
+        yield site
+
+
+def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: Site) -> None:
+    deadline = time.monotonic() + 90
+
+    def found() -> list[tuple[str, list[str]]]:
+        return [
+            (Path(one["external_id"]).name, sorted(one["stores"])) for one in site.ask("numbat termites")["results"]
+        ]
+
+    while found() != [("numbat.md", ["keyword", "vector"])]:
+        assert time.monotonic() < deadline, {name: site.log(name)[-2000:] for name in site.processes}
+        time.sleep(0.3)
+    for name in site.processes:
+        log = site.log(name)
+        assert not [word for word in DENIED if word in log], name
+
+
+# What is refused, and how that is said
+
+OTHER = "other authority"
+
+
+def kafka_settings(site: Site, login: str, **more: Any) -> KafkaSettings:
+    endpoint = site.secured.stack.endpoints()["kafka"]
+    given = {
+        "bootstrap": endpoint["bootstrap"], "security_protocol": "SASL_SSL", "sasl_username": login,
+        "sasl_password": site.secured.logins[login].password, "ssl_cafile": str(site.secured.authority.ca),
+    }  # fmt: skip
+    return KafkaSettings(**{**given, **more})
+
+
+async def knock_at_kafka(site: Site, **more: Any) -> None:
+    async with producer(kafka_settings(site, "penstock_detect", **more)):
+        pass
+
+
+async def knock_at_postgres(site: Site, *, login: str = "penstock_detect", **more: Any) -> None:
+    shown = site.secured.logins[login].certificate
+    dsn = conninfo_to_dict(site.secured.stack.endpoints()["postgres"]["dsn"])
+    dsn |= {"user": login, "password": site.secured.logins[login].password} | more
+    if more.get("sslmode") != "disable":
+        dsn = {"sslcert": str(shown.certificate), "sslkey": str(shown.key)} | dsn
+    async with open_pool(PostgresSettings(dsn=make_conninfo("", **dsn))):  # type: ignore[arg-type]
+        pass
+
+
+async def knock_at_elasticsearch(site: Site, **more: Any) -> None:
+    login = "penstock_keywords"
+    shown = site.secured.logins[login].certificate
+    given = {
+        "url": site.secured.stack.endpoints()["elasticsearch"]["url"], "ca_certs": str(site.secured.authority.ca),
+        "username": login, "password": site.secured.logins[login].password, "client_cert": str(shown.certificate),
+        "client_key": str(shown.key),
+    }  # fmt: skip
+    es = connect(ElasticsearchSettings(**{**given, **more}))
+    try:
+        with translated("count"):
+            await es.count(index="chunks-*")
+    finally:
+        await es.close()
+
+
+async def told(site: Site, knock: Awaitable[None]) -> str:
+    """The one line in which a refusal is told. It holds no secret."""
+    with pytest.raises(PenstockError) as refused:
+        await knock
+    line = str(refused.value)
+    assert "\n" not in line
+    assert not [secret for secret in site.all_secrets() if secret in line]
+    return line
+
+
+async def test_who_knocks_rightly_is_let_in(site: Site) -> None:
+    await knock_at_kafka(site)
+    await knock_at_postgres(site)
+    await knock_at_postgres(site, login=OWNER)
+    await knock_at_elasticsearch(site)
+
+
+async def test_a_server_of_another_authority_is_not_talked_to(site: Site, tmp_path: Path) -> None:
+    other = str(Authority(tmp_path, OTHER).ca)
+    assert "let PENSTOCK_KAFKA_SSL_CAFILE name" in await told(site, knock_at_kafka(site, ssl_cafile=other))
+    assert "let sslrootcert in PENSTOCK_POSTGRES_DSN name" in await told(
+        site, knock_at_postgres(site, sslrootcert=other)
+    )
+    assert "let PENSTOCK_ELASTICSEARCH_CA_CERTS name" in await told(site, knock_at_elasticsearch(site, ca_certs=other))
+
+
+async def test_a_wrong_password_is_told_by_its_settings_name(site: Site) -> None:
+    assert "PENSTOCK_KAFKA_SASL_PASSWORD" in (await told(site, knock_at_kafka(site, sasl_password="wrong"))).replace(
+        "and _SASL", "and PENSTOCK_KAFKA_SASL"
+    )
+    assert "refuses the login" in await told(site, knock_at_kafka(site, sasl_password="wrong", sasl_mechanism="PLAIN"))
+    assert "PENSTOCK_POSTGRES_USERNAME and _PASSWORD" in await told(site, knock_at_postgres(site, password="wrong"))
+    assert "PENSTOCK_ELASTICSEARCH_API_KEY or _USERNAME" in await told(
+        site, knock_at_elasticsearch(site, password="wrong")
+    )
+
+
+async def test_whoever_speaks_plainly_is_sent_away(site: Site) -> None:
+    plain = {"security_protocol": "PLAINTEXT"}
+    assert "it wants TLS: PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
+    assert "does not talk to that user without TLS" in await told(site, knock_at_postgres(site, sslmode="disable"))
+    url = site.secured.stack.endpoints()["elasticsearch"]["url"].replace("https", "http")
+    line = await told(site, knock_at_elasticsearch(site, url=url, ca_certs=None, client_cert=None, client_key=None))
+    assert "does it want https?" in line
+
+
+async def test_a_login_alone_is_not_enough_where_a_certificate_of_ours_is_wanted(site: Site, tmp_path: Path) -> None:
+    foreign = Authority(tmp_path, OTHER).issue(OWNER)
+    wanted = "it wants a certificate of ours"
+    certified = f"127.0.0.1:{certified_port(site)}"
+    by_certificate = {"bootstrap": certified, "security_protocol": "SSL"}
+    assert wanted in await told(site, knock_at_kafka(site, **by_certificate))
+    shown = site.secured.logins["penstock_detect"].certificate
+    await knock_at_kafka(site, **by_certificate, ssl_certfile=str(shown.certificate), ssl_keyfile=str(shown.key))
+    theirs = {"sslcert": str(foreign.certificate), "sslkey": str(foreign.key)}
+    assert wanted in await told(site, knock_at_postgres(site, login=OWNER, **theirs))
+    assert wanted in await told(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"), [({"expired": True}, "has expired"), ({"hosts": ["elsewhere.example"]}, "is another host's")]
+)
+async def test_a_certificate_that_has_expired_or_is_another_hosts_is_not_believed(
+    site: Site, wrong: dict[str, Any], said: str
+) -> None:
+    shown = site.secured.authority.issue("wrong", **wrong)
+    async with showing(shown.certificate, shown.key) as port:
+        assert said in await told(site, knock_at_kafka(site, bootstrap=f"127.0.0.1:{port}"))
+        assert said in await told(
+            site, knock_at_postgres(site, port=str(port), sslnegotiation="direct", sslmode="verify-full")
+        )
+        assert said in await told(site, knock_at_elasticsearch(site, url=f"https://127.0.0.1:{port}"))
+
+
+@asynccontextmanager
+async def showing(certificate: Path, key: Path) -> AsyncIterator[int]:
+    """Somebody who shows that certificate, on a port of his own."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.set_alpn_protocols(["postgresql", "http/1.1"])
+
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=context) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def certified_port(site: Site) -> int:
+    ports: dict[str, int] = json.loads((site.secured.home / "run" / "ports.json").read_text())
+    return ports["kafka-certified"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("penstock_kafka_sasl_password", "error: Kafka at 127.0.0.1:"),
+        ("penstock_postgres_password", "error: Postgres at 127.0.0.1:"),
+    ],
+)
+def test_a_worker_with_a_wrong_secret_ends_with_one_line(site: Site, tmp_path: Path, wrong: str, said: str) -> None:
+    right = Path(site.environment("penstock_detect")["PENSTOCK_SECRETS_DIR"])
+    for file in right.iterdir():
+        (tmp_path / file.name).write_text("guessed" if file.name == wrong else file.read_text())
+    code, out, errors = site.penstock("penstock_detect", "worker", "detect", PENSTOCK_SECRETS_DIR=str(tmp_path))
+    assert code == 1
+    assert "Traceback" not in out + errors
+    assert errors.splitlines()[-1].startswith(said)
+    assert "refuses the login" in errors.splitlines()[-1]
+    assert not [secret for secret in site.all_secrets() if secret in out + errors]
+
+
+# Who may what
+
+POSTGRES_DENIES = {
+    "penstock_connect": (
+        "SELECT * FROM documents", "SELECT * FROM document_bodies", "SELECT * FROM {chunks}",
+        "SELECT * FROM memberships", "UPDATE index_state SET seq = 0",
+    ),
+    "penstock_ask": (
+        "UPDATE documents SET title = ''", "DELETE FROM {chunks}", "DELETE FROM manifests",
+        "INSERT INTO memberships SELECT * FROM memberships", "SELECT * FROM connector_items", "CREATE TABLE mine ()",
+    ),
+    "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("login", POSTGRES_DENIES)
+def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
+    shown = site.secured.logins[login]
+    with psycopg.connect(site.secured.postgres()) as admin:
+        [(chunks,)] = admin.execute("SELECT chunk_table FROM generations").fetchall()
+    with psycopg.connect(site.secured.postgres(user=login, password=shown.password), autocommit=True) as connection:
+        for statement in POSTGRES_DENIES[login]:
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.format(chunks=chunks).encode())
+
+
+ELASTICSEARCH_DENIES = {
+    "penstock_ask": (
+        ("POST", "/chunks-g1/_doc"), ("DELETE", "/chunks-g1/_doc/1"), ("DELETE", "/chunks-g1"),
+        ("GET", "/_cluster/state"),
+    ),
+    "penstock_keywords": (("DELETE", "/chunks-g1"), ("PUT", "/chunks-g2"), ("PUT", "/_security/user/me")),
+    "penstock_migrate": (("PUT", "/others"), ("GET", "/.security/_search"), ("PUT", "/_security/user/me")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("login", ELASTICSEARCH_DENIES)
+def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
+    somebody = {"password": "somebody's own", "roles": ["superuser"]}
+    with elasticsearch(site, login) as client:
+        answers = [
+            client.request(
+                method, path, json=None if method in ("GET", "DELETE") else somebody if "user" in path else {}
+            )
+            for method, path in ELASTICSEARCH_DENIES[login]
+        ]
+    assert [answer.status_code for answer in answers] == [403] * len(answers), [answer.text for answer in answers]
+
+
+def test_the_connectors_have_no_login_for_the_indexes(site: Site) -> None:
+    with elasticsearch(site, "penstock_connect") as client:
+        assert client.get("/chunks-g1/_search").status_code == 401
+
+
+def elasticsearch(site: Site, login: str) -> httpx.Client:
+    return httpx.Client(
+        base_url=site.secured.stack.endpoints()["elasticsearch"]["url"], verify=site.secured.context(login),
+        auth=(login, site.secured.logins[login].password), timeout=30,
+    )  # fmt: skip
+
+
+KAFKA_DENIES_WRITING = {
+    "penstock_connect": ("index.live.v1", "documents.indexed.v1", "dead-letters.v1"),
+    "penstock_detect": ("documents.live.v1", "identities.v1"),
+    "penstock_vectors": ("documents.live.v1", "index.live.v1", "identities.v1"),
+    "penstock_keywords": ("documents.backfill.v1", "index.backfill.v1", "conversations.live.v1"),
+    "penstock_ask": ("documents.live.v1", "identities.v1", "index.live.v1"),
+}
+KAFKA_DENIES_READING = {
+    "penstock_connect": ("documents.live.v1", "identities.v1", "index.live.v1"),
+    "penstock_detect": ("index.live.v1", "dead-letters.v1"),
+    "penstock_vectors": ("documents.live.v1", "identities.v1"),
+    "penstock_ask": ("documents.live.v1", "conversations.live.v1", "index.live.v1"),
+}
+
+
+@pytest.mark.parametrize("login", KAFKA_DENIES_WRITING)
+async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> None:
+    for topic in KAFKA_DENIES_WRITING[login]:
+        with pytest.raises(NotDelivered, match=r"does not let this user write|ClusterAuthorizationFailed"):
+            async with producer_of(site, login) as kafka:
+                await (await kafka.send_raw(TOPIC[topic], b"key", b"value", []))
+
+
+@asynccontextmanager
+async def producer_of(site: Site, login: str) -> AsyncIterator[Any]:
+    """Our own, whose errors are not translated."""
+    from topics.producer import Producer
+
+    settings = kafka_settings(site, login)
+    async with Producer(settings.bootstrap, "", security(settings)) as kafka:
+        yield kafka
+
+
+@pytest.mark.parametrize("login", KAFKA_DENIES_READING)
+async def test_kafka_lets_nobody_read_others_topics(site: Site, login: str) -> None:
+    options = security(kafka_settings(site, login))
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka_settings(site, login).bootstrap, **options)
+    await admin.start()
+    try:
+        found = {one["topic"]: one["error_code"] for one in await admin.describe_topics(KAFKA_DENIES_READING[login])}
+    finally:
+        await admin.close()
+    seen = [topic for topic, code in found.items() if code != TopicAuthorizationFailedError.errno]
+    for topic in seen:  # it may know that there is one; what stands there it may not
+        async with consumer(site, login, None) as kafka:
+            kafka.assign([TopicPartition(topic, 0)])
+            kafka.seek(TopicPartition(topic, 0), 0)
+            with pytest.raises(TopicAuthorizationFailedError):
+                await asyncio.wait_for(kafka.getone(), 20)
+
+
+async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
+    async with consumer(site, "penstock_keywords", "penstock-vectors") as kafka:
+        kafka.subscribe(["index.live.v1"])
+        with pytest.raises(GroupAuthorizationFailedError):
+            await asyncio.wait_for(kafka.getone(), 20)
+
+
+@asynccontextmanager
+async def consumer(site: Site, login: str, group: str | None) -> AsyncIterator[Any]:
+    settings = kafka_settings(site, login)
+    kafka = AIOKafkaConsumer(bootstrap_servers=settings.bootstrap, group_id=group, **security(settings))
+    await kafka.start()
+    try:
+        yield kafka
+    finally:
+        await kafka.stop()
+
+
+def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
+    run: Callable[[], tuple[int, str, str]] = lambda: site.run(  # noqa: E731
+        "admin", "-m", "deploy.roles.kafka", PENSTOCK_KAFKA_SASL_MECHANISM="PLAIN"
+    )
+    assert run()[:2] == (0, "Everything is as it should be.\n")
+    code, _, errors = site.run("penstock_connect", "-m", "deploy.roles.kafka")
+    assert code == 1
+    assert "super.users" in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+# Where secrets must not be
+
+
+def test_no_secret_is_in_a_command_line_an_environment_a_log_or_the_status(site: Site) -> None:
+    secrets = site.all_secrets()
+    for process in psutil.Process().children(recursive=True):
+        said = " ".join(process.cmdline()) + " ".join(process.environ().values())
+        assert not [secret for secret in secrets if secret in said], process.name()
+    for log in [*site.home.glob("*.log"), *site.home.rglob("logs/**/*.log")]:
+        text = log.read_text(errors="replace")
+        assert not [secret for secret in secrets if secret in text], log
+    status = site.penstock(OWNER, "status", "--json", PENSTOCK_HOME=str(site.secured.home))
+    assert '"ready"' in status[1]
+    assert not [secret for secret in secrets if secret in status[1] + status[2]]
+    for file in site.home.rglob("*"):
+        if file.is_file() and file.stat().st_size < 100_000:
+            held = [secret for secret in secrets if secret.encode() in file.read_bytes()]
+            assert not held or file.stat().st_mode & 0o077 == 0, file
