@@ -205,6 +205,20 @@ QUERY = Dashboard(
                   says="By the prices that are set; 0: none is."),
             Panel("Passages without room", [(per_second("penstock_query_left_out_passages_total"), "")], "ops"),
         ]),
+        ("The next generation", [
+            Panel("Models that have answered here", [("min by (state) (penstock_query_models_ready) or vector(0)",
+                                                      "{{state}}")], "none",
+                  says="1: the model of the generation in this state is warm; 0: not yet."),
+            Panel("Questions asked of both generations", [(per_second("penstock_query_shadow_total", "outcome")
+                                                           + " or vector(0)", "{{outcome}}")], "reqps"),
+            Panel("How far both agree, mean",
+                  [(f"(sum(rate(penstock_query_shadow_agreement_ratio_sum[{RATE}]))"
+                    f" / (sum(rate(penstock_query_shadow_agreement_ratio_count[{RATE}])) > 0)) or vector(1)",
+                    "order of the first ten"),
+                   (f"(sum(rate(penstock_query_shadow_overlap_ratio_sum[{RATE}]))"
+                    f" / (sum(rate(penstock_query_shadow_overlap_ratio_count[{RATE}])) > 0)) or vector(1)",
+                    "first ten shared")], "percentunit", says="1 also while nothing is compared."),
+        ]),
         ("Golden questions", [
             Panel("nDCG@5", [("max by (slice) (penstock_eval_ndcg)", "{{slice}}"),
                              ('max(penstock_eval_floor{measure="nDCG@5"})', "floor")], "none", runbook="evaluation"),
