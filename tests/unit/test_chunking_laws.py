@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -212,6 +213,21 @@ def test_a_megabyte_is_tokenised_about_once() -> None:
     )
     chunk(text, "text/plain", params=ChunkParams(), count_tokens=counting)
     assert len(text) <= counted < 1.3 * len(text)
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "text/markdown", "text/csv"])
+def test_memory_grows_with_the_text_and_not_faster(media_type: str) -> None:
+    def peak(paragraphs: int) -> int:
+        text = "".join(f"Sentence {i} says something about {i * 7919 % 1000}, not much.\n\n" for i in range(paragraphs))
+        tracemalloc.start()
+        try:
+            cut(text, media_type, ChunkParams())
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(100)
+    assert peak(4_000) < 2.3 * peak(2_000)
 
 
 def test_the_same_in_every_process() -> None:
