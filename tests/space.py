@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ import psycopg
 from aiokafka.admin import AIOKafkaAdminClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from deploy.local.service import free_port
 from deploy.local.stack import Stack
 from pipeline.cli.setup import prepare
 from pipeline.core.identity import document_id
@@ -119,9 +119,7 @@ class Space:
     ) -> None:
         """Start workers as processes and wait until each is ready. A name may carry an instance: ``detect#2``."""
         for name in names:
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.ports[name] = probe.getsockname()[1]
+            self.ports[name] = free_port()  # below those that outgoing connections get, so nobody comes in between
             log = (self.home / f"{name}.log").open("ab")
             self.processes[name] = subprocess.Popen(
                 [python, *program, "worker", name.partition("#")[0]],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from deploy.local.service import free_port
 from deploy.local.stack import Stack
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import embedder
@@ -43,9 +43,7 @@ def pair(n: int, topic: str = "leave") -> dict[str, Any]:
 @asynccontextmanager
 async def real_door(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     """`penstock worker connectors`, and a client with the key that its file declares."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     file = space.home / "connectors.toml"
     digest = hashlib.sha256(b"the-secret").hexdigest()
     file.write_text(f'[key.assistant]\nsha256 = "{digest}"\ntenant = "acme"\nmay = ["conversations"]\n')
