@@ -4,31 +4,34 @@ that refuse all else: from a folder to the query over HTTP; and what is refused 
 from __future__ import annotations
 
 import asyncio
-import json
-import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import psycopg
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.certificates import Authority
 from deploy.local.secured import OWNER
 from pipeline.core.errors import PenstockError
-from pipeline.kafka import producer, security
-from pipeline.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
-from pipeline.stores.elasticsearch import connect, translated
-from pipeline.stores.postgres import open_pool
+from pipeline.kafka import security
 from tests.secured_kit import Site, secured_site
+from tests.secured_knocks import (
+    certified_port,
+    consumer,
+    elasticsearch,
+    kafka_settings,
+    knock_at_elasticsearch,
+    knock_at_kafka,
+    knock_at_postgres,
+    producer_of,
+    showing,
+)
 from topics.producer import NotDelivered
 from topics.registry import TOPICS
 
@@ -72,46 +75,6 @@ def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: S
 # What is refused, and how that is said
 
 OTHER = "other authority"
-
-
-def kafka_settings(site: Site, login: str, **more: Any) -> KafkaSettings:
-    endpoint = site.secured.stack.endpoints()["kafka"]
-    given = {
-        "bootstrap": endpoint["bootstrap"], "security_protocol": "SASL_SSL", "sasl_username": login,
-        "sasl_password": site.secured.logins[login].password, "ssl_cafile": str(site.secured.authority.ca),
-    }  # fmt: skip
-    return KafkaSettings(**{**given, **more})
-
-
-async def knock_at_kafka(site: Site, **more: Any) -> None:
-    async with producer(kafka_settings(site, "penstock_detect", **more)):
-        pass
-
-
-async def knock_at_postgres(site: Site, *, login: str = "penstock_detect", **more: Any) -> None:
-    shown = site.secured.logins[login].certificate
-    dsn = conninfo_to_dict(site.secured.stack.endpoints()["postgres"]["dsn"])
-    dsn |= {"user": login, "password": site.secured.logins[login].password} | more
-    if more.get("sslmode") != "disable":
-        dsn = {"sslcert": str(shown.certificate), "sslkey": str(shown.key)} | dsn
-    async with open_pool(PostgresSettings(dsn=make_conninfo("", **dsn))):  # type: ignore[arg-type]
-        pass
-
-
-async def knock_at_elasticsearch(site: Site, **more: Any) -> None:
-    login = "penstock_keywords"
-    shown = site.secured.logins[login].certificate
-    given = {
-        "url": site.secured.stack.endpoints()["elasticsearch"]["url"], "ca_certs": str(site.secured.authority.ca),
-        "username": login, "password": site.secured.logins[login].password, "client_cert": str(shown.certificate),
-        "client_key": str(shown.key),
-    }  # fmt: skip
-    es = connect(ElasticsearchSettings(**{**given, **more}))
-    try:
-        with translated("count"):
-            await es.count(index="chunks-*")
-    finally:
-        await es.close()
 
 
 async def told(site: Site, knock: Awaitable[None]) -> str:
@@ -188,25 +151,6 @@ async def test_a_certificate_that_has_expired_or_is_another_hosts_is_not_believe
         assert said in await told(site, knock_at_elasticsearch(site, url=f"https://127.0.0.1:{port}"))
 
 
-@asynccontextmanager
-async def showing(certificate: Path, key: Path) -> AsyncIterator[int]:
-    """Somebody who shows that certificate, on a port of his own."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    context.set_alpn_protocols(["postgresql", "http/1.1"])
-
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    async with await asyncio.start_server(hang_up, "127.0.0.1", 0, ssl=context) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
-def certified_port(site: Site) -> int:
-    ports: dict[str, int] = json.loads((site.secured.home / "run" / "ports.json").read_text())
-    return ports["kafka-certified"]
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -280,13 +224,6 @@ def test_the_connectors_have_no_login_for_the_indexes(site: Site) -> None:
         assert client.get("/chunks-g1/_search").status_code == 401
 
 
-def elasticsearch(site: Site, login: str) -> httpx.Client:
-    return httpx.Client(
-        base_url=site.secured.stack.endpoints()["elasticsearch"]["url"], verify=site.secured.context(login),
-        auth=(login, site.secured.logins[login].password), timeout=30,
-    )  # fmt: skip
-
-
 KAFKA_DENIES_WRITING = {
     "penstock_connect": ("index.live.v1", "documents.indexed.v1", "dead-letters.v1"),
     "penstock_detect": ("documents.live.v1", "identities.v1"),
@@ -308,16 +245,6 @@ async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> 
         with pytest.raises(NotDelivered, match=r"does not let this user write|ClusterAuthorizationFailed"):
             async with producer_of(site, login) as kafka:
                 await (await kafka.send_raw(TOPIC[topic], b"key", b"value", []))
-
-
-@asynccontextmanager
-async def producer_of(site: Site, login: str) -> AsyncIterator[Any]:
-    """Our own, whose errors are not translated."""
-    from topics.producer import Producer
-
-    settings = kafka_settings(site, login)
-    async with Producer(settings.bootstrap, "", security(settings)) as kafka:
-        yield kafka
 
 
 @pytest.mark.parametrize("login", KAFKA_DENIES_READING)
@@ -345,29 +272,13 @@ async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
             await asyncio.wait_for(kafka.getone(), 20)
 
 
-@asynccontextmanager
-async def consumer(site: Site, login: str, group: str | None) -> AsyncIterator[Any]:
-    settings = kafka_settings(site, login)
-    kafka = AIOKafkaConsumer(bootstrap_servers=settings.bootstrap, group_id=group, **security(settings))
-    await kafka.start()
-    try:
-        yield kafka
-    finally:
-        await kafka.stop()
-
-
 def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
-    run: Callable[[], tuple[int, str, str]] = lambda: site.run(  # noqa: E731
-        "admin", "-m", "deploy.roles.kafka", PENSTOCK_KAFKA_SASL_MECHANISM="PLAIN"
-    )
-    assert run()[:2] == (0, "Everything is as it should be.\n")
+    code, told_, _ = site.run("admin", "-m", "deploy.roles.kafka", PENSTOCK_KAFKA_SASL_MECHANISM="PLAIN")
+    assert (code, told_) == (0, "Everything is as it should be.\n")
     code, _, errors = site.run("penstock_connect", "-m", "deploy.roles.kafka")
     assert code == 1
     assert "super.users" in errors.splitlines()[-1]
     assert "Traceback" not in errors
-
-
-# Where secrets must not be
 
 
 def test_no_secret_is_in_a_command_line_an_environment_a_log_or_the_status(site: Site) -> None:
