@@ -168,8 +168,9 @@ def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> l
 
 
 def _lives(process: psutil.Process) -> bool:
-    reap(process.pid)
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        lives = bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
-        return False
+        lives = False
+    reap(process.pid)  # also one that has ended this moment: its Popen would warn when we end
+    return lives
