@@ -11,6 +11,7 @@ from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, NotesPlayground, NotesService, app
 from pipeline.serving import served
 from tests.contract.roles_kit import logins, run_file
+from tests.e2e.test_canary import metrics
 from tests.space import Space
 
 pytestmark = pytest.mark.stack
@@ -33,6 +34,7 @@ async def test_a_document_goes_from_its_source_to_the_query_with_every_process_i
             space.start("detect", "vectors", "keywords", env=dsn["penstock_worker"])
             space.start("connectors", env=dsn["penstock_connectors"])
             space.environment |= dsn["penstock_query"]
+            space.start("canary", env={"PENSTOCK_CANARY_EVERY_SECONDS": "1"})
 
             async def found() -> list[str]:
                 code, told = await space.penstock(
@@ -43,6 +45,13 @@ async def test_a_document_goes_from_its_source_to_the_query_with_every_process_i
 
             async with asyncio.timeout(60):
                 while await found() != ["numbat"]:
+                    await asyncio.sleep(0.2)
+            async with asyncio.timeout(
+                60
+            ):  # the canary was deleted at the end of its third round: nothing is refused it
+                while not (await metrics(space, "canary")).get(
+                    ("penstock_canary_withdrawn_seconds_count", "book", "delete")
+                ):
                     await asyncio.sleep(0.2)
         logs = {name: space.log(name) for name in space.processes}
         space.stop_all()
