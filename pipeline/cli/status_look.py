@@ -27,7 +27,8 @@ from pipeline.stores.elasticsearch import connect, translated
 
 T = TypeVar("T")
 
-PART_SECONDS = 4.0
+PART_SECONDS = 10.0
+"""A machine that is busy is no service that is away: Kafka is asked for five groups, after everything was imported."""
 LEDGER_SECONDS = 15.0
 """Its parts have three seconds each of their own."""
 STAGES = (Detect, Identities, Conversations, VectorSink, KeywordSink)

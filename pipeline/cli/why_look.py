@@ -30,7 +30,7 @@ from query.access import decide, identify, sayable
 
 T = TypeVar("T")
 
-PART_SECONDS = 5.0
+PART_SECONDS = 10.0
 """For each of Kafka, the stores and the workers."""
 WATCHED = (Detect, VectorSink, KeywordSink)
 

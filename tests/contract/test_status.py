@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +218,12 @@ async def test_a_watch_in_a_pipe_prints_a_line_each_time_until_nobody_reads(town
 async def test_a_watch_in_json_prints_one_document_a_line(town: tuple[Space, Pool]) -> None:
     space, _ = town
     argv, options = command(space.home, "--watch", "--json", "--every", "0.2")
-    with subprocess.Popen(argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored by what a shell runs in the background
+    with subprocess.Popen(argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          preexec_fn=heard) as process:  # fmt: skip
         assert process.stdout is not None
         told = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(2)]
-        process.send_signal(2)
+        process.send_signal(signal.SIGINT)
         assert await asyncio.to_thread(process.wait, 60) == 130
     assert [one["dead_letters"]["waiting"] for one in told] == [1, 1]
 
@@ -228,6 +232,6 @@ async def test_once_for_people_and_for_programs(town: tuple[Space, Pool]) -> Non
     space, _ = town
     argv, options = command(space.home)
     shown = await asyncio.to_thread(subprocess.run, argv, **options, capture_output=True, text=True, timeout=120)
-    assert (shown.returncode, shown.stderr) == (0, "")
+    assert (shown.returncode, shown.stderr) == (0, ""), shown.stdout
     assert "1 wait (invalid 1)" in shown.stdout
     assert "\x1b" not in shown.stdout

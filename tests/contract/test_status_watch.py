@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -27,6 +28,12 @@ SEQUENCE = re.compile(r"\x1b(?:\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>()][A-B0-2]?
 WITHIN_SECONDS = 120
 
 
+def _as_from_a_shell() -> None:
+    """With the terminal as its own, and Ctrl-C heard: whoever runs the tests in the background has it ignored."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Terminal:
     """What a program has written, and keys for it. It has the terminal as its own, so that Ctrl-C reaches it."""
 
@@ -35,7 +42,7 @@ class Terminal:
         self.resize(rows, columns)
         self.process = subprocess.Popen(
             argv, env=environment, cwd=PROJECT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            preexec_fn=_as_from_a_shell,
         )  # fmt: skip
         os.close(theirs)
 
