@@ -1,0 +1,109 @@
+"""An embedding server that costs nothing, so that what is measured is the pipeline: OpenAI-compatible, deterministic.
+
+    python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts what it was asked
+
+A text's vector is one of POOL unit vectors, made beforehand and chosen by the text's checksum: answering is joining
+strings. It counts no tokens and keeps no limits; for those there is tests/fakes/openai.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+from aiohttp import web
+
+DIMENSIONS = 1_536
+POOL = 4_096
+MODEL = "zero-cost"
+MAX_BODY = 64 * 1024 * 1024
+
+
+@dataclass
+class Stats:
+    requests: int = 0
+    inputs: int = 0
+    bytes: int = 0
+
+
+class ZeroCost:
+    def __init__(self, latency_seconds: float) -> None:
+        rows = np.random.default_rng(1).standard_normal((POOL, DIMENSIONS)).astype(np.float32)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        self._base64 = [base64.b64encode(row.tobytes()).decode() for row in rows]
+        self._floats = [json.dumps(row.tolist()) for row in rows[:64]]  # whoever asks for floats pays for reading them
+        self._latency = latency_seconds
+        self.stats = Stats()
+
+    def app(self) -> web.Application:
+        app = web.Application(client_max_size=MAX_BODY)
+        app.add_routes([web.post("/v1/embeddings", self._embeddings), web.get("/stats", self._told)])
+        return app
+
+    async def _embeddings(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
+        self.stats.requests += 1
+        self.stats.inputs += len(texts)
+        self.stats.bytes += sum(map(len, texts))
+        await asyncio.sleep(self._latency)
+        rows = ",".join(f'{{"object":"embedding","index":{n},"embedding":{self._row(text, body)}}}'
+                        for n, text in enumerate(texts))  # fmt: skip
+        answer = f'{{"object":"list","model":"{MODEL}","data":[{rows}],"usage":{{"prompt_tokens":0,"total_tokens":0}}}}'
+        return web.Response(body=answer.encode(), content_type="application/json")
+
+    def _row(self, text: str, body: dict[str, object]) -> str:
+        number = crc32(text.encode())
+        if body.get("encoding_format") == "base64":
+            return f'"{self._base64[number % POOL]}"'
+        return self._floats[number % len(self._floats)]
+
+    async def _told(self, _: web.Request) -> web.Response:
+        return web.json_response(asdict(self.stats))
+
+
+async def serve(port: int, latency_seconds: float) -> None:
+    runner = web.AppRunner(ZeroCost(latency_seconds).app(), access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", port)
+    await site.start()
+    host, bound = runner.addresses[0][:2]
+    print(f"http://{host}:{bound}", flush=True)
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
+    """A server of its own process for as long as the block lasts; yields its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench.zero_cost", "--latency-ms", str(latency_ms)],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent, env=dict(os.environ),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address:
+            raise SystemExit("the embedding server did not start: what it says stands above")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    given = parser.parse_args()
+    asyncio.run(serve(given.port, given.latency_ms / 1_000))
