@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 from itertools import pairwise
 from uuid import UUID
 
@@ -114,7 +115,8 @@ class _Shown:
     def __init__(self) -> None:
         self.groups: list[Group] = []
         self._of_document: dict[UUID, list[Group]] = {}
-        self._saying: dict[int, list[tuple[Hit, Group]]] = {}
+        self._saying: dict[tuple[int, Set[str]], list[tuple[_Said, Group]]] = {}
+        self._said: dict[str, _Said] = {}
 
     def add(self, hit: Hit) -> None:
         group = Group([hit])
@@ -123,11 +125,16 @@ class _Shown:
         self._learn(hit, group)
 
     def joins(self, hit: Hit) -> bool:
-        for value in _sketch(hit.text):
-            for other, group in self._saying.get(value, ()):
-                if hit.passage.document_id != group.document and alike(hit.text, other.text):
+        said = self._look(hit.text)
+        compared: set[int] = set()
+        for value in said.sketch:
+            for other, group in self._saying.get((value, said.numbers), ()):
+                if hit.passage.document_id == group.document or id(other) in compared:
+                    continue
+                if said.is_like(other):
                     group.also.append(hit.passage)
                     return True
+                compared.add(id(other))
         for group in self._of_document.get(hit.passage.document_id, ()):
             if group.takes(hit):
                 group.hits.append(hit)
@@ -136,32 +143,41 @@ class _Shown:
         return False
 
     def _learn(self, hit: Hit, group: Group) -> None:
-        for value in _sketch(hit.text):
-            self._saying.setdefault(value, []).append((hit, group))
+        said = self._look(hit.text)
+        for value in said.sketch:
+            self._saying.setdefault((value, said.numbers), []).append((said, group))
+
+    def _look(self, text: str) -> _Said:
+        """Once a text: of a thousand copies with another number each, any two would be taken apart otherwise."""
+        if text not in self._said:
+            self._said[text] = _Said.of(text)
+        return self._said[text]
 
 
-def alike(one: str, other: str) -> bool:
-    """Nearly the same words in the same order. Texts that differ in a number or an identifier are two: the release
-    notes of two versions."""
-    if one == other:
-        return True
-    mine, theirs = _shingles(one), _shingles(other)
-    return len(mine & theirs) >= ALIKE * len(mine | theirs) and _numbers(one) == _numbers(other)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Said:
+    """What a text says. Texts that differ in a number or an identifier are two, as the release notes of two versions
+    are: only those with the same ``numbers`` are compared at all."""
 
-
-def _sketch(text: str) -> list[int]:
+    shingles: Set[int]
+    """Their hashes: nearly the same words in the same order."""
+    sketch: Sequence[int]
     """Minima of a hash over the shingles (Broder 1997): of two texts that are alike at least one is in both, but for
     odds of ALIKE's complement to the power of SKETCH. So they are compared with few others."""
-    return sorted(map(hash, _shingles(text)))[:SKETCH]
+    numbers: Set[str]
 
+    @classmethod
+    def of(cls, text: str) -> _Said:
+        words = _WORD.findall(text.lower())
+        shingles = zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False)
+        hashes = frozenset(map(hash, shingles))
+        numbers = frozenset((*held(text), *(word for word in words if any(map(str.isdigit, word)))))
+        return cls(hashes, nsmallest(SKETCH, hashes), numbers)
 
-def _shingles(text: str) -> Set[tuple[str, ...]]:
-    words = _WORD.findall(text.lower())
-    return set(zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False))
-
-
-def _numbers(text: str) -> set[str]:
-    return {*held(text), *(word for word in _WORD.findall(text.lower()) if any(c.isdigit() for c in word))}
+    def is_like(self, other: _Said) -> bool:
+        """Given that their numbers are the same."""
+        common = len(self.shingles & other.shingles)
+        return common >= ALIKE * (len(self.shingles) + len(other.shingles) - common)
 
 
 def present(group: Group, details: Mapping[UUID, Detail]) -> Result:

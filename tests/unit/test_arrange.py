@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.core.identifiers import held
 from query.arrange import MERGED, Detail, Hit, arrange, exact_first, joined, present, renamed
 from query.model import Found, Passage, as_json
 
@@ -67,6 +68,16 @@ def test_the_same_in_another_document_is_named_there() -> None:
 @pytest.mark.parametrize("other", [LONG + " See PROJ-1.", LONG + " In 2025.", " ".join(reversed(LONG.split()))])
 def test_what_differs_in_a_number_a_name_or_its_order_is_not_the_same(other: str) -> None:
     assert len(shape([hit("a", 0, LONG), hit("b", 0, other)])) == 2
+
+
+def test_a_hundred_release_notes_are_each_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share nearly all words; comparing any two of them anew held every other search up for half a minute."""
+    taken: list[str] = []
+    monkeypatch.setattr("query.arrange.held", lambda text: (taken.append(text), held(text))[1])
+    notes = [hit(f"note{n}", 0, f"{LONG} Release {n}.") for n in range(100)]
+    twins = [hit(f"twin{n}", 0, h.text) for n, h in enumerate(notes)]
+    assert shape([*notes, *twins], top=100) == [(f"note{n}", [0], [f"twin{n}"]) for n in range(100)]
+    assert len(taken) == len(notes)
 
 
 def test_who_names_an_identifier_gets_what_holds_it_first() -> None:
