@@ -23,8 +23,6 @@ generation = typer.Typer(
     no_args_is_help=True,
 )
 generation.command()(build)
-WORST_CHANGE = -0.02
-"""Of nDCG@5 against the active generation, relative: a new one that does worse is not cut over to."""
 
 Dataset = Annotated[
     Path | None, typer.Option("--dataset", help="Judge by this collection instead of the golden questions.")
@@ -116,8 +114,11 @@ def cutover(
     compared, switched = asyncio.run(
         _cutover(dataset, tenant, principals or [], tags or [], force=force, evaluation=evaluation)
     )
+    if worse := compared and compared.worse:
+        stderr.print(f"Forced: {worse}.", soft_wrap=True)
     if json_output:
-        print_json({**asdict(switched), "evaluation": asdict(compared) if compared else None})
+        judged = asdict(compared) if compared else None
+        print_json({**asdict(switched), "evaluation": judged, "forced": bool(worse)})
     else:
         stdout.print(show.switched(switched), soft_wrap=True)
 
@@ -145,11 +146,8 @@ async def _cutover(
             stderr.print(f"Not judged: {error}", soft_wrap=True)
     if found is not None:
         stderr.print(show.comparison(found))
-        if found.change < WORST_CHANGE:
-            worse = f"nDCG@5 is {-found.change:.1%} below the active generation's"
-            if not force:
-                raise Misconfigured(f"{worse}: nothing was changed (2 % is the most; --force does it all the same)")
-            stderr.print(f"Forced: {worse}.")
+        if found.worse and not force:
+            raise Misconfigured(f"{found.worse}: nothing was changed (2 % is the most; --force does it all the same)")
     async with connect(settings.postgres) as connection:
         switched = await cut(connection)
     if switched.retired:

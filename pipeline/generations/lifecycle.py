@@ -92,7 +92,7 @@ async def candidate(connection: Connection, name: str | None = None) -> Generati
 
 
 async def require_complete(connection: Connection) -> Build:
-    """The build that may be cut over to. Raises Misconfigured when there is none."""
+    """The build that may be cut over to. Raises Misconfigured when there is none, Retryable while it lacks anything."""
     with translated("generations"):
         build = await builds.under_way(connection)
     if build is None:
@@ -105,7 +105,18 @@ async def require_complete(connection: Connection) -> Build:
             f"generation {build.generation.name} is not complete: run `penstock generation build --wait`, which goes on"
             " with it"
         )
+    with translated("generations"):
+        _require_followed(build, (await builds.outstanding(connection, build)).held)
     return build
+
+
+def _require_followed(build: Build, held: int) -> None:
+    if held:
+        documents = "1 document is" if held == 1 else f"{held:,} documents are"
+        raise Retryable(
+            f"{documents} not in both stores of generation {build.generation.name} yet: nothing was changed. Run it"
+            " again in a moment; `penstock generation list` shows what failed"
+        )
 
 
 async def cutover(connection: Connection) -> Switched:
@@ -115,11 +126,9 @@ async def cutover(connection: Connection) -> Switched:
     with translated("generations"):
         before = {g.name for g in await generations.writable(connection)}
         active = await generations.active(connection)
-        if holding := await patiently(connection, lambda: builds.cut_over(connection, build, keep_origin=True)):
-            raise Retryable(
-                f"{holding} documents of generation {name} are not in both of its stores yet: nothing was changed."
-                " Run it again in a moment; `penstock generation list` shows what failed"
-            )
+        _require_followed(
+            build, await patiently(connection, lambda: builds.cut_over(connection, build, keep_origin=True))
+        )
         after = {g.name for g in await generations.writable(connection)}
     return Switched(name, active.name, sorted(before - after))
 

@@ -47,7 +47,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """Documents of a build whose replaced stores are not there yet."""
+    """Documents of a build whose replaced stores are not there yet, each once a store."""
 
     pending: int
     failed: int
@@ -56,6 +56,8 @@ class Outstanding:
     """Of them, what holds up the cut-over: all but young live work."""
     early: int
     """Of them, what has waited since before a moment, and has not failed."""
+    held: int
+    """What is ``holding``, a document that waits in both stores once."""
 
 
 async def next_name(connection: Connection) -> str:
@@ -163,14 +165,15 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
     """How much of the replaced stores is not there yet. Cheap while little is pending. before: see ``early``."""
     cursor = await connection.execute(
         """
-        SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE s.attempts > 0
-            OR b.filled_at IS NULL OR s.pending_since <= b.filled_at
-            OR s.pending_since < clock_timestamp() - make_interval(secs => %s)),
-            count(*) FILTER (WHERE s.attempts = 0 AND s.pending_since <= %s::timestamptz)
+        SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE h.holding),
+            count(*) FILTER (WHERE s.attempts = 0 AND s.pending_since <= %s::timestamptz),
+            count(DISTINCT s.document_id) FILTER (WHERE h.holding)
         FROM index_state s JOIN builds b ON b.generation = s.generation
+        CROSS JOIN LATERAL (SELECT s.attempts > 0 OR b.filled_at IS NULL OR s.pending_since <= b.filled_at
+            OR s.pending_since < clock_timestamp() - make_interval(secs => %s)) h (holding)
         WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq
         """,
-        [FOLLOWED_SECONDS, before, build.generation.name],
+        [before, FOLLOWED_SECONDS, build.generation.name],
     )
     row = await cursor.fetchone()
     assert row is not None
@@ -231,8 +234,8 @@ async def cut_over(connection: Connection, build: Build, *, keep_origin: bool = 
         filled_at, ready_at = await cursor.fetchone() or (None, None)
         if filled_at is None or (keep_origin and ready_at is None):
             raise Misconfigured(f"generation {build.generation.name} is not complete yet: nothing was swapped")
-        if holding := (await outstanding(connection, build)).holding:
-            return holding
+        if held := (await outstanding(connection, build)).held:
+            return held
         await make_active(connection, build.generation, active, keep=keep_origin)
     return 0
 

@@ -30,6 +30,10 @@ from query.retrieval import Search, Timeouts
 from query.settings import RetrievalSettings
 
 DECIDES = "nDCG@5"
+WORST_CHANGE = -0.02
+"""Of it against the active generation, relative: a new one that does worse is not cut over to."""
+ROUNDING = 1e-9
+"""0.98 / 1.0 - 1 is a little less than -0.02: as much as is allowed is no reason to refuse."""
 AT_ONCE = 4
 TIMEOUT_SECONDS = 60.0
 """Of each store and of the models: a search that leaves a half out for being in a hurry would spoil the numbers."""
@@ -57,6 +61,16 @@ class Comparison:
     """Paired randomisation test, two-sided: how often as large a difference is mere chance."""
     shadow: Shadowed
     """How far both agreed on real questions, where some were shadowed."""
+
+    @property
+    def worse(self) -> str | None:
+        """In words, with both numbers, where the candidate finds too much less to take over; else None."""
+        if self.change >= WORST_CHANGE - ROUNDING:
+            return None
+        return (
+            f"nDCG@5 of generation {self.candidate} is {self.after[DECIDES]:.3f}, {-self.change:.2%} below the"
+            f" {self.before[DECIDES]:.3f} of {self.active}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ compares one model's vectors with another's finds nothing right."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -145,6 +147,18 @@ class Site:
         async with self.library.pool.connection() as connection:
             [found] = [one for one in await generations.every(connection) if one.name == name]
             return found
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """In which a command finds this place, after ``home`` was made to lead here; its own model is g1's."""
+        self.library.write_home(home)
+        embedding = self.settings.embedding
+        keys = {host: key.get_secret_value() for host, key in embedding.api_keys.items()}
+        return {
+            "PENSTOCK_HOME": str(home), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+            "PENSTOCK_EMBEDDING_MODEL": embedding.model, "PENSTOCK_EMBEDDING_DIMENSIONS": str(embedding.dimensions),
+            "PENSTOCK_EMBEDDING_BASE_URL": self.models["g1"].url, "PENSTOCK_EMBEDDING_API_KEY": "key-g1",
+            "PENSTOCK_EMBEDDING_API_KEYS": json.dumps(keys),
+        }  # fmt: skip
 
     def embedders(self) -> GenerationEmbedders:
         return GenerationEmbedders.by_settings(self.settings.embedding, dist() / "models")

@@ -151,15 +151,7 @@ async def test_the_commands_ask_the_active_generation_whatever_model_the_setting
     site: Site, tmp_path: Path
 ) -> None:
     write(tmp_path)
-    site.library.write_home(tmp_path)
-    embedding = site.settings.embedding
-    keys = {host: key.get_secret_value() for host, key in embedding.api_keys.items()}
-    named = {
-        "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
-        "PENSTOCK_EMBEDDING_MODEL": embedding.model, "PENSTOCK_EMBEDDING_DIMENSIONS": str(embedding.dimensions),
-        "PENSTOCK_EMBEDDING_BASE_URL": site.models["g1"].url, "PENSTOCK_EMBEDDING_API_KEY": "key-g1",
-        "PENSTOCK_EMBEDDING_API_KEYS": json.dumps(keys),
-    }  # fmt: skip
+    named = site.environment(tmp_path)
 
     async def command(*arguments: str) -> Any:
         """In this process, in a thread: each command has an event loop of its own."""

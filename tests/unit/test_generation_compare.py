@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from query.evaluation.agreement import PERSISTENCE, overlap, rank_biased
-from query.evaluation.generations import _change
+from query.evaluation.generations import Comparison, _change
+from query.evaluation.measures import Interval
+from query.evaluation.shadowed import Shadowed
 
 rankings = st.lists(st.sampled_from([f"d{n}" for n in range(15)]), unique=True, max_size=10)
 
@@ -63,3 +65,12 @@ def test_of_short_rankings_the_longer_one_counts() -> None:
 @pytest.mark.parametrize(("before", "after", "change"), [(0.8, 0.6, -0.25), (0.5, 0.55, 0.1), (0, 0, 0), (0, 0.3, 1)])
 def test_the_change_is_relative(before: float, after: float, change: float) -> None:
     assert _change(before, after) == pytest.approx(change)
+
+
+@pytest.mark.parametrize(("after", "refused"), [(0.981, False), (0.98, False), (0.979, True)])
+def test_two_percent_less_is_allowed_and_more_is_not(after: float, refused: bool) -> None:
+    measured = Comparison(
+        "g1", "g3", 1, {"nDCG@5": 1.0}, {"nDCG@5": after}, _change(1.0, after), Interval(0.0, 0.0, 0.0), 1.0,
+        Shadowed(0, 0.0, 0.0, 0),
+    )  # fmt: skip
+    assert (measured.worse is not None) == refused
