@@ -42,6 +42,7 @@ PIECES = [
         "+ ",
         "> ",
     ),
+    *("  2. l\n", "   1. m\n", "   2) n\n", "10. o\n", "100. p\n", "    * q\n", "     - r\n", "   + s\n", "١. t\n"),
     *("# ", "## ", "#", "===", "---", "=", "-", "***", "**b**", "*", "_", "__x__", "# a | b\n", "{#id}"),
     *("```", "```\n", "~~~\n", "````\n", "`", "``"),
     *("|", "| a | b |\n|---|:-:|\n| 1 | 2 |\n", "| a |\n| - |\n", "| 1 | 2 |\n", "| 1 |\n", "| \\| |\n", "|---|---|\n"),
@@ -67,6 +68,12 @@ def by_markdown_it_alone(text: str) -> list[Block]:
 @example("text\n~~~\n\n# no heading\n\nsince nothing closes it\n")
 @example("<!--\n\n# no heading\n\n-->\n\n# a heading\n")
 @example("- ```\n  code\n\nout of the list\n\n  ```\n\n# no heading\n")
+@example("- a\n  2. no item under a text\n")
+@example("- a\n\n  2. an item\n")
+@example("1. a\n   1. b\n   2. c\n")
+@example("007) a\n    * no item: neither under the text nor beside it\n")
+@example("10. a\n   - b\n    - still b\n")
+@example("- a\n  ١. no item: the digits of a number are ASCII\n")
 def test_blocks_are_those_of_the_whole_text(text: str) -> None:
     if not text.startswith(("---\n", "+++\n")):  # front matter is no Markdown
         assert markdown.parse(text) == by_markdown_it_alone(text)

@@ -29,23 +29,33 @@ _LEAVES = {
 """Block token → whether it is running text."""
 
 _WORD = (
-    r"(?:[A-Za-z(\"'!\u00c0-\U0010ffff]|\d++(?![.)])|`{1,2}(?!`)|\*{1,2}(?=[^\s*])|_{1,2}(?=[^\s_])"
+    r"(?:[A-Za-z(\"'!\u00c0-\U0010ffff]|[0-9]++(?![.)])|`{1,2}(?!`)|\*{1,2}(?=[^\s*])|_{1,2}(?=[^\s_])"
     r"|\[(?:[ xX]\] |[^\[\]\\\n]*\]\())"
 )
 """How a line begins that can be nothing but text: it opens no block, underlines none, and defines no reference."""
 _TEXT = rf"{_WORD}.*+(?:\n[ \t]*{_WORD}.*+)*+"
-_ITEM = rf"(?:[-*+]|\d{{1,9}}[.)]) {_TEXT}"
+
+
+def _items(digits: int, nested: str) -> str:
+    """A list whose items at the margin have numbers of that many digits, and whose others begin as ``nested`` says."""
+    mark = rf"[-*+]|[0-9]{{1,{digits}}}[.)]"
+    return rf"(?:{mark}) {_TEXT}(?:\n(?:[ \t]*\n)*+(?:{mark}|{nested}) {_TEXT})*+"
+
+
+_LIST = rf"(?:{_items(2, r'(?:  ){1,2}[-*+]')}|{_items(9, r' {1,3}(?:[-*+]|1[.)])')})"
+"""A number other than 1 does not begin a list under an item's text, and what stands four columns in begins none where
+the text of the item before stands further in still: such lists are the parser's."""
 _PLAIN = re.compile(
     r"(?:[ \t]*\n)*+(?:"
     r"(?P<heading>(?P<marks>#{1,6})(?:[ \t][^|\n]*)?(?:\n|\Z))"
     rf"|(?P<paragraph>{_TEXT}(?:\n(?=[ \t]*(?:\n|\Z)|[-*+] {_WORD})|\Z))"
-    rf"|(?P<list>{_ITEM}(?:\n(?:[ \t]*\n)*+ {{0,5}}{_ITEM})*+(?=(?:\n[ \t]*)*+\Z|(?:\n[ \t]*)+\n[^ \t\n]))"
+    rf"|(?P<list>{_LIST}(?=(?:\n[ \t]*)*+\Z|(?:\n[ \t]*)+\n[^ \t\n]))"
     r"|(?P<table>\|[^\\\n]*\|\n\|(?: *:?-+:? *\|)+\n(?:\|[^\\\n]*\|(?:\n|\Z))*+(?=[ \t]*(?:\n|\Z)))"
     r"|(?P<fence>(?P<ticks>`{3,})[^`|\n]*\n(?:.*\n)*? {0,3}(?P=ticks)`*[ \t]*(?:\n|\Z))"
     r"|\Z)"
 )
 """Blocks that need no parser. A list ends with a line at the margin after a blank one: nothing further is in it."""
-_ITEM_START = re.compile(r"^ *(?:[-*+]|\d{1,9}[.)]) ", re.MULTILINE)
+_ITEM_START = re.compile(r"^ *(?:[-*+]|[0-9]{1,9}[.)]) ", re.MULTILINE)
 _LINE_END = re.compile("\n")
 _NEXT_PLAIN = re.compile(rf"\n(?:[ \t]*\n)+(?={_WORD}|#{{1,6}}[ \t])")
 
