@@ -239,8 +239,9 @@ class ConnectorSettings(Part):
 class CanarySettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_CANARY_", frozen=True, extra="forbid")
 
-    every_seconds: float = Field(60.0, ge=0)
-    """Between two rounds of a source's canary; 0: none, and those that are left are removed."""
+    every_seconds: float = Field(60.0, ge=0, le=120)
+    """Between two rounds of a source's canary; 0: none, and a worker ``canary`` removes those that are left. Not more
+    than 120: one that was not found for six minutes is late (the alert ``PenstockCanaryLate``)."""
     patience_seconds: float = Field(300.0, gt=0)
     """How long a round looks for it before it counts as late: the promise for a change."""
     withdrawal_seconds: float = Field(30.0, gt=0)

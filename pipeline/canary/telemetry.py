@@ -17,6 +17,9 @@ class CanaryMetrics:
         self.canaries = Gauge(
             "penstock_canaries", "Canaries that a process looks after; 0: another one does, or they are off", registry=r
         )
+        self.wanted = Gauge(
+            "penstock_canaries_wanted", "Canaries that some process should look after; 0: they are off", registry=r
+        )
         self.seconds = Histogram(
             "penstock_canary_seconds",
             "From a canary's publication until a search of that store returned it",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import AsyncExitStack, suppress
+from datetime import datetime
+from typing import cast
 
 import structlog
 
@@ -75,6 +77,9 @@ class Canaries:
         self._metrics = metrics
         self._settings = settings
         self._following: dict[Canary, asyncio.Task[None]] = {}
+        self._told_of_another = False
+        # Known before Postgres can say more; where no source is known one stands for the pipeline.
+        metrics.wanted.set(0 if settings.every_seconds == 0 else max(1, len(declared(settings)[:MOST])))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look after them whenever this process is the one to. A world that is down is waited for."""
@@ -95,10 +100,16 @@ class Canaries:
         async with connection.transaction():
             row = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", [CANARY_LOCK])).fetchone()
         if not (row and row[0]):
+            if not self._told_of_another:
+                log.info("canaries_elsewhere", reason="another process holds their lock; this one stands by")
+            self._told_of_another = True
             return
+        self._told_of_another = False
         try:
+            self._watch.keep_time(await _clock(connection))
             await self._watch.remove(await self._left(connection))
             while not stop.is_set():
+                self._watch.keep_time(await _clock(connection))
                 await self._adjust(await self._wanted(connection))
                 await _pause(stop)
             following = list(self._following)
@@ -112,6 +123,7 @@ class Canaries:
 
     async def _adjust(self, wanted: list[Canary]) -> None:
         """Follow these and no others. Raises Retryable."""
+        self._metrics.wanted.set(len(wanted))
         gone = [one for one in self._following if one not in wanted]
         await self._cancel(gone)
         for one in gone:
@@ -151,6 +163,13 @@ class Canaries:
                 [EXTERNAL_ID, MARK],
             )
             return [Canary(tenant, source.removeprefix(MARK)) for tenant, source in await cursor.fetchall()]
+
+
+async def _clock(connection: Connection) -> datetime:
+    async with connection.transaction():
+        row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
+    assert row is not None
+    return cast("datetime", row[0])
 
 
 async def _pause(stop: asyncio.Event) -> None:

@@ -44,6 +44,8 @@ VITALS_LOCK = 7_300_006
 
 _SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 """A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""
+_CLIENTS_SILENCE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
+"""For the server: what a machine that vanishes without a word has locked is free after 30 s, not after two hours."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
@@ -85,7 +87,8 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
         configure=_configure,
         kwargs={
             **_SILENCE,
-            "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off",
+            "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
+            f" {_CLIENTS_SILENCE}",
             "application_name": "penstock",
         },
     )

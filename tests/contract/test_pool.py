@@ -35,3 +35,17 @@ async def test_after_the_first_dead_connection_no_other_is_given_out(stack: Stac
         for _ in range(CONNECTIONS):
             async with pool.connection() as connection:
                 await connection.execute("SELECT 1")
+
+
+async def test_the_server_gives_up_a_client_that_vanished_after_half_a_minute(stack: Stack, tmp_path: Path) -> None:
+    """Found in review: a machine that vanished held the canaries' lock, and the sweeper's, for two hours."""
+    async with (
+        Space.create(stack, tmp_path) as space,
+        open_pool(space.settings.postgres) as pool,
+        pool.connection() as connection,
+    ):
+        cursor = await connection.execute(
+            "SELECT name, setting::int FROM pg_settings WHERE starts_with(name, 'tcp_keepalives') ORDER BY name"
+        )
+        told = dict(await cursor.fetchall())
+    assert told == {"tcp_keepalives_count": 4, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}

@@ -72,8 +72,8 @@ async def test_nobody_else_sees_it_and_the_next_process_removes_what_a_killed_on
         tenant="default", source="wiki", external_id="note", observed_at=now(), version=1, title="A note",
         content="The penstock carries water to the turbine.", media_type="text/plain", acl_tags=["staff"],
     )  # fmt: skip
-    # With one round an hour it stays as the first round leaves it: there.
-    slow = {**SOURCES, "PENSTOCK_CANARY_EVERY_SECONDS": "3600"}
+    # For two minutes it stays as the first round leaves it: there.
+    slow = {**SOURCES, "PENSTOCK_CANARY_EVERY_SECONDS": "120"}
     await asyncio.to_thread(space.start, "detect", "vectors", "keywords", "canary", env=slow)
     await space.publish(note)
     await space.settled([note])
@@ -82,7 +82,7 @@ async def test_nobody_else_sees_it_and_the_next_process_removes_what_a_killed_on
         code, told = await space.penstock("search", "penstock turbine", "--as", PRINCIPAL, "--json")
         return code == 0 and [one["source"] for one in told["results"]] == ["canary.wiki"]
 
-    await until(is_there)
+    await until(is_there, seconds=90)
     for mode, asked in (("vector", "--tag=staff"), ("keyword", "--tag=staff"), ("hybrid", "--as=anybody")):
         _, told = await space.penstock("search", "penstock turbine canary", asked, "--mode", mode, "--json")
         assert {one["source"] for one in told["results"]} == ({"wiki"} if asked == "--tag=staff" else set()), mode

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import ValidationError
 
+from pipeline.canary import watch
+from pipeline.canary.telemetry import CanaryMetrics
+from pipeline.canary.watch import Watch, look, pause
 from pipeline.canary.worker import declared
 from pipeline.core.canary import LONGEST_SOURCE, PRINCIPAL, Canary, is_canary, withdrawal
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.settings import CanarySettings
 from topics.messages import AccessChanged, DocumentDeleted
 
@@ -51,3 +57,44 @@ def test_the_settings_name_tenant_and_source() -> None:
 def test_what_is_no_tenant_and_source_is_refused_in_one_line(wrong: str) -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_CANARY_SOURCES: write each as tenant/source"):
         declared(CanarySettings(sources=(wrong,)))
+
+
+def test_a_round_takes_no_longer_than_the_alert_that_says_late_waits() -> None:
+    with pytest.raises(ValidationError, match="less than or equal to 120"):
+        CanarySettings(every_seconds=350)
+
+
+def test_whoever_waits_for_long_looks_less_often() -> None:
+    assert [pause(seconds) for seconds in (0, 5, 10, 30, 100, 300)] == [0.5, 0.5, 0.5, 1.5, 5, 5]
+
+
+def answers(*told: bool | None) -> Callable[[], Awaitable[bool]]:
+    """What one look after the other says; None: it fails. The last one stands."""
+    left = list(told)
+
+    async def look_once() -> bool:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if answer is None:
+            raise Retryable("the store is away", service="postgres")
+        return answer
+
+    return look_once
+
+
+async def test_what_is_still_so_after_a_look_that_failed_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "LOOK_EVERY_SECONDS", 0.01)
+    long_ago = time.monotonic() - 1
+    assert await look(answers(None, None, False), long_ago, 0.5) == ("late", "not so after 0.5 s")
+    assert await look(answers(None, True), long_ago, 0.5) is None
+    monkeypatch.setattr(watch, "LAST_LOOKS_SECONDS", 0)
+    assert await look(answers(None), long_ago, 0.5) == ("unavailable", "the store is away")
+
+
+def test_canaries_carry_the_databases_time_and_a_host_that_is_fast_is_told_of_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = Watch(None, None, CanaryMetrics(), CanarySettings())  # type: ignore[arg-type]
+    for _ in range(2):
+        one.keep_time(datetime.now(UTC) - timedelta(minutes=10))
+    assert abs(one.now() - (datetime.now(UTC) - timedelta(minutes=10))) < timedelta(minutes=1)
+    assert capsys.readouterr().out.count("clock_differs") == 1
