@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gigatoken
 
@@ -47,10 +48,21 @@ class BytePairs:
     def __init__(self) -> None:
         with as_file(CL100K) as vocabulary:
             tokenizer = gigatoken.Tokenizer.from_tiktoken(vocabulary, pretokenizer="cl100k")
-        self._encode, self._decode = tokenizer.encode, tokenizer.decode
+        self._tokenizer = tokenizer
+        self._one_at_a_time = Lock()
 
     def count(self, texts: Sequence[str]) -> list[int]:
         return [len(self._encode(text)) for text in texts]
+
+    def _encode(self, text: str) -> Any:
+        """Array of token ids. gigatoken refuses ("Already borrowed") who comes while another thread is inside, as
+        happens to the first questions of a process that are asked at once."""
+        with self._one_at_a_time:
+            return self._tokenizer.encode(text)
+
+    def _decode(self, ids: Any) -> bytes:
+        with self._one_at_a_time:
+            return self._tokenizer.decode(ids)
 
     def cut(self, text: str, limit: int) -> str:
         ids = self._encode(text)

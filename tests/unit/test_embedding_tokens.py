@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from pipeline.embedding import convert
 from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_pieces
+from tests.space import PROJECT
 
 WORDS = word_pieces(convert.published() / convert.TOKENIZER)
 UNKNOWN = 100
@@ -37,6 +40,20 @@ tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl10
 def test_known_counts(text: str, cl100k: int, pieces: int) -> None:
     assert byte_pairs().count([text]) == [cl100k]
     assert WORDS.count([text]) == [pieces]
+
+
+def test_the_first_questions_of_a_process_may_be_counted_by_many_threads_at_once() -> None:
+    """In a process of its own: only its first use of the tokenizer took long enough to be met by another."""
+    asked = (
+        "import sys; sys.setswitchinterval(1e-6)\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pipeline.embedding.tokens import byte_pairs\n"
+        "tokens = byte_pairs()\n"
+        "with ThreadPoolExecutor(8) as threads:\n"
+        "    print(set(threads.map(lambda _: tokens.count(['hello world'])[0], range(200))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{2}\n"), done.stderr
 
 
 @tokenizers
