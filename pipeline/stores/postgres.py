@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 import psycopg
@@ -171,7 +171,7 @@ async def migrate(settings: PostgresSettings) -> list[str]:
                 "CREATE TABLE IF NOT EXISTS schema_migrations"
                 " (name text PRIMARY KEY, applied_at timestamptz NOT NULL DEFAULT now())"
             )
-            await connection.execute("ALTER TABLE schema_migrations ADD COLUMN IF NOT EXISTS needs text")
+            await _add_needs(connection)
             cursor = await connection.execute("SELECT name FROM schema_migrations")
             applied = {name for (name,) in await cursor.fetchall()}
             for one in migrations():
@@ -181,21 +181,36 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     return done
 
 
+async def _add_needs(connection: Connection) -> None:
+    """Databases of the first versions lack this column. It is looked for first: ADD COLUMN locks everybody out even
+    where there is nothing to add, and so waits for a backup to end."""
+    cursor = await connection.execute(
+        "SELECT FROM pg_attribute"
+        " WHERE attrelid = 'schema_migrations'::regclass AND attname = 'needs' AND NOT attisdropped"
+    )
+    if await cursor.fetchone() is None:
+        await _change(connection, "schema_migrations", ("ALTER TABLE schema_migrations ADD COLUMN needs text", None))
+
+
 async def _apply(connection: Connection, one: Migration) -> None:
-    """Whoever comes to a table behind a migration that waits for it waits too: so it waits briefly, and tries again."""
+    done = "INSERT INTO schema_migrations (name, needs) VALUES (%s, %s)"
+    await _change(connection, one.name, (one.statements, None), (done, [one.name, one.needs]))
+
+
+async def _change(connection: Connection, name: str, *statements: tuple[str, Sequence[str | None] | None]) -> None:
+    """Whoever comes to a table behind a migration that waits for it waits too: so it waits briefly, and tries again.
+    statements: with their parameters, in one transaction."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             async with connection.transaction():
                 await connection.execute(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}".encode())
-                await connection.execute(one.statements.encode())
-                await connection.execute(
-                    "INSERT INTO schema_migrations (name, needs) VALUES (%s, %s)", [one.name, one.needs]
-                )
+                for statement, parameters in statements:
+                    await connection.execute(statement.encode(), parameters)
             return
         except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
     raise Retryable(
-        f"migration {one.name} cannot have a table for itself: something holds it (pg_stat_activity says what, by"
+        f"migration {name} cannot have a table for itself: something holds it (pg_stat_activity says what, by"
         " xact_start). Nothing is changed; run it again when that has ended",
         service="postgres",
     )
@@ -270,5 +285,5 @@ async def create_graph(connection: Connection, generation: Generation, *, concur
 
 
 async def point_readers_at(connection: Connection, generation: Generation) -> None:
-    """Make ``readers.chunks`` show this generation (migration 0013 says what it looks like)."""
+    """Make ``readers.chunks`` show this generation (migration 0019 says what it looks like)."""
     await connection.execute("SELECT point_readers_at(%s, %s)", [generation.chunk_table, generation.name])

@@ -118,6 +118,30 @@ async def test_a_migration_that_waits_for_a_table_holds_up_nobody_behind_it(
     assert "next_tier" in await columns(database)
 
 
+async def test_a_backup_holds_up_no_migrate_that_has_nothing_to_do(database: PostgresSettings) -> None:
+    await migrate(database)
+    async with await psycopg.AsyncConnection.connect(database.dsn.get_secret_value()) as backup:
+        await backup.execute("LOCK TABLE schema_migrations IN ACCESS SHARE MODE")  # as pg_dump does, to its very end
+        async with asyncio.timeout(30):
+            assert await migrate(database) == []
+
+
+async def test_a_backup_holds_up_nobody_behind_a_migrate_that_adds_the_column(
+    database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await migrate(database)
+    await execute(database, "ALTER TABLE schema_migrations DROP COLUMN needs")
+    monkeypatch.setattr(postgres, "LOCK_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(postgres, "LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr(postgres, "LOCK_ATTEMPTS", 3)
+    async with await psycopg.AsyncConnection.connect(database.dsn.get_secret_value()) as backup:
+        await backup.execute("LOCK TABLE schema_migrations IN ACCESS SHARE MODE")
+        with pytest.raises(Retryable, match="migration schema_migrations cannot have a table for itself"):
+            await migrate(database)
+    assert await migrate(database) == []
+    await require_migrated(database)
+
+
 async def test_a_migration_that_gets_no_lock_gives_up_and_has_changed_nothing(
     database: PostgresSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
