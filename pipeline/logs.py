@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import date
 from pathlib import Path
 from traceback import extract_tb
@@ -48,6 +48,20 @@ def _cause(error: BaseException) -> dict[str, Any]:
     return told | {"at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]}
 
 
+def _arguments_by_type(record: logging.LogRecord) -> bool:
+    """A filter: exceptions among a library's arguments ("Crashed reason=%r") by their types, before they are written
+    into the message."""
+    if isinstance(record.args, Mapping):
+        record.args = {name: _by_type(value) for name, value in record.args.items()}
+    elif record.args:
+        record.args = tuple(_by_type(value) for value in record.args)
+    return True
+
+
+def _by_type(value: object) -> object:
+    return type(value).__name__ if isinstance(value, BaseException) and not isinstance(value, PenstockError) else value
+
+
 def _named(value: object) -> str:
     """Of what JSON has no form for: what is known to be short and no content."""
     return str(value) if isinstance(value, UUID | date | Path) else type(value).__name__
@@ -76,6 +90,7 @@ def configure_logging(*, level: int = logging.INFO) -> None:
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(_arguments_by_type)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],

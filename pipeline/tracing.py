@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import structlog
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
     from opentelemetry.trace import Link, SpanContext, Tracer
     from opentelemetry.trace import Span as Recorded
 
@@ -200,16 +200,15 @@ def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
 def running(process: str) -> Iterator[None]:
     """Trace inside, where that is wanted. process: names it (``penstock-PROCESS``, unless ``OTEL_SERVICE_NAME`` does).
 
-    Leaving hands over the last spans, for FLUSH_SECONDS at most. Nothing that a collector does raises here.
+    Leaving hands over the last spans, for FLUSH_SECONDS at most. Nothing raises here, whatever a collector does.
     """
-    if _tracer is not None or not is_wanted():
+    made = _sending(process) if _tracer is None and is_wanted() else None
+    if made is None:
         yield
         return
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-    processor = BatchSpanProcessor(_exporter())
+    processor, tracer = made
     try:
-        with recording(process, processor):
+        with _current(tracer):
             yield
     finally:
         # In a thread that a process need not wait for: the library's own patience is half a minute.
@@ -218,10 +217,39 @@ def running(process: str) -> Iterator[None]:
         flushing.join(FLUSH_SECONDS)
 
 
+def _sending(process: str) -> tuple[BatchSpanProcessor, Tracer] | None:
+    """What hands spans to the collector; None, and a line in the log, where a variable is none for the library."""
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    processor: BatchSpanProcessor | None = None
+    try:
+        processor = BatchSpanProcessor(_exporter())
+        return processor, _made(process, processor)
+    except Exception as error:  # noqa: BLE001 # the library's own, of many kinds
+        log.error("traces_off", reason=f"{type(error).__name__}: OpenTelemetry refuses one of the variables OTEL_…")
+        if processor is not None:
+            processor.shutdown()  # type: ignore[no-untyped-call]
+        return None
+
+
 @contextmanager
 def recording(process: str, processor: Any) -> Iterator[None]:
     """Give spans to the SDK's ``SpanProcessor`` inside."""
+    with _current(_made(process, processor)):
+        yield
+
+
+@contextmanager
+def _current(tracer: Tracer) -> Iterator[None]:
     global _tracer  # one a process, like the log
+    _tracer = tracer
+    try:
+        yield
+    finally:
+        _tracer = None
+
+
+def _made(process: str, processor: Any) -> Tracer:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
 
@@ -232,11 +260,7 @@ def recording(process: str, processor: Any) -> Iterator[None]:
     # is content.
     provider = TracerProvider(resource=Resource.create({**attributes, **instance}), shutdown_on_exit=False)
     provider.add_span_processor(processor)
-    _tracer = provider.get_tracer("penstock")
-    try:
-        yield
-    finally:
-        _tracer = None
+    return provider.get_tracer("penstock")
 
 
 def _exporter() -> SpanExporter:

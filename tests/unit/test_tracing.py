@@ -123,6 +123,22 @@ def test_it_is_on_where_the_standard_variables_name_a_collector(environment: dic
     assert tracing.is_wanted(environment) is wanted
 
 
+@pytest.mark.parametrize(
+    "variable",
+    ["OTEL_BSP_SCHEDULE_DELAY=0", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE=4096", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT=x"],
+)
+def test_a_variable_that_the_library_refuses_costs_the_traces_and_not_the_process(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(*variable.split("="))
+    with capture_logs() as told, tracing.running("test"):
+        assert not tracing.on()
+    assert [(line["event"], line["log_level"], line["reason"].partition(":")[0]) for line in told] == [
+        ("traces_off", "error", "ValueError")
+    ]
+
+
 def test_when_it_is_off_no_message_gets_a_header() -> None:
     assert records.sending(INDEX_LIVE.name, hint("a.md")) is None
 
@@ -354,6 +370,8 @@ try: fails()
 except ValueError: log.exception("caught")
 try: fails()
 except ValueError: logging.getLogger("a.library").exception("its own words\\nof two lines")
+logging.getLogger("a.library").error("Crashed reason=%r after %d s", ValueError("SECRET"), 3)
+logging.getLogger("a.library").error("Crashed %(reason)s", {"reason": ValueError("SECRET")})
 warnings.warn("mind", stacklevel=1)
 thread = threading.Thread(target=fails); thread.start(); thread.join()
 async def forgets():
@@ -370,6 +388,7 @@ def test_the_log_is_one_object_a_line_whoever_speaks_and_never_the_words_of_an_e
     assert ended.stdout == ""
     told = [json.loads(line) for line in ended.stderr.splitlines()]
     assert [line["event"] for line in told][:4] == ["plain", "ours", "caught", "its own words\nof two lines"]
+    assert [line["event"] for line in told][4:6] == ["Crashed reason='ValueError' after 3 s", "Crashed ValueError"]
     assert {"level", "timestamp", "event"} <= set.intersection(*(set(line) for line in told))
     assert told[0]["row"] == "Row"
     assert told[0]["id"] == "00000000-0000-0000-0000-000000000007"
