@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from pipeline.core.canary import PRINCIPAL, is_canary
 from pipeline.core.identity import qualify
 from pipeline.stores.postgres import Connection
 
@@ -37,13 +38,16 @@ async def identify(
 
     A principal holds its groups in every source of the tenant, and ``user:PRINCIPAL`` in each of them; an unknown
     one holds only the latter. A tag that begins with the name of a source and ``/`` is taken as it is; any other
-    stands for the tag of that name in every source. Names that no message can carry open nothing.
+    stands for the tag of that name in every source. Names that no message can carry open nothing. Canaries' sources are
+    their reader's alone: everybody else would carry twice the tags.
     """
     if not sayable([tenant]):
         return Caller(tenant, frozenset())
     principals, tags = sayable(principals), sayable(tags)
     held: set[str] = set()
     sources = await sources_of(connection, tenant)
+    if PRINCIPAL not in principals:
+        sources = tuple(source for source in sources if not is_canary(source))
     own = [f"user:{principal}" for principal in principals]
     qualified = [tag for tag in tags if tag.partition("/")[0] in sources and "/" in tag]
     bare = [tag for tag in tags if tag not in qualified]

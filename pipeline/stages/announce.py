@@ -34,7 +34,7 @@ class Withdrawal:
 
 class Announcer:
     """Follows announced_seq: a crash, or two sinks that finish together, neither lose an announcement nor skip one
-    (a doubled one is harmless)."""
+    (a doubled one is harmless). Of canaries nobody is told: they are ours alone, and have numbers of their own."""
 
     def __init__(self, pool: Pool, producer: Producer, metrics: Metrics) -> None:
         self._pool = pool
@@ -43,6 +43,7 @@ class Announcer:
 
     async def withdrawn(self, gone: Sequence[Withdrawal]) -> None:
         """Say at once, before the stores follow, that somebody may no longer read these. Raises Retryable."""
+        gone = [w for w in gone if not is_canary(w.identity.source)]
         now = datetime.now(UTC)
         await deliver(
             self._producer.send(
@@ -79,6 +80,7 @@ class Announcer:
         if not ready:
             return 0
         now = datetime.now(UTC)
+        told = [a for a in ready if not is_canary(a.identity.source)]
         await deliver(
             self._producer.send(
                 DOCUMENTS_INDEXED,
@@ -88,16 +90,15 @@ class Announcer:
                     generation=a.generation, chunks=a.chunks,
                 ),
             )
-            for a in ready
+            for a in told
         )  # fmt: skip
-        used("kafka")
+        if told:
+            used("kafka")
         with translated("announce"):
             async with self._pool.connection() as connection:
                 await ledger.announced(connection, ready)
-        for a in ready:
+        for a in told:
             self._metrics.announced.labels(a.state).inc()
-            if is_canary(a.identity.source):
-                continue  # they have numbers of their own: among people's changes they would make things look well
             fresh = (now - (a.changed_at or a.accepted_at)).total_seconds()
             self._metrics.freshness.labels(a.identity.source, a.lane).observe(max(0.0, fresh))
         return len(ready)

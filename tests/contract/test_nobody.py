@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 
 import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
+from pipeline.core.canary import Canary
 from pipeline.stages.announce import Announcer
 from pipeline.telemetry import Metrics
 from query.evaluation.place import NoKafka
@@ -93,3 +95,19 @@ async def test_what_nobody_may_read_from_the_start_is_accepted_reported_and_nowh
     assert announced.messages == [], "nobody could read it before: there is nothing to drop"
     assert await library.execute("SELECT FROM chunks_g1 WHERE document_id = %s", id_) == []
     assert await library.execute("SELECT FROM readers.chunks WHERE doc_id = %s", id_) == []
+
+
+async def test_of_canaries_other_teams_hear_nothing(library: Library) -> None:
+    announced, canary = Announced(), Canary("acme", "wiki")
+    announcer = library.detect._announcer = Announcer(library.pool, announced, Metrics())  # type: ignore[arg-type]
+    beside = document("beside.md", "The text of the harbour.")
+    await library.put(canary.published("The text of the harbour.", "4f2a", beside.observed_at, 1), beside)
+    await library.execute("UPDATE documents SET announced_seq = 0")
+
+    await announcer.announce_missed(0)
+    assert "beside.md" in {m.external_id for m in announced.messages}
+    mine = "SELECT announced_seq = seq FROM documents WHERE source = %s"
+    assert await library.execute(mine, canary.source) == [(True,)], "or it would be looked at for ever"
+
+    await library.accept(canary.deleted(datetime.now(UTC)))
+    assert {m.source for m in announced.messages} == {"wiki"}

@@ -16,6 +16,7 @@ from pgvector import HalfVector
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
+from pipeline.core.canary import PRINCIPAL, Canary
 from pipeline.core.errors import Misconfigured
 from pipeline.ledger import generations
 from pipeline.settings import PostgresSettings
@@ -217,6 +218,19 @@ async def test_a_cut_over_replaces_the_view_at_one_moment_also_under_what_others
     await library.execute("DELETE FROM manifests WHERE generation = 'g2'")
     await library.execute("DELETE FROM generations WHERE name = 'g2'")
     await library.execute("DROP TABLE chunks_g2")
+
+
+async def test_canaries_are_nobody_else_s(library: Library) -> None:
+    """Found in review: each stood in other teams' views, and every user carried a tag more for it."""
+    canary, beside = Canary("cn", "wiki"), document("beside.md", "Anchor and buoy.", tenant="cn")
+    await library.put(canary.published("Anchor and buoy.", "4f2a", beside.observed_at, 1), beside)
+    for view in ("documents", "chunks"):
+        assert await library.execute(f"SELECT source FROM readers.{view} WHERE tenant = 'cn'") == [("wiki",)]
+    assert await library.execute("SELECT readers.access_of('cn', 'ann')") == [(["wiki/user:ann"],)]
+    assert (await library.caller("cn", "crew", principals=["ann"])).tags == {"wiki/user:ann", "wiki/crew"}
+    reader = await library.caller("cn", principals=[PRINCIPAL])
+    found = await library.search.search("anchor", reader, mode="keyword")
+    assert [one.passage.source for one in found.results] == [canary.source]
 
 
 # The functions, against the rule written down in plain Python
