@@ -155,6 +155,10 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
     }  # fmt: skip
 
 
+def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else() -> None:
+    assert {name for name in SERVICES if "OPENAI_API_KEY" in environment(name)} == {"migrate", "vectors", "query"}
+
+
 def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.enabled"] == "true"
     script = (DEPLOY / "image/elasticsearch-users.sh").read_text()

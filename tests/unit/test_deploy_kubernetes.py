@@ -112,6 +112,11 @@ def secrets() -> dict[str, list[str]]:
     return {name: re.findall(r"`(PENSTOCK_\w+)`", keys) for name, keys in rows if "PENSTOCK_" in keys}
 
 
+def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else() -> None:
+    given = {secret for secret, keys in secrets().items() if "PENSTOCK_EMBEDDING_API_KEY" in keys}
+    assert given == {"penstock-migrate", "penstock-vectors", "penstock-query"}
+
+
 @pytest.mark.parametrize("o", pods(), ids=name)
 def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
     [volume] = [v for v in pod(o)["volumes"] if v["name"] == "secrets"]
