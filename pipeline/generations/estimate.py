@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.core.model import CountTokens, Generation
 from pipeline.generations.tables import wanted
-from pipeline.ledger import filling
+from pipeline.ledger import generations
 from pipeline.stages.manifests import build_manifest
 from pipeline.stores.postgres import Connection
 
@@ -46,7 +46,7 @@ async def estimate(
         [origin.name, SAMPLE],
     )
     sample = await cursor.fetchall()
-    lends = filling.same_model(origin, new)
+    lends = generations.same_model(origin, new)
     before_chunks = before_tokens = after_chunks = kept_chunks = embedded_tokens = 0
     for id_, text, media_type, digest, old, old_tokens in sample:
         manifest = await asyncio.to_thread(build_manifest, id_, text, media_type, digest, new, count_tokens)

@@ -186,6 +186,12 @@ async def retire(builder: Builder, name: str | None = None) -> str:
                 raise Misconfigured(
                     f"generation {name} answers the searches: cut over to another one, or roll back, before that"
                 )
+            build = await builds.under_way(connection)
+            if build is not None and build.origin.name == name:  # its tokens are what limits of the build reckon by
+                raise Misconfigured(
+                    f"generation {build.generation.name} is being built from {name}: cut over to it, or retire it,"
+                    " before that"
+                )
             await connection.execute(
                 "UPDATE generations SET state = 'retired', since = clock_timestamp() WHERE name = %s", [name]
             )

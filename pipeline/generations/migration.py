@@ -88,7 +88,8 @@ class Migration:
             active = await generations.active(self._connection)
             async with self._wanted(active, change) as (new, embedder, resumes):
                 price = self._price(new)
-                found = await estimate(self._connection, active, new, embedder.count_tokens, price=price)
+                origin = resumes.origin if resumes else active
+                found = await estimate(self._connection, origin, new, embedder.count_tokens, price=price)
         return Plan(
             new.name, active.name, new.model, new.dimensions, new.params.target, found, price, resumes is not None
         )
@@ -104,11 +105,14 @@ class Migration:
             async with self._wanted(active, change) as (new, embedder, build):
                 ratio = 1.0
                 if limits.any:
-                    found = await estimate(self._connection, active, new, embedder.count_tokens, price=limits.price)
+                    origin = build.origin if build else active
+                    found = await estimate(self._connection, origin, new, embedder.count_tokens, price=limits.price)
                     ratio = found.ratio
                 if build is None:
                     build = await self._begin(new, active)
                     await generations.check_model(self._connection, build.generation, embedder)
+                elif new.service is not None and new.service != build.generation.service:
+                    await generations.note_service(self._connection, new.name, new.service)
             feed = Feed(limits, ratio=ratio, name=f"generation {new.name}") if limits.any else None
             await builder.fill(build, feed)
             if wait:
@@ -127,6 +131,11 @@ class Migration:
     ) -> AsyncIterator[tuple[Generation, Embedder, Build | None]]:
         """The generation as it shall be, its model, and its build if it was begun before."""
         build = await self._under_way()
+        if build is None and change.asks and active.service is None:
+            raise Misconfigured(
+                f"where the model of generation {active.name} is, is not known, so there would be no way back to it:"
+                " run `penstock migrate` with settings that name it (and no password in its address), which notes it"
+            )
         if build is not None and not change.asks:
             target = choose.settings_of(build.generation, self._settings)
         else:
@@ -138,7 +147,7 @@ class Migration:
                 if build is not None and not _alike(build.generation, new):
                     raise Misconfigured(builds.occupied(build))
             if build is not None:
-                new = build.generation
+                new = _priced(build.generation, change)
             await _answers(embedder)
             yield new, embedder, build
         finally:
@@ -219,6 +228,13 @@ class Migration:
     def _price(self, new: Generation) -> float:
         price = new.service.price_per_million_tokens if new.service else None
         return self._settings.price_per_million_tokens if price is None else price
+
+
+def _priced(generation: Generation, change: Change) -> Generation:
+    """A build that goes on, at the price that is said now."""
+    if change.price is None or generation.service is None:
+        return generation
+    return replace(generation, service=replace(generation.service, price_per_million_tokens=change.price))
 
 
 def _alike(one: Generation, other: Generation) -> bool:

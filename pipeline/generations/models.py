@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation
@@ -14,6 +16,9 @@ from pipeline.ledger import generations
 from pipeline.settings import EmbeddingSettings
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
+
+AWAY_SECONDS = 5.0
+"""A model that did not answer is not asked again for so long: all lanes wait for one answer, not one after another."""
 
 
 class Models:
@@ -36,25 +41,32 @@ class Models:
         self._make = make
         self._made: dict[tuple[object, ...], Embedder] = {}
         self._checked: dict[str, Embedder] = {}
-        self._making = asyncio.Lock()
+        self._making: defaultdict[tuple[object, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._away: dict[tuple[object, ...], tuple[float, Retryable]] = {}
+        """When a model last did not answer, and what it said."""
 
     async def of(self, generation: Generation) -> Embedder:
         """The generation's own model, compared with what filled it. Raises Misconfigured when it cannot be had or is
         another one, Retryable when it does not answer."""
         if (known := self._checked.get(generation.name)) is not None:
             return known
-        async with self._making:
+        key = _key(generation)
+        async with self._making[key]:
+            if (known := self._checked.get(generation.name)) is not None:
+                return known
+            if (away := self._away.get(key)) is not None and monotonic() - away[0] < AWAY_SECONDS:
+                raise _again(away[1]) from away[1]
             try:
-                embedder = self._made.get(_key(generation)) or await self._new(generation)
+                embedder = self._made.get(key) or await self._new(generation)
                 with translated("generations"):
                     async with self._pool.connection() as connection:
                         await generations.check_model(connection, generation, embedder)
             except Misconfigured as error:
                 raise Misconfigured(str(error), service=error.service or "embedding") from error
             except Retryable as error:  # the embedder does not always say that it is itself that is away
-                raise type(error)(
-                    str(error), retry_after=error.retry_after, service=error.service or "embedding"
-                ) from error
+                if error.service != "postgres":
+                    self._away[key] = monotonic(), error
+                raise _again(error) from error
             self._checked[generation.name] = embedder
             return embedder
 
@@ -68,6 +80,11 @@ class Models:
     async def aclose(self) -> None:
         for embedder in self._made.values():
             await embedder.aclose()
+
+
+def _again(error: Retryable) -> Retryable:
+    """Its like, of the embedder's unless it says otherwise."""
+    return type(error)(str(error), retry_after=error.retry_after, service=error.service or "embedding")
 
 
 def _key(generation: Generation) -> tuple[object, ...]:

@@ -84,7 +84,7 @@ async def begin(connection: Connection, generation: Generation, origin: Generati
         if (await generations.active(connection)).name != origin.name:
             raise Misconfigured(f"generation {origin.name} is not the active one any more: run the command again")
         await generations.add(connection, generation)
-        if generation.model == origin.model:
+        if generations.same_model(generation, origin):
             await connection.execute(
                 "UPDATE generations SET reference = (SELECT reference FROM generations WHERE name = %s)"
                 " WHERE name = %s",

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from psycopg import sql
 
-from pipeline.core.model import STORES, Generation
+from pipeline.core.model import STORES
 from pipeline.ledger.builds import Build
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
@@ -22,13 +22,6 @@ class Page:
     """0: nothing is left to fill in."""
     pending: tuple[Identity, ...] = ()
     """Those that a sink has to see to."""
-
-
-def same_model(one: Generation, other: Generation) -> bool:
-    """Whether the vector of a text is the same in both: then it is copied (``lend`` asks the same in SQL)."""
-    return (one.model, one.revision, one.dimensions, one.document_prefix) == (
-        other.model, other.revision, other.dimensions, other.document_prefix,
-    )  # fmt: skip
 
 
 async def ahead(connection: Connection, build: Build, *, limit: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -66,7 +66,7 @@ async def ensure_first(
     service: EmbeddingService | None = None,
 ) -> Generation:
     """The active generation, created from the settings when there is none yet. The caller creates its index. service:
-    where the embedder's model is; noted for an active generation of that model that does not know it yet."""
+    where the embedder's model is; noted for every living generation of that model that does not know it yet."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
         cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")
@@ -75,12 +75,11 @@ async def ensure_first(
             generation = _generation(row)
             await create_chunk_table(connection, generation)
             await create_graph(connection, generation)
-            if generation.service is None and service is not None and _made_by(generation, embedder):
-                await connection.execute(
-                    "UPDATE generations SET service = %s WHERE name = %s", [Jsonb(asdict(service)), generation.name]
-                )
-                generation = replace(generation, service=service)
-            return generation
+            if service is not None:
+                for living in await writable(connection):
+                    if living.service is None and _made_by(living, embedder):
+                        await note_service(connection, living.name, service)
+            return await active(connection)
         generation = Generation(
             name="g1", state="active", model=embedder.model, revision=embedder.revision,
             dimensions=embedder.dimensions, input_window=embedder.input_window, params=params,
@@ -105,6 +104,11 @@ async def add(connection: Connection, generation: Generation) -> None:
     )
 
 
+async def note_service(connection: Connection, name: str, service: EmbeddingService) -> None:
+    """Where a generation's model is, and what it costs."""
+    await connection.execute("UPDATE generations SET service = %s WHERE name = %s", [Jsonb(asdict(service)), name])
+
+
 async def every(connection: Connection) -> list[Generation]:
     """All of them, retired ones too, the oldest first."""
     cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")
@@ -120,6 +124,13 @@ async def reference(connection: Connection, generation: Generation) -> list[floa
 
 def _made_by(generation: Generation, embedder: Embedder) -> bool:
     return (embedder.model, embedder.dimensions) == (generation.model, generation.dimensions)
+
+
+def same_model(one: Generation, other: Generation) -> bool:
+    """Whether the vector of a text is the same in both: then it is copied (``filling.lend`` asks the same in SQL)."""
+    return (one.model, one.revision, one.dimensions, one.document_prefix) == (
+        other.model, other.revision, other.dimensions, other.document_prefix,
+    )  # fmt: skip
 
 
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:
@@ -140,6 +151,11 @@ async def check_model(connection: Connection, generation: Generation, embedder: 
     )
     row = await cursor.fetchone()
     stored = np.asarray(row[0] if row else [], dtype=np.float32)
+    if stored.shape != mine.shape:
+        raise Misconfigured(
+            f"{embedder.model} answers with {len(mine)} dimensions, but the reference text of generation"
+            f" {generation.name} has {len(stored)}: build a new generation"
+        )
     cosine = float(stored @ mine / (np.linalg.norm(stored) * np.linalg.norm(mine)))
     if cosine < REFERENCE_COSINE:
         raise Misconfigured(

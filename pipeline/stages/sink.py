@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from pipeline.core.model import Generation, Store
 from pipeline.core.retry import backoff
 from pipeline.ledger import work
 from pipeline.stages.hints import read_hint
-from pipeline.stages.stage import USED, Incoming
+from pipeline.stages.stage import Incoming, used_apart
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 
@@ -32,8 +33,12 @@ REST_SECONDS = 30.0
 """… and its hints are passed over for so long: it is asked for one batch each time, and holds up no other."""
 
 
+KNOWN_SECONDS = 2.0
+"""The generations are read again when they were read longer ago: a cut-over makes another one the active one."""
+
+
 class Generations:
-    """The generations that a sink serves, read again when a hint names another one.
+    """The generations that a sink serves, read again when a hint names another one, and every other second.
 
     Law: a generation whose table or index is gone, full or blocked does not hold up another one: neither one beside the
     active one (being built, or kept for a rollback), whose misses stay pending in the ledger until the sweeper brings
@@ -48,6 +53,7 @@ class Generations:
         self._load = load
         self._metrics = metrics
         self._known: Mapping[str, Generation] = {}
+        self._read_at = -math.inf
         self._failed: dict[str, deque[float]] = {}
         self._rests_until: dict[str, float] = {}
         self._through: dict[tuple[Service, str], float] = {}
@@ -63,7 +69,8 @@ class Generations:
             if monotonic() < self._rests_until.get(generation.name, 0.0):
                 continue
             try:
-                await converge(generation, ids)
+                with used_apart() as used:
+                    await converge(generation, ids)
             except (Retryable, Misconfigured) as error:
                 if error.service not in proved or not await self._rests(generation.name, error):
                     if isinstance(error, Retryable):
@@ -72,11 +79,12 @@ class Generations:
                     continue
                 await self._set_aside(generation, ids, error)
             else:
-                used = USED.get(set())
                 self._through |= {(service, generation.name): monotonic() for service in used}
                 proved |= used if generation.state == "active" else set()
         for generation, documents, misconfigured in wrong:
-            if not self._others_got_through(generation.name, misconfigured.service):
+            # "embedding" is as many services as there are models: another one's proves nothing about this one's.
+            own = misconfigured.service == "embedding"
+            if own or not self._others_got_through(generation.name, misconfigured.service):
                 raise misconfigured
             await self._set_aside(generation, documents, misconfigured)
 
@@ -95,7 +103,7 @@ class Generations:
 
     async def _rests(self, name: str, error: Retryable | Misconfigured) -> bool:
         """Whether this generation alone keeps failing: it failed where the active one has just got through."""
-        self._known = await self._load()  # it may have become the active one since
+        await self._read()  # it may have become the active one since
         if name not in self._known or self._known[name].state == "active":
             return False
         failed, now = self._failed.setdefault(name, deque(maxlen=RESTS_AFTER)), monotonic()
@@ -113,9 +121,13 @@ class Generations:
         for record in batch:
             document, generation = read_hint(record)
             ids.setdefault(generation, {})[document] = None
-        if ids.keys() - self._known.keys():
-            self._known = await self._load()
+        if ids.keys() - self._known.keys() or monotonic() - self._read_at > KNOWN_SECONDS:
+            await self._read()
         return [(self._known[name], list(documents)) for name, documents in ids.items() if name in self._known]
+
+    async def _read(self) -> None:
+        self._known = await self._load()
+        self._read_at = monotonic()
 
 
 async def set_aside(

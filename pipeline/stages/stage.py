@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
@@ -20,6 +21,19 @@ def used(service: Service) -> None:
     """Say that a service other than Postgres (which every batch uses) has just answered well."""
     if (services := USED.get(None)) is not None:
         services.add(service)
+
+
+@contextmanager
+def used_apart() -> Iterator[set[Service]]:
+    """What answers well inside, apart from what did before; whoever handles the batch hears of it as well."""
+    mine: set[Service] = {"postgres"}
+    token = USED.set(mine)
+    try:
+        yield mine
+    finally:
+        USED.reset(token)
+        if (services := USED.get(None)) is not None:
+            services |= mine
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeline.cli.setup import prepare
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import EmbeddingService, Generation
 from pipeline.embedding.port import Embedded
 from pipeline.generations import lifecycle
 from pipeline.generations.limits import Limits, Paused
 from pipeline.generations.migration import Change, Migration, Result
+from pipeline.generations.models import Models
 from pipeline.generations.opening import connect
 from pipeline.ledger import builds, generations
 from pipeline.settings import dist
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import create_chunk_table
+from pipeline.telemetry import Metrics
 from tests.contract.build_kit import Site, document, sections, vector
 from tests.oracle import assert_equal
 from tests.space import Space
@@ -162,3 +168,116 @@ async def test_a_model_that_only_the_next_generation_has_holds_up_nobody_when_it
     assert await site.space.query("SELECT DISTINCT seq = want_seq FROM index_state WHERE store = 'keywords'") == [
         (True,)
     ]
+
+
+class Answering:
+    """An embedding service that is far away, of one generation."""
+
+    def __init__(self, generation: Generation, error: Exception | None = None) -> None:
+        self.model, self.dimensions = generation.model, generation.dimensions
+        self.asked = 0
+        self.answers = asyncio.Event()
+        self._error = error
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        self.asked += 1
+        await self.answers.wait()
+        if self._error is not None:
+            raise self._error
+        return Embedded(np.ones((len(texts), self.dimensions), dtype=np.float32))
+
+
+async def begun(site: Site, **fields: Any) -> Generation:
+    """The active generation with something else in it, begun."""
+    async with site.pool.connection() as connection:
+        active = await generations.active(connection)
+        name = await builds.next_name(connection)
+        new = replace(
+            active, name=name, state="building", chunk_table=f"chunks_{name}", keyword_index=f"chunks-{name}", **fields
+        )
+        await builds.begin(connection, new, active)
+    return new
+
+
+async def test_the_reference_of_a_model_is_taken_over_only_where_it_says_the_same_of_a_text(site: Site) -> None:
+    stored = [1.0] * 384
+    await site.space.execute("UPDATE generations SET reference = %s::real[]", stored)
+    for fields, same in (({"document_prefix": "passage: "}, False), ({"query_prefix": "query: "}, True)):
+        new = await begun(site, **fields)
+        async with site.pool.connection() as connection:
+            assert await generations.reference(connection, new) == (stored if same else None)
+            await builds.give_up(connection, new.name)
+    new = await begun(site, dimensions=64)
+    embedder: Any = Answering(new)
+    embedder.answers.set()
+    async with site.pool.connection() as connection:
+        await generations.check_model(connection, new, embedder)
+        assert await generations.reference(connection, new) == [1.0] * 64
+    await site.space.execute("UPDATE generations SET reference = %s::real[]", stored)
+    async with site.pool.connection() as connection:
+        with pytest.raises(Misconfigured, match=r"answers with 64 dimensions, but .* g4 has 384"):
+            await generations.check_model(connection, new, embedder)
+
+
+async def test_a_model_that_is_away_is_asked_once_for_everybody_and_keeps_nobody_from_another(site: Site) -> None:
+    new = await begun(site, model="other", dimensions=64)
+    async with site.pool.connection() as connection:
+        active = await generations.active(connection)
+    made = {
+        active.name: Answering(active),
+        new.name: Answering(new, Retryable("it does not answer", retry_after=7.0)),
+    }
+
+    def make(generation: Generation, *_: object) -> Any:
+        return made[generation.name]
+
+    models = Models(site.pool, site.space.settings.embedding, Metrics(), Path(), make)
+    waiting = [asyncio.create_task(models.of(new)) for _ in range(4)]
+    while not made[new.name].asked:
+        await asyncio.sleep(0.01)
+    made[active.name].answers.set()
+    async with asyncio.timeout(30):
+        assert (await models.of(active)) is made[active.name]
+    made[new.name].answers.set()
+    for said in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(said, Retryable)
+        assert (str(said), said.retry_after, said.service) == ("it does not answer", 7.0, "embedding")
+    assert made[new.name].asked == 1
+
+
+async def test_what_a_build_comes_from_stays_until_it_is_done_and_a_price_may_be_said_later(site: Site) -> None:
+    await site.put(*(document(f"{n}.md", sections(f"first {n}", f"second {n}")) for n in range(4)))
+    await build(site)
+    assert (await cutover(site)).active == "g2"
+    little = Limits(budget_tokens=1)
+    with pytest.raises(Paused):
+        await build(site, Change(chunk_tokens=120, price=2.0), little)
+    async with connect(site.space.settings.postgres, lock=False) as connection:
+        assert (await lifecycle.rollback(connection)).active == "g1"
+    async with site.builder() as builder:
+        with pytest.raises(Misconfigured, match="g3 is being built from g2"):
+            await lifecycle.retire(builder, "g2")
+    with pytest.raises(Paused):
+        await build(site, Change(), little)
+
+    async with migration(site) as work:
+        assert (await work.plan(Change())).price == 2.0
+        assert (await work.plan(Change(price=5.0))).price == 5.0
+        assert (await work.plan(Change())).price == 2.0, "a plan changes nothing"
+    with pytest.raises(Paused):
+        await build(site, Change(price=5.0), little)
+    async with migration(site) as work:
+        assert (await work.plan(Change())).price == 5.0
+    async with site.builder() as builder:
+        assert [await lifecycle.retire(builder, name) for name in ("g3", "g2")] == ["g3", "g2"]
+
+
+async def test_no_build_leads_away_from_a_model_whose_place_nobody_knows(site: Site) -> None:
+    await site.space.execute("UPDATE generations SET service = NULL")
+    with pytest.raises(Misconfigured, match=r"where the model of generation g1 is, is not known.* `penstock migrate`"):
+        await build(site)
+    assert await site.states() == {"g1": "active"}
+    await begun(site)
+    assert await site.space.query("SELECT count(service) FROM generations") == [(0,)]
+    await prepare(site.space.settings)
+    assert await site.space.query("SELECT count(service) FROM generations") == [(2,)]
