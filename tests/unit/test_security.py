@@ -9,7 +9,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from connectors.declared import load as declared
-from deploy.roles.kafka.__main__ import OPERATIONS, wanted
+from deploy.roles.kafka.__main__ import KINDS, LITERAL, OPERATIONS, Acl, is_ours, wanted
 from pipeline.core.certificates import refused_ours, untrusted
 from pipeline.core.errors import Misconfigured
 from pipeline.credentials import SECRETS_DIR
@@ -110,6 +110,21 @@ def test_each_topic_is_written_by_those_whose_work_it_is() -> None:
         "x.documents.indexed.v1": {"detect"} | sinks,
         "x.dead-letters.v1": {"detect"} | sinks,
     }
+
+
+@pytest.mark.parametrize("prefix", ["", "staging."])
+def test_what_another_installation_gave_the_same_users_is_not_taken_from_them(prefix: str) -> None:
+    known = {right.name for rights in wanted(prefix).values() for right in rights}
+
+    def ours(kind: int, name: str) -> bool:
+        return is_ours(Acl(kind, name, LITERAL, "User:penstock_detect", "*", OPERATIONS["Read"], 3), known, prefix)
+
+    theirs = [right for rights in wanted("prod.").values() for right in rights]
+    assert not [right for right in theirs if is_ours(right, known, prefix)]
+    assert ours(KINDS["topics"], f"{prefix}dead-letters.v1")  # too much, but of our own topics
+    assert ours(KINDS["topics"], "*")
+    assert ours(KINDS["topics"] + 2, "kafka-cluster")
+    assert ours(KINDS["groups"], f"{prefix}former") == (prefix != "")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
 """Make the ACLs of Penstock's users what ``acls.json`` says: ``python -m deploy.roles.kafka``.
 
 It logs in as the settings say (``PENSTOCK_KAFKA_…``), as somebody who may alter the cluster's ACLs; topics and groups
-get the settings' prefix. What is missing is given, and what these users have besides is taken away; nobody else is
-touched. Repeats are harmless. `kafka-acls` shows the outcome.
+get the settings' prefix. What is missing is given, and what these users have besides is taken away where it is ours
+(`is_ours`); the rest, another installation's in the same cluster, stays and is named. Nobody else is touched. Repeats
+are harmless. `kafka-acls` shows the outcome.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -26,7 +27,8 @@ from pipeline.settings import KafkaSettings, load
 # Kafka's AclOperation, ResourceType, PatternType and AclPermissionType
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
 KINDS = {"topics": 2, "groups": 3}
-ANY, LITERAL, ALLOW, EVERYWHERE = 1, 3, 3, "*"
+NAMES = {number: kind.removesuffix("s") for kind, number in KINDS.items()}
+ANY, LITERAL, ALLOW, EVERYWHERE, EVERY = 1, 3, 3, "*", "*"
 
 
 class Acl(NamedTuple):
@@ -55,23 +57,40 @@ def _rights(principal: str, rules: list[dict[str, list[str]]], prefix: str) -> I
                     yield Acl(number, prefix + name, LITERAL, principal, EVERYWHERE, OPERATIONS[operation], ALLOW)
 
 
-async def apply(kafka: KafkaSettings) -> tuple[int, int]:
-    """Returns how many rights were given, and how many taken. Raises Misconfigured, or Retryable when Kafka is away."""
+def is_ours(acl: Acl, known: Set[str], prefix: str) -> bool:
+    """Whether a right that the file does not give may be taken away. The users' names have no prefix: what they may in
+    a second Penstock of the same cluster is not this one's to take. Ours is what is named in the file, what begins with
+    our prefix, what holds for every name, and what is neither a topic nor a group (no Penstock gives any)."""
+    name = acl.name
+    return acl.kind not in NAMES or name in known or name == EVERY or (prefix != "" and name.startswith(prefix))
+
+
+async def apply(kafka: KafkaSettings) -> tuple[int, int, list[str]]:
+    """Returns how many rights were given, how many taken, and what was left as it is not ours (``user: topic NAME``).
+
+    Raises Misconfigured, or Retryable when Kafka is away.
+    """
     admin: Any = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap, **security(kafka))
     try:
         await admin.start()
         given = taken = 0
-        for principal, rights in wanted(kafka.topic_prefix).items():
+        left: set[str] = set()
+        all_wanted = wanted(kafka.topic_prefix)
+        known = {acl.name for rights in all_wanted.values() for acl in rights}
+        for principal, rights in all_wanted.items():
             held = await _held(admin, principal)
             for acl in sorted(rights - held):
                 [[code, _]] = (await _ask(admin, CreateAclsRequest(*acl))).creation_responses
                 _check(code)
                 given += 1
             for acl in sorted(held - rights):
+                if not is_ours(acl, known, kafka.topic_prefix):
+                    left.add(f"{principal.removeprefix('User:')}: {NAMES[acl.kind]} {acl.name}")
+                    continue
                 [[code, _, _]] = (await _ask(admin, DeleteAclsRequest(*acl))).filter_responses
                 _check(code)
                 taken += 1
-        return given, taken
+        return given, taken, sorted(left)
     except (KafkaError, TimeoutError, OSError) as error:
         why = f"Kafka at {kafka.bootstrap}: {type(error).__name__}; is it running and reachable?"
         raise await refusal(kafka) or Retryable(why, service="kafka") from error
@@ -104,11 +123,13 @@ def _check(code: int) -> None:
 def main() -> int:
     """Returns the exit code."""
     try:
-        given, taken = asyncio.run(apply(load().kafka))
+        given, taken, left = asyncio.run(apply(load().kafka))
     except PenstockError as error:
         typer.echo(f"error: {error}", err=True)
         return 1
     typer.echo(f"{given} rights given, {taken} taken away" if given or taken else "Everything is as it should be.")
+    for one in left:
+        typer.echo(f"left, for it may be another installation's: {one}", err=True)
     return 0
 
 
