@@ -157,7 +157,7 @@ class Site:
                 password = self.secured.logins[login].password
                 admin.execute(f"CREATE ROLE {login} LOGIN PASSWORD '{password}' IN ROLE {role}".encode())
             admin.execute(f"ALTER ROLE {OWNER} SET role = penstock_owner".encode())
-        acls = self.run(ADMIN, "-m", "deploy.roles.kafka", PENSTOCK_KAFKA_SASL_MECHANISM="PLAIN")
+        acls = self.give_acls()
         assert acls[0] == 0, acls
         migrated = self.penstock(OWNER, "migrate")
         assert migrated[0] == 0, migrated
@@ -168,6 +168,11 @@ class Site:
         )  # fmt: skip
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute((ROLES / "postgres" / "2-grants.sql").read_text().encode())
+
+    def give_acls(self, prefix: str = "") -> tuple[int, str, str]:
+        """As the administrator: exit code, stdout, stderr."""
+        more = {"PENSTOCK_KAFKA_SASL_MECHANISM": "PLAIN", "PENSTOCK_KAFKA_TOPIC_PREFIX": prefix}
+        return self.run(ADMIN, "-m", "deploy.roles.kafka", **more)
 
     def keys_file(self) -> Path:
         file = self.home / "keys.toml"

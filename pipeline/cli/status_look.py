@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import http.client
 from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from elasticsearch import AuthorizationException
 from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.local.stack import Stack
@@ -45,10 +47,12 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
         _part(away, "Kafka", PART_SECONDS, _stages(settings)),
         _part(away, "Elasticsearch", PART_SECONDS, _elasticsearch(settings)),
     )
+    is_known = here is not None
     here = here or {"services": {}, "workers": [], "query": {"url": None, "pid": None, "ready": False}}
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         **here,
+        "machine": {"ready": is_known},
         "services": _services(here["services"], settings, {
             "kafka": stages is not None, "postgres": ledger is not None, "elasticsearch": entries is not None,
         }),
@@ -61,7 +65,7 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
 
 def ready(told: Mapping[str, Any]) -> bool:
     """Whether all that is meant to run here does."""
-    everything = [*told["services"].values(), *told["workers"]]
+    everything = [told["machine"], *told["services"].values(), *told["workers"]]
     if told["query"]["url"]:
         everything.append(told["query"])
     return all(one["ready"] for one in everything)
@@ -129,9 +133,10 @@ async def _stages(settings: Settings) -> list[dict[str, Any]]:
 
 
 async def _elasticsearch(settings: Settings) -> bool:
+    """Whoever searches only has no right to ask for the cluster's health: that it says so is an answer too."""
     es = connect(settings.elasticsearch)
     try:
-        with translated(_address(settings, "elasticsearch")):
+        with translated(_address(settings, "elasticsearch")), suppress(AuthorizationException):
             await es.options(request_timeout=PART_SECONDS, max_retries=0, retry_on_timeout=False).cluster.health()
     finally:
         await es.close()

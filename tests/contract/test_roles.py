@@ -17,6 +17,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
+from pipeline.cli import status_ledger
+from pipeline.cli.status_look import LEDGER
 from pipeline.core.model import ChunkParams
 from pipeline.ledger import generations, story
 from pipeline.settings import AuditSettings, PostgresSettings
@@ -173,6 +175,9 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
 
         view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
         assert view["away"] == []
+        away: list[str] = []
+        told = await status_ledger.look(library.settings.postgres, None, away)
+        assert (away, told.keys()) == ([], set(LEDGER))
 
 
 async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:

@@ -4,6 +4,7 @@ that refuse all else: from a folder to the query over HTTP; and what is refused 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -272,9 +273,17 @@ async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
             await asyncio.wait_for(kafka.getone(), 20)
 
 
+def test_whoever_may_only_ask_is_told_that_everything_is_up(site: Site) -> None:
+    code, told_, _ = site.penstock("penstock_ask", "status", "--json")
+    assert (code, json.loads(told_)["away"]) == (0, []), told_
+
+
 def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
-    code, told_, _ = site.run("admin", "-m", "deploy.roles.kafka", PENSTOCK_KAFKA_SASL_MECHANISM="PLAIN")
+    assert site.give_acls()[:2] == (0, "Everything is as it should be.\n")
+    assert " 0 taken away" in site.give_acls(prefix="prod.")[1]  # a second installation in the same cluster
+    code, told_, left = site.give_acls()
     assert (code, told_) == (0, "Everything is as it should be.\n")
+    assert "penstock_connect: topic prod.documents.live.v1" in left
     code, _, errors = site.run("penstock_connect", "-m", "deploy.roles.kafka")
     assert code == 1
     assert "super.users" in errors.splitlines()[-1]

@@ -25,6 +25,7 @@ WELL: dict[str, Any] = {
         for name in ("detect", "vectors", "keywords")
     ],
     "query": {"url": "http://127.0.0.1:8080", "pid": 5, "ready": True},
+    "machine": {"ready": True},
     "stages": [
         {"stage": "detect", "members": 2, "hosts": ["10.0.0.1"], "lag": {"live": 4, "backfill": 900}},
         {"stage": "vectors", "members": 1, "hosts": ["10.0.0.1"], "lag": {"live": 0, "backfill": 0}},
@@ -84,6 +85,10 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
         "120000 tokens of documents, 1.25", "wiki 12 s ago",
     ):  # fmt: skip
         assert told in shown, told
+
+
+def test_a_machine_that_was_not_learned_is_not_ready() -> None:
+    assert not ready(changed(machine={"ready": False}, workers=[]))
 
 
 def test_no_password_is_shown() -> None:

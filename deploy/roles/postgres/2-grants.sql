@@ -4,7 +4,7 @@
 --   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`: makes and drops tables
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
 --   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
---   penstock_query       serve, mcp, search, ask: reads; writes feedback, the review queue and the evaluation alone
+--   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
 --   penstock_reader      other teams' query services: the schema `readers` alone (migration 0013)
 BEGIN;
 
@@ -64,7 +64,7 @@ GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 -- The query service.
 GRANT SELECT ON
     generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
-    dead_letters, audit_runs, audit_differences,
+    dead_letters, audit_runs, audit_differences, embedding_days,
     conversation_members, conversation_pairs, conversation_chunks
     TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
