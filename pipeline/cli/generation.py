@@ -126,11 +126,12 @@ def cutover(
 async def _cutover(
     dataset: Path | None, tenant: str, principals: list[str], tags: list[str], *, force: bool, evaluation: bool
 ) -> tuple[Comparison | None, Switched]:
-    from pipeline.core.errors import Misconfigured
+    from pipeline.core.errors import Misconfigured, PenstockError
     from pipeline.generations.lifecycle import cutover as cut
     from pipeline.generations.lifecycle import require_complete
     from pipeline.generations.opening import connect, open_builder
     from pipeline.settings import load
+    from pipeline.stores.postgres import translated
     from query.evaluation.generations import NothingJudged
 
     settings = load()
@@ -151,8 +152,15 @@ async def _cutover(
     async with connect(settings.postgres) as connection:
         switched = await cut(connection)
     if switched.retired:
-        async with open_builder(settings) as builder:
-            await builder.clear(after_queries=True)
+        try:
+            with translated("generation"):
+                async with open_builder(settings) as builder:
+                    await builder.clear(after_queries=True)
+        except PenstockError as error:  # what was asked for is done
+            stderr.print(
+                f"Cut over. What is left of {', '.join(switched.retired)} is removed by the next build: {error}",
+                soft_wrap=True,
+            )
     return found, switched
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from deploy.local.service import free_port
 from deploy.local.stack import Stack
 from query.evaluation import golden
 from query.evaluation.generations import compare
@@ -52,12 +53,13 @@ async def judge(site: Site) -> None:
             await golden.keep(connection, Golden("acme", question, (Judged("wiki", name),), tags=("staff",)))
 
 
-async def cutover(site: Site, home: Path, *options: str) -> tuple[int, str, list[str]]:
+async def cutover(site: Site, home: Path, *options: str, **environment: str) -> tuple[int, str, list[str]]:
     """Exit code, stdout, the lines on stderr. Nothing but the last line is an error, and where there is one, nothing
     was switched."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "pipeline.cli.main", "generation", "cutover", *options, cwd=PROJECT,
-        env={**os.environ, **site.environment(home)}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, **site.environment(home), **environment},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, errors = await asyncio.wait_for(process.communicate(), 180)
     lines = errors.decode().splitlines()
@@ -124,3 +126,11 @@ async def test_what_is_pending_refuses_it_before_a_question_is_asked_force_or_no
     assert len(site.models["g3"].asked) == asked
     for library in site.libraries:
         await library.converge(*ids)
+
+
+async def test_what_cannot_be_removed_afterwards_is_no_reason_to_say_that_it_failed(site: Site, tmp_path: Path) -> None:
+    await site.state(g1="active", g3="building", g2="previous")
+    nobody = f"127.0.0.1:{free_port()}"
+    code, out, lines = await cutover(site, tmp_path, "--no-evaluation", "--json", PENSTOCK_KAFKA_BOOTSTRAP=nobody)
+    assert (code, json.loads(out)["retired"]) == (0, ["g2"])
+    assert "Cut over. What is left of g2 is removed by the next build: " in lines[-1]
