@@ -11,6 +11,9 @@ Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "rerank", "
 class PenstockError(Exception):
     """Base of the errors that are shown to people: one line, what and where and what to do."""
 
+    tokens = 0
+    """Billed by a model for what it answered beside the failure."""
+
 
 class Retryable(PenstockError):
     """The world may heal (a refused connection, a 429, a 5xx): wait and try again; never dead-letter."""

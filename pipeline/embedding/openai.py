@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import openai
 
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
 from pipeline.embedding.answers import Answer, read
 from pipeline.embedding.pace import Pace, Throttled
@@ -151,7 +151,10 @@ class OpenAIEmbedder:
         outcomes = await asyncio.gather(*(self._batch(call, batch) for batch in batches), return_exceptions=True)
         failures = [outcome for outcome in outcomes if outcome is not None]
         if failures:
-            raise min(failures, key=lambda failure: isinstance(failure, Retryable))
+            worst = min(failures, key=lambda failure: isinstance(failure, Retryable))
+            if isinstance(worst, PenstockError):
+                worst.tokens = call.tokens
+            raise worst
 
     async def _batch(self, call: _Call, indexes: list[int]) -> None:
         """Embed these, halving what the server rejects down to the texts that are at fault."""

@@ -55,7 +55,8 @@ class Embedder(Protocol):
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
         """Embed passages (the document prefix is added here). Raises Retryable on 429/5xx/refused, Misconfigured on a
-        wrong key, model or dimension. An input that can never be embedded does not raise: it is in ``refused``."""
+        wrong key, model or dimension; ``tokens`` of either says what was billed all the same. An input that can never
+        be embedded does not raise: it is in ``refused``."""
         ...
 
     async def embed_query(self, text: str) -> Vectors:

@@ -16,13 +16,14 @@ import structlog
 from pgvector import HalfVector, Vector
 
 from pipeline.core.diff import diff_vectors
-from pipeline.core.errors import Misconfigured, Poison
+from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
-from pipeline.embedding.port import Embedded, Models, Vectors
-from pipeline.ledger import builds, filling, work
+from pipeline.embedding.port import Models, Vectors
+from pipeline.ledger import filling, work
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
 from pipeline.stages.beside import OwnModels
+from pipeline.stages.bills import Bills
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
@@ -78,6 +79,7 @@ class VectorSink:
         self._metrics = metrics
         self.batch_size = batch_size
         self._kept: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
+        self._bills = Bills(pool, metrics)
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         await self._generations.serve(batch, self._converge)
@@ -138,6 +140,7 @@ class VectorSink:
         refused: dict[UUID, set[UUID]],
     ) -> None:
         """Embed what is missing and not kept from an earlier try, equal texts once."""
+        await self._bills.settle(generation)
         wanted = [
             (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._kept
         ]
@@ -150,9 +153,13 @@ class VectorSink:
         unique = list(dict.fromkeys(texts.values()))
         if not unique:
             return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
-        result = await (await self._models.of(generation)).embed_documents(unique)
+        model = await self._models.of(generation)
+        try:
+            result = await model.embed_documents(unique)
+        except (Retryable, Misconfigured) as error:
+            await self._bills.add(generation, error.tokens, counted=0)
+            raise
         used("embedding")
-        await self._bill(generation, result, _tokens(wanted, texts))
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()
@@ -170,16 +177,7 @@ class VectorSink:
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
         while len(self._kept) > KEPT_VECTORS:
             self._kept.popitem(last=False)
-
-    async def _bill(self, generation: Generation, result: Embedded, counted: int) -> None:
-        """counted: tokens as we count them, where the server does not say."""
-        self._metrics.embedding_billed(
-            result.tokens, generation.service.price_per_million_tokens if generation.service else None
-        )
-        if generation.state == "building":
-            with translated("vectors"):
-                async with self._pool.connection() as connection:
-                    await builds.spent(connection, generation.name, result.tokens or counted)
+        await self._bills.add(generation, result.tokens, counted=_tokens(wanted, texts))  # last: what it is for is kept
 
     async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
         """Take over the vectors of texts that stand in the table already; returns the others."""

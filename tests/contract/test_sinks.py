@@ -447,3 +447,47 @@ async def test_the_active_index_that_is_gone_does_not_hold_up_the_one_that_repla
     assert not settled
     assert "index" in error
     assert attempts.breaker.trouble is None
+
+
+async def test_what_embedding_cost_reaches_the_build_once_and_nothing_is_bought_again(bench: Bench) -> None:
+    """A call that fails in part, then a bill that cannot be written."""
+    building = replace(bench.generation, state="building")
+    message = document(" ".join(f"Sentence {n} says what it has to." for n in range(200)), 1)
+    await bench.accept(message)
+    async with bench.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO builds (generation, origin, replaces) VALUES (%s, %s, %s)",
+            [building.name, building.name, ["vectors"]],
+        )
+        await connection.execute(
+            b"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            b" $$ BEGIN RAISE EXCEPTION 'busy' USING ERRCODE = 'serialization_failure'; END $$"
+        )
+
+    async def spent() -> int:
+        [(tokens,)] = await bench.space.query("SELECT tokens FROM builds")
+        return int(tokens)
+
+    async def fails_in_part() -> None:
+        error = Retryable("one request of several")
+        error.tokens = 7
+        raise error
+
+    bench.embedder.before = fails_in_part
+    with pytest.raises(Retryable, match="one request of several"):
+        await bench.vectors.converge(building, [ID])
+    assert await spent() == 7
+
+    async with bench.pool.connection() as connection:
+        await connection.execute("CREATE TRIGGER refuse BEFORE UPDATE ON builds EXECUTE FUNCTION refuse()")
+    with pytest.raises(Retryable, match="40001"):
+        await bench.vectors.converge(building, [ID])
+    bought = len(bench.embedder.texts)
+    assert bought > 0
+    async with bench.pool.connection() as connection:
+        await connection.execute("DROP TRIGGER refuse ON builds")
+    await bench.converge(ID)
+    assert len(bench.embedder.texts) == bought
+    [(counted,)] = await bench.space.query("SELECT sum(n) FROM manifests, unnest(token_counts) n")
+    assert await spent() == 7 + counted
+    await assert_equal(bench.space, [message])

@@ -339,6 +339,18 @@ async def test_misconfigured_wins_over_retryable(fake: FakeOpenAI) -> None:
             await embedding
 
 
+@pytest.mark.parametrize(("status", "kind"), [(401, Misconfigured), (500, Retryable)])
+async def test_a_failure_says_what_was_billed_beside_it(
+    fake: FakeOpenAI, status: int, kind: type[Misconfigured | Retryable]
+) -> None:
+    fake.faults = Faults(errors=1, error_status=status)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(kind) as caught:
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.inputs == 48
+    assert caught.value.tokens == fake.stats.tokens > 0
+
+
 async def test_cancelling_a_call_leaves_the_client_usable(fake: FakeOpenAI) -> None:
     fake.faults = Faults(hang=4)
     async with connected(fake, batch_inputs=16, parallel_requests=4) as embedder:
