@@ -7,9 +7,10 @@ a worker that has stopped shows as well.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from time import monotonic
+from typing import Any, TypeVar
 
 import structlog
 from prometheus_client import Gauge
@@ -25,7 +26,9 @@ from topics.offsets import Groups, OffsetsUnavailable
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
+T = TypeVar("T")
 
+FINISH_SECONDS = 2.0
 SHARE = 0.05
 """Of Postgres's time: with millions of documents pending a look takes seconds, and so comes less often."""
 COUNTED = 100_000
@@ -137,7 +140,7 @@ class Vitals:
         _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
         _set(m.access_age, [(source, access) for source, _, access in sources])
         try:
-            behind = await lag(self._kafka, self._stages)
+            behind = await _undisturbed(lag(self._kafka, self._stages))
         except Retryable as error:
             m.lag.clear()
             log.warning("lag_unknown", reason=str(error)[:200])
@@ -150,6 +153,19 @@ class Vitals:
         m = self._metrics
         for gauge in (m.pending, m.oldest_pending, m.source_pending, m.waiting_dead_letters, m.seen_age, m.access_age):
             gauge.clear()
+
+
+async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """The outcome; when cancelled, only after a moment to finish: aiokafka leaves its socket open when it is cancelled
+    while it connects."""
+    task = asyncio.create_task(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task], timeout=FINISH_SECONDS)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def _set(gauge: Gauge, values: Iterable[tuple[str, float | None]]) -> None:
