@@ -35,7 +35,7 @@ test: setup  ## everything, against real services started by the tests
 	$(BIN)/mypy
 	$(BIN)/pytest -n $(JOBS) --dist worksteal --ignore tests/e2e/test_generations.py
 
-# A migration with kills needs the machine to itself: beside three others it runs into its patience (`make faults` has it).
+# The migration with kills failed twice beside other tests, for a reason not yet known; by itself it passes. Until it is known it runs here.
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults tests/e2e/test_generations.py --timeout 3600
 
