@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import typer
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 
 from pipeline.cli.output import progress_bars, stderr
@@ -45,6 +47,17 @@ def shown(*, quiet: bool) -> Iterator[tuple[Progress, OnProgress, Callable[[str]
             stderr.print(line, soft_wrap=True)
 
         yield bars, tell, note
+
+
+def confirmed(bars: Progress, *, yes: bool) -> bool:
+    """Whether to go on: asked of a person at a terminal, unless that was said beforehand."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    bars.stop()
+    if not typer.confirm("Go on?", default=True, err=True):
+        return False
+    bars.start()
+    return True
 
 
 def _left(since: float, first: int, done: int, total: int) -> str:

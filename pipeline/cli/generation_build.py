@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from pipeline.cli import generation_show as show
-from pipeline.cli.building import shown
+from pipeline.cli.building import confirmed, shown
 from pipeline.cli.output import Json, print_json, stderr, stdout
 
 if TYPE_CHECKING:
@@ -93,11 +92,8 @@ async def _build(
                 stderr.print(show.planned(plan), soft_wrap=True)
             if dry_run:
                 return plan
-            if not yes and not quiet and sys.stdin.isatty() and sys.stderr.isatty():
-                bars.stop()
-                if not typer.confirm("Go on?", default=True, err=True):
-                    return None
-                bars.start()
+            if not confirmed(bars, yes=yes or quiet):
+                return None
             return await work.run(change, limits, wait=wait)
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pipeline.cli.building import shown
+from pipeline.cli.building import confirmed, shown
 from pipeline.cli.output import Json, print_json, stderr, stdout
 
 if TYPE_CHECKING:
@@ -56,11 +55,8 @@ async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> Plan
                 stderr.print(_planned(plan), soft_wrap=True)
             if dry_run:
                 return plan
-            if not yes and not quiet and sys.stdin.isatty() and sys.stderr.isatty():
-                bars.stop()
-                if not typer.confirm("Go on?", default=True, err=True):
-                    return None
-                bars.start()
+            if not confirmed(bars, yes=yes or quiet):
+                return None
             return await work.run(what.value)
 
 
