@@ -288,3 +288,27 @@ async def test_who_is_cancelled_while_giving_a_connection_back_has_given_it_back
     async with asyncio.timeout(10):
         while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
             await asyncio.sleep(0.02)
+
+
+async def test_who_is_cancelled_while_a_pipeline_ends_leaves_no_pipeline_behind(library: Library) -> None:
+    pool, dice = library.pool, random.Random(7)
+
+    async def pipelined() -> None:
+        async with pool.connection() as connection, connection.pipeline(), connection.transaction():
+            await connection.execute("SELECT pg_sleep(0.004)")
+            await (await connection.execute("SELECT pg_sleep(0.004)")).fetchall()
+
+    async def given_up() -> None:
+        task = asyncio.create_task(pipelined())
+        await asyncio.sleep(dice.uniform(0, 0.03))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for _ in range(60):
+        await asyncio.gather(*(given_up() for _ in range(8)))
+        async with asyncio.timeout(10):
+            while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
+                await asyncio.sleep(0.02)
+        for _ in range(stats["pool_size"]):
+            async with pool.connection() as connection:
+                assert (await connection.execute("SELECT 1")).description, "it was answered at once"

@@ -252,7 +252,8 @@ async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
 async def test_penstock_up_starts_it_only_where_connectors_are_declared(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv(VARIABLE, "")  # what _connectors() sets there is taken back with it
+    monkeypatch.delenv(VARIABLE)
     monkeypatch.chdir(tmp_path)
     assert _connectors() == ("connectors",)
     assert os.environ[VARIABLE] == str(desk.file)
