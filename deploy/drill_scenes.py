@@ -41,9 +41,8 @@ SCENES: tuple[Say | Step, ...] = (
         " server."
     ),
     do(
-        "DSN=$(python -c 'from pipeline.settings import load; print(load().postgres.dsn.get_secret_value())')",
         "SINCE=$(date -u +%Y-%m-%dT%H:%M:%SZ)",
-        'pg_dump --format=custom --file=yesterday.dump "$DSN"',
+        "python -m deploy.libpq pg_dump --format=custom --file=yesterday.dump",
     ),
     Say(
         "Today one note is edited, one deleted, one is new, and the plans are for the board only. Kafka and"
@@ -61,9 +60,9 @@ SCENES: tuple[Say | Step, ...] = (
         "penstock down > down.log 2>&1",
         "rm -r state/data/postgres",
         "penstock up --no-workers > up.log 2>&1",
-        "DSN=$(python -c 'from pipeline.settings import load; print(load().postgres.dsn.get_secret_value())')",
-        'psql "${DSN%/*}/postgres" -qc "DROP DATABASE penstock WITH (FORCE)" -c "CREATE DATABASE penstock"',
-        'pg_restore --dbname="$DSN" yesterday.dump',
+        'python -m deploy.libpq psql -d postgres -q -c "DROP DATABASE penstock WITH (FORCE)"'
+        ' -c "CREATE DATABASE penstock"',
+        "python -m deploy.libpq pg_restore --dbname=penstock yesterday.dump",
         "penstock migrate",
     ),
     Say(
@@ -109,8 +108,8 @@ SCENES: tuple[Say | Step, ...] = (
     do('penstock search "sluice" --tag staff --mode keyword --top 1', shows="Valve 1"),
     Say("## The vectors are lost"),
     do(
-        'TABLE=$(psql "$DSN" -Atc "SELECT chunk_table FROM generations WHERE state = \'active\'")',
-        'psql "$DSN" -qc "TRUNCATE $TABLE"',
+        "TABLE=$(python -m deploy.libpq psql -Atc \"SELECT chunk_table FROM generations WHERE state = 'active'\")",
+        'python -m deploy.libpq psql -qc "TRUNCATE $TABLE"',
     ),
     Say("Searches go on with keywords alone. A text that stands nowhere else must be embedded again:"),
     do('penstock search "valve 41 brand new" --tag staff --top 1', shows="Valve 41"),
