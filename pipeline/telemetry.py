@@ -183,6 +183,12 @@ class Metrics:
             ["stage"],
             registry=r,
         )
+        self.skipped_documents = Gauge(
+            "penstock_skipped_documents",
+            "Documents that cannot be read at their source as they are, by source; sources without any are absent",
+            ["source"],
+            registry=r,
+        )
         self.access_age = Gauge(
             "penstock_access_age_seconds",
             "Since a source's access rights were last read whole (its sweep and its groups, the older of them)",

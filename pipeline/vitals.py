@@ -7,6 +7,7 @@ a worker that has stopped shows as well.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine, Iterable, Mapping
 from datetime import UTC, datetime
 from time import monotonic
@@ -19,6 +20,7 @@ from pipeline.core.canary import is_canary
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Lane
 from pipeline.kafka import security
+from pipeline.ledger import skipped
 from pipeline.settings import KafkaSettings
 from pipeline.stores.postgres import VITALS_LOCK, Connection, Pool, translated
 from pipeline.telemetry import Metrics
@@ -122,6 +124,9 @@ class Vitals:
             pending = await (await connection.execute(_PENDING)).fetchall()
             dead = await (await connection.execute(_DEAD, [COUNTED])).fetchall()
             sources = await (await connection.execute(_SOURCES)).fetchall()
+            unread = Counter[str]()
+            for one in await skipped.by_source(connection) or ():
+                unread[one["source"]] += one["documents"]
         took = monotonic() - began
         self._forget_ledger()
         m = self._metrics
@@ -137,6 +142,7 @@ class Vitals:
             m.oldest_pending.labels(store, lane).set(longest)
         _set(m.source_pending, oldest.items())
         _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
+        _set(m.skipped_documents, unread.items())
         _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
         _set(m.access_age, [(source, access) for source, _, access in sources])
         try:
@@ -151,7 +157,10 @@ class Vitals:
 
     def _forget_ledger(self) -> None:
         m = self._metrics
-        for gauge in (m.pending, m.oldest_pending, m.source_pending, m.waiting_dead_letters, m.seen_age, m.access_age):
+        for gauge in (
+            m.pending, m.oldest_pending, m.source_pending, m.waiting_dead_letters, m.skipped_documents, m.seen_age,
+            m.access_age,
+        ):  # fmt: skip
             gauge.clear()
 
 

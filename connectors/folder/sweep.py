@@ -151,12 +151,14 @@ class Sweep:
     async def _unreadable(
         self, candidate: Candidate, item: Item, file: FileRead, error: Unreadable, observed_at: datetime
     ) -> None:
-        """What was published of it stays, under the access that holds now."""
-        if error.code in OF_THE_CONTENT:  # of other reasons the file's looks tell nothing: it is read again
-            item = replace(item, stat=file.stat, problem_code=error.code, problem_message=str(error))
-            await self._access_only(candidate, item, observed_at, moved=True)
-        else:
+        """What was published of it stays, under the access that holds now; why it is older is written down."""
+        if error.code == "vanished":  # the next listing says so
             await self._access_only(candidate, item, observed_at)
+            return
+        # Of reasons that are not the content's the file's looks tell nothing: it is read again.
+        stat = file.stat if error.code in OF_THE_CONTENT else None
+        noted = replace(item, stat=stat, problem_code=error.code, problem_message=str(error))
+        await self._access_only(candidate, noted, observed_at, moved=noted != item)
 
     async def _access_only(
         self, candidate: Candidate, item: Item, observed_at: datetime, *, moved: bool = False

@@ -16,6 +16,7 @@ from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from pipeline.ledger.letters import Filter, Judged, Letter
+    from pipeline.ledger.skipped import Skipped
     from pipeline.stages.replay import Result
     from topics.letters import Letter as Sealed
 
@@ -43,7 +44,8 @@ def list_letters(
     after: Annotated[str | None, typer.Option("--after", metavar="ID", help="The next page: older than this.")] = None,
     json_output: Json = False,
 ) -> None:
-    """The letters that wait for somebody, newest first.
+    """The letters that wait for somebody, newest first; and, for people, the documents that cannot be read at their
+    source (`penstock ingest` or a connector skipped them), which are no letters: there is nothing to replay.
 
     Example: penstock dead list --code invalid --since 2h
     """
@@ -55,7 +57,7 @@ def list_letters(
         raise typer.BadParameter("--all shows the dismissed ones too: say one of --all and --dismissed")
     show: Literal["waiting", "dismissed", "all"] = "dismissed" if dismissed else "all" if everything else "waiting"
     found, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, show), after, limit))
-    from pipeline.cli.letters import letter_json, show_table
+    from pipeline.cli.letters import letter_json, show_skipped, show_table
 
     if json_output:
         print_json([letter_json(letter) for letter in found])
@@ -63,12 +65,12 @@ def list_letters(
     if found:
         show_table(found)
     total = sum(n for _, n in counts)
-    if not total:
-        stdout.print("No dead letters.")
-        return
     by_code = ", ".join(f"{code} {n}" for code, n in counts)
     more = f"; next page: --after {found[-1].id}" if limit is not None and len(found) == limit and found else ""
-    stdout.print(f"{total} dead letters ({by_code}), {len(found)} shown{more}", soft_wrap=True, markup=False)
+    told = f"{total} dead letters ({by_code}), {len(found)} shown{more}" if total else "No dead letters."
+    stdout.print(told, soft_wrap=True, markup=False)
+    if show != "dismissed" and stage is None and since is None and after is None:
+        show_skipped(*asyncio.run(_skipped(tenant, source, code)))
 
 
 async def _list(chosen: Filter, after: str | None, limit: int | None) -> tuple[list[Letter], list[tuple[str, int]]]:
@@ -81,6 +83,15 @@ async def _list(chosen: Filter, after: str | None, limit: int | None) -> tuple[l
         return await letters.page(connection, chosen, after=after, limit=limit), await letters.counts(
             connection, chosen
         )
+
+
+async def _skipped(tenant: str | None, source: str | None, code: str | None) -> tuple[Sequence[Skipped], int]:
+    """What never became a record, because it could not be read."""
+    from pipeline.ledger import skipped
+    from pipeline.settings import load
+
+    async with ledger(load()) as connection:
+        return await skipped.page(connection, tenant=tenant, source=source, code=code, limit=PAGE)
 
 
 @dead.command()

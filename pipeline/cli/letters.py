@@ -12,6 +12,7 @@ from pipeline.cli.output import printable, stdout
 
 if TYPE_CHECKING:
     from pipeline.ledger.letters import Judged, Letter
+    from pipeline.ledger.skipped import Skipped
     from pipeline.stages.replay import Result
     from topics.letters import Letter as Sealed
 
@@ -94,6 +95,19 @@ def show_table(letters: Sequence[Letter]) -> None:
         if stdout.is_terminal and len(line) > stdout.width:
             line = line[: stdout.width - 1] + "…"
         stdout.print(Text(line, style="bold" if row is header else ""), soft_wrap=True)
+
+
+def show_skipped(found: Sequence[Skipped], total: int) -> None:
+    if not found:
+        return
+    stdout.print(
+        f"{total} documents cannot be read at their source, {len(found)} shown (`penstock why DOCUMENT` says more):",
+        soft_wrap=True, markup=False,
+    )  # fmt: skip
+    for one in found:
+        older = "; what is searchable of it is older" if one.older else ""
+        told = f"  {one.tenant}/{one.source}  {one.external_id}: {one.code}: {one.message}{older}"
+        stdout.print(Text(printable(told)), soft_wrap=True)
 
 
 def show_letter(letter: Letter, trail: Sequence[Judged], sealed: Sealed | None, missing: str | None) -> None:

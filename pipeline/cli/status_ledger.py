@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from connectors.declared import Declared
 from pipeline.core.errors import Misconfigured, PenstockError
-from pipeline.ledger import generations
+from pipeline.ledger import generations, skipped
 from pipeline.settings import PostgresSettings
 from pipeline.stores.postgres import Connection, require_migrated, translated
 from query import pipeline_parts as parts
@@ -78,6 +78,7 @@ def _parts(connection: Connection, declared: Declared | None) -> dict[str, Calla
         "generations": lambda: _generations(connection),
         "pending": lambda: _pending(connection),
         "dead_letters": lambda: parts.dead_letters(connection),
+        "skipped": lambda: skipped.by_source(connection),
         "connectors": lambda: _connectors(connection, declared),
         "audit": lambda: _audit(connection),
         "embedding": lambda: _embedding(connection),

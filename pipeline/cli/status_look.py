@@ -34,7 +34,7 @@ PART_SECONDS = 10.0
 LEDGER_SECONDS = 15.0
 """Its parts have three seconds each of their own."""
 STAGES = (Detect, Identities, Conversations, VectorSink, KeywordSink)
-LEDGER = ("generations", "freshness", "pending", "dead_letters", "connectors", "audit", "embedding")
+LEDGER = ("generations", "freshness", "pending", "dead_letters", "skipped", "connectors", "audit", "embedding")
 SUCCESS = "penstock_canary_success_timestamp_seconds"
 
 

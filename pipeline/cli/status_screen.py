@@ -207,6 +207,14 @@ def _told_facts(told: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
         by = ", ".join(f"{one['code']} {one['letters']}" for one in dead["by_code"])
         waiting = _number(dead["waiting"], more=dead["more"])
         yield "dead letters", (f"{waiting} wait ({by})", "red") if dead["waiting"] else "none waits"
+    if skipped := told["skipped"]:
+        by = ", ".join(f"{printable(one['source'])}: {one['code']} {one['documents']}" for one in skipped[:MOST])
+        documents = sum(one["documents"] for one in skipped)
+        yield (
+            "skipped",
+            (f"{documents} documents cannot be read at their source ({by})", "yellow"),
+            ": penstock dead list",
+        )
     if (audit := told["audit"]) is not None:
         last = audit["last"]
         if last is None:

@@ -19,7 +19,8 @@ from pipeline.core.identity import document_id, document_key
 from pipeline.groups import group, groups, kafka_translated
 from pipeline.ledger import generations, story, story_source
 from pipeline.ledger.documents import Identity
-from pipeline.ledger.story_shape import Around, Held, Person, Queue, Source, Story
+from pipeline.ledger.story_origin import Source
+from pipeline.ledger.story_shape import Around, Held, Person, Queue, Story
 from pipeline.settings import Settings, home, load
 from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink

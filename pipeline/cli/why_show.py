@@ -8,7 +8,8 @@ from datetime import datetime
 from rich.text import Text
 
 from pipeline.cli.output import printable, stdout
-from pipeline.ledger.story_shape import Around, Source, StoreProgress, Story
+from pipeline.ledger.story_origin import Source
+from pipeline.ledger.story_shape import Around, StoreProgress, Story
 from pipeline.ledger.story_verdict import Verdict
 
 WIDTH = 12
@@ -91,16 +92,20 @@ def _person(around: Around) -> None:
 
 
 def _source(source: Source) -> None:
-    answered = f", last answer {source.asked_at[:19].replace('T', ' ')}" if source.asked_at else ", never answered"
-    trouble = f" ({source.trouble})" if source.trouble else ""
-    _named("connector", f"{source.name} ({source.kind}): {source.state}{trouble}{answered}")
+    if source.by_hand:
+        _named("published", "by `penstock ingest` or `penstock watch`: nothing follows it by itself")
+    else:
+        answered = f", last answer {source.asked_at[:19].replace('T', ' ')}" if source.asked_at else ", never answered"
+        trouble = f" ({source.trouble})" if source.trouble else ""
+        _named("connector", f"{source.name} ({source.kind}): {source.state}{trouble}{answered}")
     item = source.item
     if item is not None:
         told = "its delete was published" if item.gone else f"version {item.version} was published"
         if item.version is None:
             told = "was never published"
         problem = f"; {item.problem_code}: {item.problem_message}" if item.problem_code else ""
-        _named("", f"{told}; asked for {_at(item.content_at)}, last seen {_at(item.seen_at)}{problem}")
+        asked = f"asked for {_at(item.content_at)}, " if item.content_at else ""
+        _named("", f"{told}; {asked}last seen {_at(item.seen_at)}{problem}")
     if source.cursor is not None:
         told = str(source.cursor)
         _named("", (f"cursor {told[:CURSOR_CHARACTERS]}{'…' if len(told) > CURSOR_CHARACTERS else ''}", "dim"))

@@ -6,7 +6,8 @@ from datetime import datetime
 from shlex import quote
 from typing import Literal
 
-from pipeline.ledger.story_shape import Around, Source, Story
+from pipeline.ledger.story_origin import Source
+from pipeline.ledger.story_shape import Around, Story
 
 Absent = Literal[
     "unknown", "refused", "source_paused", "source_failing", "source_not_running", "source_loading", "queued", "lost",
@@ -23,6 +24,17 @@ MENDING = {
     "permission": "let the connector's account read it at the source",
 }
 """By the code of what a connector cannot read; of any other the message says enough."""
+BY_HAND = {
+    "too_large": "make it smaller, or split it",
+    "needs_ocr": "recognise the text of its pictures first",
+    "encrypted": "save it without a password",
+    "unsupported": "convert it to a format that is read (docs/extraction.md)",
+    "empty": "put text into it",
+    "permission": "let whoever ingests read it",
+    "io_error": "mend the disk or the share that it is on",
+    "changing": "let whatever writes it finish",
+}
+"""The same of a file that `penstock ingest` skipped."""
 
 
 def absent(story: Story, around: Around) -> Told:
@@ -37,10 +49,10 @@ def absent(story: Story, around: Around) -> Told:
     if source is not None and source.item is not None and source.item.gone:
         return (
             "unknown",
-            f"connector {source.name} published its delete before the ledger heard of its content",
+            f"{source.speaker} published its delete before the ledger heard of its content",
             _read_again(source, around),
         )
-    if source is not None:
+    if source is not None and not source.by_hand:
         return _of_source(source, around)
     reason = "no event about it has ever arrived"
     if around.others:
@@ -58,6 +70,13 @@ def _refused(source: Source, around: Around) -> Told:
     assert item is not None
     code = item.problem_code or ""
     step = MENDING.get(code, "mend it at the source")
+    if source.by_hand:
+        return (
+            "refused",
+            f"`penstock ingest` skipped it when it last read it on {moment(item.seen_at)}"
+            f" ({code}: {item.problem_message})",
+            f"{BY_HAND.get(code, 'save it anew, or convert it')}; then `{_read_again(source, around)}`",
+        )
     return (
         "refused",
         f"connector {source.name} cannot publish it as it is ({code}: {item.problem_message})",
@@ -66,6 +85,8 @@ def _refused(source: Source, around: Around) -> Told:
 
 
 def _read_again(source: Source, around: Around) -> str:
+    if source.by_hand and source.item is not None:
+        return f"penstock ingest {quote(source.item.external_id)}"
     name = source.item.external_id if source.item is not None else around.name
     return f"penstock connector run {quote(source.name)} --document {quote(name or 'EXTERNAL_ID')}"
 
@@ -73,7 +94,7 @@ def _read_again(source: Source, around: Around) -> str:
 def _published(source: Source, around: Around) -> Told:
     item, queue = source.item, around.queue("detect")
     assert item is not None
-    told = f"connector {source.name} published version {item.version} of it"
+    told = f"{source.speaker} published version {item.version} of it"
     if item.content_at is not None:
         told += f" on {moment(item.content_at)}"
     if queue is None:
@@ -87,8 +108,8 @@ def _published(source: Source, around: Around) -> Told:
         return "queued", f"{told}; detect has yet to take {where}, this one among them", "penstock status"
     return (
         "lost",
-        f"{told}, and detect has taken everything of its partition without it: the ledger is older than the connector's"
-        " table, as after a restore",
+        f"{told}, and detect has taken everything of its partition without it: the ledger is older than the table"
+        " of what was published, as after a restore",
         f"penstock recover --since TIME, or {_read_again(source, around)}",
     )
 

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from pipeline.ledger.story_shape import Around, Found, Person, Source, StoreProgress, Story
+from pipeline.ledger.story_origin import Source
+from pipeline.ledger.story_shape import Around, Found, Person, StoreProgress, Story
 from pipeline.ledger.story_verdict import Verdict, judge
 
 

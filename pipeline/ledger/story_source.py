@@ -10,7 +10,7 @@ from uuid import UUID
 
 from psycopg.errors import InsufficientPrivilege
 
-from pipeline.ledger.story_shape import Published, Source
+from pipeline.ledger.story_origin import INGESTED, Published, Source
 from pipeline.stores.postgres import Connection
 
 SHOWN = 10
@@ -23,12 +23,13 @@ _SOURCES = (
 
 
 async def source(connection: Connection, tenant: str, name: str, external_ids: Sequence[str]) -> Source | None:
-    """The connector of this name, with the row of the first of these documents that it has one of. None: none runs
-    under this name (a folder that is ingested, a publisher of one's own)."""
+    """The connector of this name, with the row of the first of these documents that it has one of; of what `penstock
+    ingest` speaks for, its row alone. None: none runs under this name (a publisher of one's own), and none is known."""
     cursor = await connection.execute(f"{_SOURCES} AND source = %s".encode(), [tenant, name])
     row = await cursor.fetchone()
     if row is None:
-        return None
+        item = await _item(connection, tenant, name, external_ids) if name == INGESTED else None
+        return Source(tenant, name, "ingest", False, True, None, {}, None, item=item) if item is not None else None
     return replace(
         Source(*row),
         cursor=await _cursor(connection, tenant, name),

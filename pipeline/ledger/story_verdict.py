@@ -10,7 +10,8 @@ from shlex import quote
 from typing import Literal, get_args
 
 from pipeline.ledger.story_absent import absent, moment
-from pipeline.ledger.story_shape import Around, DeadLetter, GenerationProgress, Source, StoreProgress, Story
+from pipeline.ledger.story_origin import Source
+from pipeline.ledger.story_shape import Around, DeadLetter, GenerationProgress, StoreProgress, Story
 
 State = Literal[
     "unknown", "refused", "source_paused", "source_failing", "source_not_running", "source_loading", "queued", "lost",
@@ -111,7 +112,7 @@ def _again(story: Story, around: Around) -> str | None:
     identity = story.document.identity if story.document else None
     if identity is None:
         return None
-    if around.source is not None:
+    if around.source is not None and not around.source.by_hand:
         return f"penstock connector run {quote(identity.source)} --document {quote(identity.external_id)}"
     if identity.source == "folder":
         return f"penstock ingest {quote(identity.external_id)}"
@@ -186,7 +187,11 @@ def _let_in(story: Story, around: Around) -> str:
     wanted = person.lacks or story.access.acl_tags
     where = " and ".join(wanted) if person.by else f"one of {_some(wanted)}"
     step = f"put {' and '.join(person.names)} into {where} at the source"
-    return step if not around.source else f"{step}, then `penstock connector run {quote(around.source.name)} --sweep`"
+    return (
+        step
+        if not around.source or around.source.by_hand
+        else f"{step}, then `penstock connector run {quote(around.source.name)} --sweep`"
+    )
 
 
 def _some(tags: Sequence[str], most: int = 5) -> str:
@@ -245,7 +250,7 @@ def _of_source(version: int | None, alive: bool, source: Source, around: Around)
     item = source.item
     if item is not None and item.problem_code is not None:
         notes.append(
-            f"as it is now, connector {source.name} cannot publish it ({item.problem_code}: {item.problem_message}):"
+            f"as it is now, {source.speaker} cannot publish it ({item.problem_code}: {item.problem_message}):"
             " what the stores hold is older"
         )
     elif (
@@ -255,7 +260,7 @@ def _of_source(version: int | None, alive: bool, source: Source, around: Around)
         where = f": {queue.behind} records to take in partition {queue.partition} of {queue.topic}" if queue else ""
         notes.append(f"version {item.version} was published and is not taken in yet{where}")
     elif item is not None and item.gone and alive:
-        notes.append(f"connector {source.name} has published its delete, which is not taken in yet")
+        notes.append(f"{source.speaker} has published its delete, which is not taken in yet")
     if source.held_back and alive:
         guard = source.guard or {}
         notes.append(

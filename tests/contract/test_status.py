@@ -31,7 +31,7 @@ from topics.registry import DOCUMENTS_BACKFILL
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
-LEDGER = {"generations", "freshness", "pending", "dead_letters", "connectors", "audit", "embedding"}
+LEDGER = {"generations", "freshness", "pending", "dead_letters", "skipped", "connectors", "audit", "embedding"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -67,7 +67,13 @@ async def test_what_waits_is_shown_also_while_nobody_works(space: Space) -> None
             "'sweep', jsonb_build_object('succeeded_at', now() - interval '1000 s'),"
             "'groups', jsonb_build_object('succeeded_at', now() - interval '7 s')))"
         )
+        await space.execute(
+            "INSERT INTO connector_items (tenant, source, external_id, scope, problem_code) VALUES"
+            " ('acme', 'folder', '/a.pdf', '/', 'broken'), ('acme', 'folder', '/b.pdf', '/', 'too_large'),"
+            " ('acme', 'folder', '/c.md', '/', NULL)"
+        )
         await watch.look(connection)
+    assert value(metrics, "skipped_documents", source="folder") == 2
     assert value(metrics, "consumer_lag_records", stage="detect", lane="live") == 0
     assert value(metrics, "consumer_lag_records", stage="vectors", lane="live") == 2
     assert value(metrics, "pending_documents", store="vectors", lane="live") == 2

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from click.testing import Result
 from psycopg.types.json import Jsonb
 from typer.testing import CliRunner
 
@@ -22,7 +24,9 @@ from connectors.runner.state import State
 from deploy.local.stack import Stack
 from pipeline.cli.main import app
 from pipeline.stores.postgres import Pool, open_pool
+from tests.hostile_pdfs import damaged_pdf
 from tests.library import document
+from tests.pdf_files import pdf_of
 from tests.space import Space
 from topics.offsets import Groups
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE
@@ -180,3 +184,48 @@ async def test_two_sources_of_one_name_are_asked_about(town: Town, tenant: str) 
     assert "drive/a.md" in told["error"]
     assert (await town.why(tenant, "a.md", "--source", "drive"))[1]["source"]["name"] == "drive"
     assert (await town.why(tenant, "wiki/a.md"))[1]["source"]["name"] == "wiki"
+
+
+async def test_a_file_that_ingest_skipped_says_so_until_a_good_version_comes(
+    town: Town, tenant: str, tmp_path: Path
+) -> None:
+    """Asked of the folder's own command, which leaves no runner's row."""
+    damaged, large = tmp_path / "report.pdf", tmp_path / "large.txt"
+    damaged.write_bytes(damaged_pdf())
+    large.write_bytes(b"x" * (4 * 1024 * 1024 + 1))
+
+    async def penstock(*arguments: str) -> Result:
+        command = [*arguments, "--tenant", tenant]
+        return await asyncio.to_thread(
+            CliRunner().invoke, app, command, env={"PENSTOCK_HOME": str(town.space.home)}
+        )  # fmt: skip
+
+    done = await penstock("ingest", str(tmp_path))
+    assert done.exit_code == 0, done.stderr
+    assert "skipped 2" in done.stdout
+    code, told = await town.why(tenant, str(damaged))
+    assert (code, told["document"], told["state"], told["source"]["state"]) == (1, None, "refused", "by hand")
+    problem = told["source"]["document"]["problem_code"]
+    assert problem in ("broken", "truncated")
+    assert told["reason"].startswith("`penstock ingest` skipped it when it last read it on ")
+    assert f"({problem}: {told['source']['document']['problem_message']})" in told["reason"]
+    assert told["next"].endswith(f"then `penstock ingest {damaged}`")
+    code, told = await town.why(tenant, str(large))
+    assert (code, told["state"], told["source"]["document"]["problem_code"]) == (1, "refused", "too_large")
+    shown = await penstock("why", str(large))
+    assert "too_large" in shown.stdout
+    assert "by `penstock ingest`" in shown.stdout
+    listed = (await penstock("dead", "list")).stdout
+    assert "No dead letters." in listed
+    assert f"{tenant}/folder  {large}: too_large: " in listed
+    assert f"{tenant}/folder  {damaged}: {problem}: " in listed
+    assert json.loads((await penstock("dead", "list", "--json")).stdout) == []
+
+    damaged.write_bytes(pdf_of(["The otter sleeps."]))
+    large.unlink()
+    assert (await penstock("ingest", str(tmp_path))).exit_code == 0
+    code, told = await town.why(tenant, str(damaged))
+    assert (code, told["state"], told["source"]["document"]["problem_code"]) == (1, "queued", None)
+    code, told = await town.why(tenant, str(large))
+    assert (code, "no event about it has ever arrived" in told["error"]) == (1, True)
+    assert "cannot be read" not in (await penstock("dead", "list")).stdout

@@ -47,6 +47,7 @@ WELL: dict[str, Any] = {
         "oldest_seconds": 3.0,
     },
     "dead_letters": {"waiting": 0, "more": False, "by_code": []},
+    "skipped": [{"source": "folder", "code": "broken", "documents": 2}],
     "connectors": [
         {"tenant": "acme", "source": "wiki", "kind": "confluence", "state": "following", "reason": None,
          "last_success_at": "2026-11-21T11:59:00+00:00", "last_sweep_at": None, "published": 7,
@@ -82,6 +83,7 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
     for told in (
         "all is well", "postgresql://127.0.0.1:5432/penstock", "3 records at work", "all sources", "8.0 s", "900",
         "250 of 1000 documents (25%)", "60 s ago", "in 90 s", "none waits", "clean, background of g1, 60 min ago",
+        "2 documents cannot be read at their source (folder: broken 2)",
         "120000 tokens of documents, 1.25", "wiki 12 s ago",
     ):  # fmt: skip
         assert told in shown, told

@@ -9,9 +9,12 @@ from uuid import uuid4
 
 import pytest
 
+from connectors.declared import RESERVED
 from connectors.operate import SILENT_SECONDS
-from pipeline.ledger import story_shape
+from pipeline.cli import readers
+from pipeline.ledger import story_origin
 from pipeline.ledger.documents import Identity
+from pipeline.ledger.story_origin import Published, Source
 from pipeline.ledger.story_shape import (
     Access,
     Around,
@@ -21,9 +24,7 @@ from pipeline.ledger.story_shape import (
     GenerationProgress,
     Held,
     Person,
-    Published,
     Queue,
-    Source,
     StoreProgress,
     Story,
 )
@@ -56,6 +57,8 @@ def published(**changes: object) -> Around:
 
 
 NOTHING = Story(None)
+INGESTED = Around("/a.pdf", Source("acme", story_origin.INGESTED, "ingest", False, True, None, {}, None, item=replace(
+    ITEM, external_id="/a.pdf", version=None, problem_code="broken", problem_message="is damaged")))  # fmt: skip
 WELL = story()
 CASES: list[tuple[str, Story, Around, str, str | None]] = [
     ("unknown", NOTHING, Around("a.md"), "no event about it has ever arrived", "penstock ingest"),
@@ -69,6 +72,7 @@ CASES: list[tuple[str, Story, Around, str, str | None]] = [
         "refused", NOTHING, published(problem_code="needs_ocr", problem_message="pictures"), "needs_ocr: pictures",
         "put a version with text",
     ),
+    ("refused", NOTHING, INGESTED, "`penstock ingest` skipped it when it last read it", "penstock ingest /a.pdf"),
     ("source_paused", NOTHING, Around("a.md", replace(SOURCE, paused=True)), "is paused", "connector resume wiki"),
     (
         "source_failing", NOTHING,
@@ -220,5 +224,22 @@ def test_a_stale_event_and_another_generation_are_notes() -> None:
     assert told.notes == ("generation g0 (previous) holds it, but queries use g1",)
 
 
+def test_what_was_ingested_by_hand_is_told_as_such() -> None:
+    """No connector is paused, away or asked: a person ran a command."""
+    told = judge(WELL, INGESTED)
+    assert told.notes == (
+        "as it is now, `penstock ingest` cannot publish it (broken: is damaged): what the stores hold is older",
+    )
+    assert INGESTED.source is not None
+    assert INGESTED.source.item is not None
+    sound = replace(INGESTED.source.item, version=3, problem_code=None)
+    queued = judge(NOTHING, replace(INGESTED, source=replace(INGESTED.source, item=sound)))
+    assert (queued.state, "penstock ingest` published version 3" in queued.reason) == ("queued", True)
+    gone = replace(WELL, document=replace(DOCUMENT, deleted_at=LATER))
+    assert judge(gone, INGESTED).next == "publish it again from source wiki"
+    assert story_origin.INGESTED == readers.SOURCE
+    assert story_origin.INGESTED in RESERVED
+
+
 def test_everybody_means_the_same_by_silence() -> None:
-    assert story_shape.SILENT_SECONDS == SILENT_SECONDS == pipeline_parts.SILENT_SECONDS
+    assert story_origin.SILENT_SECONDS == SILENT_SECONDS == pipeline_parts.SILENT_SECONDS

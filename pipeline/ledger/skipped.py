@@ -1,0 +1,73 @@
+"""Documents that their source cannot publish as they are: a damaged file, one that is too large, one that may not be
+read. `penstock ingest` and the connectors write them down in their own table; here it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from psycopg.errors import InsufficientPrivilege
+
+from pipeline.stores.postgres import Connection
+
+MOST_COUNTED = 10_000
+"""They are counted no further."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    tenant: str
+    source: str
+    external_id: str
+    code: str
+    message: str
+    seen_at: datetime
+    """When it was last looked at, by a listing or a read."""
+    older: bool
+    """What was published of it before is still searchable."""
+
+
+async def page(
+    connection: Connection, *, tenant: str | None = None, source: str | None = None, code: str | None = None,
+    limit: int = 50,
+) -> tuple[Sequence[Skipped], int]:  # fmt: skip
+    """The first of them by name, and how many there are (at most MOST_COUNTED). Nothing for a role that may not read
+    the connectors' table."""
+    chosen = (
+        "problem_code IS NOT NULL AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
+        " AND (%(source)s::text IS NULL OR source = %(source)s) AND (%(code)s::text IS NULL OR problem_code = %(code)s)"
+    )
+    values = {"tenant": tenant, "source": source, "code": code, "limit": limit, "most": MOST_COUNTED}
+    try:
+        async with connection.transaction():
+            cursor = await connection.execute(
+                "SELECT tenant, source, external_id, problem_code, coalesce(problem_message, ''), swept_at,"
+                f" version IS NOT NULL AND NOT gone FROM connector_items WHERE {chosen}"
+                " ORDER BY tenant, source, external_id LIMIT %(limit)s".encode(),
+                values,
+            )
+            found = [Skipped(*row) for row in await cursor.fetchall()]
+            cursor = await connection.execute(
+                f"SELECT count(*) FROM (SELECT FROM connector_items WHERE {chosen} LIMIT %(most)s) few".encode(), values
+            )
+            [total] = await cursor.fetchone() or (0,)
+    except InsufficientPrivilege:
+        return [], 0
+    return found, int(total)
+
+
+async def by_source(connection: Connection) -> list[dict[str, Any]] | None:
+    """{source, code, documents} of at most MOST_COUNTED documents, most first. None: not for this role to know."""
+    try:
+        async with connection.transaction():
+            cursor = await connection.execute(
+                "SELECT source, problem_code, count(*) FROM (SELECT source, problem_code FROM connector_items"
+                " WHERE problem_code IS NOT NULL LIMIT %s) few GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
+                [MOST_COUNTED],
+            )
+            rows = await cursor.fetchall()
+    except InsufficientPrivilege:
+        return None
+    return [{"source": source, "code": code, "documents": documents} for source, code, documents in rows]
