@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 from uuid import UUID
 
@@ -75,6 +75,7 @@ async def _ask(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], documents: Sequence[str],
     collection: str | None, mode: str | None, top: int | None, *, live: bool,
 ) -> Answer:  # fmt: skip
+    from pipeline import tracing
     from pipeline.settings import load
     from query import settings
     from query.material import Question
@@ -83,7 +84,10 @@ async def _ask(
     check(query, 1 if top is None else top, "hybrid")
     from query.service import open_service  # slow to import: not for a question that is refused
 
-    async with open_service(load(), settings.load()) as service:
+    async with AsyncExitStack() as closing:
+        closing.enter_context(tracing.running("ask"))
+        closing.enter_context(tracing.begin("ask", attributes={"penstock.tenant": tenant}))
+        service = await closing.enter_async_context(open_service(load(), settings.load()))
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above

@@ -88,13 +88,22 @@ def search(
 async def _search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
 ) -> tuple[Caller, Found]:
-    from pipeline.settings import dist, load
-    from query.embedders import GenerationEmbedders
+    from pipeline import tracing
     from query.filters import check as check_filters
     from query.model import check
 
     check(query, top, mode)
     check_filters(filters)
+    with tracing.running("search"), tracing.begin("search", attributes={"penstock.tenant": tenant}):
+        return await _found(query, tenant, principals, tags, top, mode, filters)
+
+
+async def _found(
+    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
+) -> tuple[Caller, Found]:
+    from pipeline.settings import dist, load
+    from query.embedders import GenerationEmbedders
+
     settings = load()
     embedders = None
     if mode != "keyword":

@@ -15,6 +15,7 @@ import pytest
 
 from deploy.local.stack import Stack
 from tests.fakes.chat import FakeChat
+from tests.fakes.collector import FakeCollector
 from tests.library import Library, WordEmbedder, document
 
 pytestmark = pytest.mark.stack
@@ -64,9 +65,38 @@ async def answers_people_and_programs(library: Library, tenant: str, tmp_path: P
     assert failing.returncode == 0, failing.stderr
     assert "> The reactor is cooled by two pumps. [1]" in failing.stdout
     assert "note: the answering model failed" in failing.stdout
+    await traced(tmp_path, tenant)
     missing = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--document", "no-such.md")
     assert (missing.returncode, missing.stdout) == (2, "")
     assert "no-such.md" in missing.stderr
+
+
+async def traced(home: Path, tenant: str) -> None:
+    """A question from the command line begins a trace, as one over HTTP does, and gives nothing away."""
+    async with FakeCollector() as collector, FakeChat() as chat:
+        where = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "PENSTOCK_CHAT_MODEL": chat.model,
+        }  # fmt: skip
+        for command in ("search", "ask"):
+            done = await asyncio.to_thread(
+                lambda of: penstock(home, of, QUESTION, "--as", "ann", "--tenant", tenant, "--json", **where), command
+            )
+            assert done.returncode == 0, done.stderr
+            json.loads(done.stdout)
+        refused = await asyncio.to_thread(lambda: penstock(home, "search", "", **where))
+        assert refused.returncode == 2
+    for command, steps in (("search", {"access", "keywords", "verify", "arrange"}), ("ask", {"context", "chat"})):
+        [root] = collector.named(command)
+        assert (root.service, root.parent, root.failed) == (f"penstock-{command}", "", False)
+        assert root.has(penstock_tenant=tenant)
+        assert steps <= {span.name for span in collector.of(root.trace)}
+    assert [[above.name for above in collector.above(wrote)] for wrote in collector.named("chat copyist")] == [
+        ["chat", "ask"]
+    ]
+    assert len({span.trace for span in collector.spans if span.parent == ""}) == 2
+    for word in (QUESTION, "reactor", "ann.md"):
+        assert word.encode() not in b"".join(collector.raw)
 
 
 @pytest.mark.parametrize("arguments", [["ask", ""], ["ask", "x", "--mode", "bm25"]])
