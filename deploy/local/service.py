@@ -167,7 +167,8 @@ def own_file(file: Path) -> None:
 def java_command(place: Place, heap_mb: int) -> list[str]:
     return [
         str(dist.java()), FIRST_COMPILER, f"-Xms{heap_mb}m", f"-Xmx{heap_mb}m",
-        f"-XX:SharedArchiveFile={dist.java_archive()}", f"-XX:ErrorFile={place.log.parent}/{place.name}-crash-%p.log", "-Xlog:disable", "-Xlog:all=error:stderr",
+        f"-XX:SharedArchiveFile={dist.java_archive()}", f"-XX:ErrorFile={place.log.parent}/{place.name}-crash-%p.log",
+        "-Xlog:disable", "-Xlog:all=error:stderr",
     ]  # fmt: skip
 
 
