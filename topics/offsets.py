@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,9 +12,19 @@ from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.errors import GroupCoordinatorNotAvailableError, KafkaError, for_code
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+    for_code,
+)
 
 REQUEST_SECONDS = 30.0
+SETTLE_SECONDS = 6.0
+"""A coordinator that is being made, or elected, is waited for. Kafka took 2.5 s for a cluster's first when tried."""
+ASK_AGAIN_SECONDS = 0.1
+SETTLING = (GroupLoadInProgressError, NotCoordinatorForGroupError)
 
 
 class OffsetsUnavailable(Exception):
@@ -50,6 +60,8 @@ class Groups:
             "bootstrap_servers": bootstrap, "request_timeout_ms": int(REQUEST_SECONDS * 1000), **dict(security or {}),
         }  # fmt: skip
         self._admin: Any = AIOKafkaAdminClient(**self._options)
+        self._patience = SETTLE_SECONDS
+        """That is left, for all groups together."""
 
     async def __aenter__(self) -> Self:
         """Raises OffsetsUnavailable."""
@@ -68,23 +80,22 @@ class Groups:
 
     async def members(self, group: str) -> list[str]:
         """Where the group's members run, one host each; empty for a group that is unknown or has none."""
-        async with self._explained():
-            try:
-                [answer] = await self._admin.describe_consumer_groups([self._prefix + group])
-            except GroupCoordinatorNotAvailableError:  # the cluster has never had a group yet
-                return []
-        [(code, _, _, _, _, members, *_)] = answer.groups
+        described = await self._described(group)
+        if described is None:
+            return []
+        code, _, _, _, _, members, *_ = described
         if code and for_code(code).__name__ != "GroupIdNotFound":
             raise OffsetsUnavailable(f"Kafka at {self._bootstrap} does not describe group {self._prefix}{group}")
         return [str(member[2]).lstrip("/") for member in members]
 
     async def committed(self, group: str) -> dict[tuple[str, int], int]:
         """(topic, partition) → the offset that the group goes on from. One that it never committed is absent."""
+        if (
+            await self._described(group) is None
+        ):  # aiokafka takes a coordinator that is not ready for one without offsets
+            return {}
         async with self._explained():
-            try:
-                found = await self._admin.list_consumer_group_offsets(self._prefix + group)
-            except GroupCoordinatorNotAvailableError:
-                return {}
+            found = await self._admin.list_consumer_group_offsets(self._prefix + group)
         return {
             (tp.topic.removeprefix(self._prefix), tp.partition): o.offset for tp, o in found.items() if o.offset >= 0
         }
@@ -125,6 +136,24 @@ class Groups:
         async with self._explained(), self._consumer(self._prefix + group) as kafka:
             kafka.assign(list(wanted))
             await kafka.commit(wanted)
+
+    async def _described(self, group: str) -> Sequence[Any] | None:
+        """Kafka's own words on the group: its code, …, its members, once there is a coordinator to ask. None: the
+        cluster has never had a group. Whoever asks first has Kafka make the topic that it keeps groups in, which takes
+        it a few seconds: until then any group is somebody else's, or being loaded."""
+        while True:
+            async with self._explained():
+                try:
+                    [answer] = await self._admin.describe_consumer_groups([self._prefix + group])
+                    described: Sequence[Any] | None = answer.groups[0]
+                except GroupCoordinatorNotAvailableError:
+                    described = None
+            if described is not None and for_code(described[0]) not in SETTLING:
+                return described
+            if self._patience <= 0:
+                return described
+            self._patience -= ASK_AGAIN_SECONDS
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     @asynccontextmanager
     async def _consumer(self, group: str | None) -> AsyncIterator[Any]:

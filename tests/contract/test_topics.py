@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,6 +18,7 @@ from topics import admin as admin_module
 from topics.admin import TopicRefused, TopicsNotReady, ensure_topics
 from topics.codec import decode, encode
 from topics.messages import MAX_CONTENT_BYTES, DocumentUpserted
+from topics.offsets import Groups
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_LIVE, IDENTITIES, TOPICS
 
@@ -38,6 +41,30 @@ async def admin(bootstrap: str) -> AsyncIterator[Any]:
     await client.start()
     yield client
     await client.close()
+
+
+async def test_groups_that_a_new_cluster_never_had_have_no_members_and_are_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock status` before any worker was started said that Kafka does not describe the second group that it asked
+    for: the first question had Kafka make the topic that it keeps groups in."""
+    monkeypatch.setenv("PENSTOCK_HEAP_KAFKA_MB", "256")
+    mine = Stack(tmp_path / "home", die_with_parent=True)
+    try:
+        await asyncio.to_thread(mine.up, services=["kafka"])
+        at = mine.endpoints()["kafka"]["bootstrap"]
+        await ensure_topics(at)
+        groups = ["penstock-detect", "penstock-identities", "penstock-vectors"]
+        async with Groups(at) as kafka:
+            for _ in range(20):  # all the while that Kafka makes that topic
+                assert [(await kafka.committed(group), await kafka.members(group)) for group in groups] == [
+                    ({}, [])
+                ] * 3
+                await asyncio.sleep(0.1)
+            logs = await kafka.logs([DOCUMENTS_LIVE.name], datetime.now(UTC))
+            assert len(logs) == DOCUMENTS_LIVE.partitions
+    finally:
+        await asyncio.to_thread(mine.down)
 
 
 async def test_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) -> None:
