@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from psycopg import sql
 
 from pipeline.audit import runs
-from pipeline.core.canary import MARK
+from pipeline.core.canary import EXTERNAL_ID, MARK
 from pipeline.core.model import Generation
 from pipeline.stores.postgres import Connection
 
@@ -126,9 +127,18 @@ async def _fresh(
     return [(int(n), documents, p50, p99, full) for n, documents, p50, p99, full in await cursor.fetchall()]
 
 
+async def canaries(connection: Connection) -> list[UUID]:
+    """Documents of ours, which no total of the company's holds. By index: they share one external id."""
+    cursor = await connection.execute(
+        "SELECT id FROM documents WHERE external_id = %s AND starts_with(source, %s)", [EXTERNAL_ID, MARK]
+    )
+    return [id_ for (id_,) in await cursor.fetchall()]
+
+
 async def pending(connection: Connection, generation: Generation) -> dict[str, Any]:
-    """What the stores have yet to follow, of the generation that is asked. ``more``: there may be more than counted,
-    and older ones among them."""
+    """What the stores have yet to follow, of the generation that is asked, but for canaries. ``more``: there may be
+    more than counted, and older ones among them."""
+    ours = await canaries(connection)
     found: dict[str, Any] = {
         store: {"documents": 0, "failing": 0, "more": False, "oldest_seconds": None}
         for store in ("vectors", "keywords")
@@ -138,8 +148,8 @@ async def pending(connection: Connection, generation: Generation) -> dict[str, A
             "SELECT count(*), count(*) FILTER (WHERE attempts > 0),"
             " extract(epoch FROM clock_timestamp() - min(pending_since))::float8"
             " FROM (SELECT attempts, pending_since FROM index_state WHERE seq < want_seq AND generation = %s"
-            " AND store = %s ORDER BY next_at LIMIT %s) waiting",
-            [generation.name, store, MOST_COUNTED + 1],
+            " AND store = %s AND document_id <> ALL(%s) ORDER BY next_at LIMIT %s) waiting",
+            [generation.name, store, ours, MOST_COUNTED + 1],
         )
         [documents, failing, oldest] = await cursor.fetchone() or (0, 0, None)
         told |= {
@@ -234,16 +244,19 @@ def condition(
 
 
 async def holdings(connection: Connection, generation: Generation) -> str:
-    """Documents and chunks: counted while they are few, else as the planner estimates them."""
+    """Documents and chunks: counted while they are few, else as the planner estimates them. Canaries apart."""
     told = []
-    for what, table in (("documents", "documents"), ("chunks", generation.chunk_table)):
+    ours = await canaries(connection)
+    for what, table, document in (("documents", "documents", "id"), ("chunks", generation.chunk_table, "document_id")):
         cursor = await connection.execute(
             sql.SQL(
-                "SELECT (SELECT count(*) FROM (SELECT FROM {table} LIMIT %(most)s) few),"
+                "SELECT (SELECT count(*) FROM {table} WHERE {document} = ANY(%(ours)s)),"
+                " (SELECT count(*) FROM (SELECT FROM {table} LIMIT %(most)s) few),"
                 " (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%(name)s))"
-            ).format(table=sql.Identifier(table)),
-            {"most": MOST_COUNTED + 1, "name": table},
+            ).format(table=sql.Identifier(table), document=sql.Identifier(document)),
+            {"most": MOST_COUNTED + 1 + len(ours), "name": table, "ours": ours},
         )
-        counted, estimated = await cursor.fetchone() or (0, 0)
-        told.append(f"{counted:,} {what}" if counted <= MOST_COUNTED else f"about {estimated:,} {what}")
-    return ", ".join(told)
+        mine, counted, estimated = await cursor.fetchone() or (0, 0, 0)
+        theirs = counted - mine
+        told.append(f"{theirs:,} {what}" if theirs <= MOST_COUNTED else f"about {max(0, estimated - mine):,} {what}")
+    return ", ".join(told) + (f"; beside them {len(ours):,} canaries" if ours else "")

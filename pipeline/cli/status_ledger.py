@@ -103,7 +103,7 @@ async def _generations(connection: Connection) -> list[dict[str, Any]]:
         """
         SELECT g.name, g.state, g.model, g.dimensions, b.filled, b.filled_at IS NOT NULL,
             (SELECT count(*) FROM (SELECT FROM index_state s WHERE s.generation = g.name AND s.seq < s.want_seq
-                LIMIT %(most)s) waiting),
+                AND s.document_id <> ALL(%(canaries)s) LIMIT %(most)s) waiting),
             CASE WHEN b.generation IS NOT NULL THEN (SELECT CASE WHEN few.n < %(most)s THEN few.n ELSE greatest(few.n,
                 (SELECT reltuples FROM pg_class WHERE oid = 'documents'::regclass)::bigint) END
                 FROM (SELECT count(*) AS n FROM (SELECT FROM documents LIMIT %(most)s) d) few) END
@@ -111,7 +111,7 @@ async def _generations(connection: Connection) -> list[dict[str, Any]]:
         WHERE g.state <> 'retired'
         ORDER BY g.state <> 'active', g.created_at DESC
         """,
-        {"most": MOST},
+        {"most": MOST, "canaries": await parts.canaries(connection)},
     )
     return [
         {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ import pytest_asyncio
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit.examine import Finding
+from pipeline.core.canary import Canary
 from pipeline.settings import ElasticsearchSettings
 from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import connect
@@ -112,6 +114,23 @@ async def test_stores_say_what_they_hold(library: Library) -> None:
     held = {store["name"]: store["holds"] for store in (await look(library))["stores"]}
     assert held["Postgres"].startswith("3 documents, ")
     assert held["Elasticsearch"].endswith(" entries")
+
+
+async def test_canaries_are_no_documents_of_the_company(library: Library) -> None:
+    """They stand on a line of their own, and in none of the totals."""
+    mine = Canary("acme", "wiki")
+    await library.put(document("d1", "Text of one"), mine.published("Some words.", "k1", datetime.now(UTC), 1))
+    await library.accept(mine.published("Other words.", "k2", datetime.now(UTC), 2))
+    found = await look(library)
+    held = {store["name"]: store["holds"] for store in found["stores"]}
+    # Other tests of this file have left chunks of documents that are gone.
+    [(chunks,)] = await library.execute(f"SELECT count(*) FROM {library.generation.chunk_table}")
+    entries = (await library.es.count(index=library.generation.keyword_index))["count"]
+    assert held == {
+        "Postgres": f"1 documents, {chunks - 1} chunks; beside them 1 canaries",
+        "Elasticsearch": f"{entries - 1} entries", "Kafka": None,
+    }  # fmt: skip
+    assert [found["pending"][store]["documents"] for store in ("vectors", "keywords")] == [0, 0]
 
 
 async def test_what_waits_is_counted_by_store_with_the_oldest(library: Library) -> None:
