@@ -6,9 +6,6 @@ import os
 import secrets
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,9 +17,8 @@ import httpx
 import psycopg
 
 from deploy.local.secured import ADMIN, OWNER, Secured
-from deploy.local.service import free_port
+from tests.processes import PROJECT, Processes
 
-PROJECT = Path(__file__).parent.parent
 ROLES = PROJECT / "deploy" / "roles"
 POSTGRES = {
     OWNER: "penstock_owner", "penstock_detect": "penstock_worker", "penstock_vectors": "penstock_worker",
@@ -41,7 +37,7 @@ SMALL = {
 
 
 @dataclass
-class Site:
+class Site(Processes):
     home: Path
     secured: Secured
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -107,29 +103,9 @@ class Site:
         return done.returncode, done.stdout, done.stderr
 
     def start(self, name: str, login: str, *arguments: str, **more: str) -> None:
-        self.ports[name] = free_port()
-        port = str(self.ports[name])
-        log = (self.home / f"{name}.log").open("ab")
-        self.processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.cli.main", *arguments],
-            env=self.environment(login, PENSTOCK_STREAM_HEALTH_PORT=port, PENSTOCK_SERVE_PORT=port, **more),
-            cwd=PROJECT, stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-        log.close()
-
-    def await_ready(self, name: str) -> None:
-        deadline = time.monotonic() + 90
-        while time.monotonic() < deadline:
-            assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/readyz", timeout=2):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        raise AssertionError(f"{name} did not become ready:\n{self.log(name)[-4000:]}")
-
-    def log(self, name: str) -> str:
-        return (self.home / f"{name}.log").read_text()
+        argv = [sys.executable, "-m", "pipeline.cli.main", *arguments]
+        env = self.environment(login, **more)
+        self.launch(name, argv, env, "PENSTOCK_STREAM_HEALTH_PORT", "PENSTOCK_SERVE_PORT")
 
     def stop_all(self) -> None:
         for process in self.processes.values():
@@ -157,8 +133,8 @@ class Site:
                 password = self.secured.logins[login].password
                 admin.execute(f"CREATE ROLE {login} LOGIN PASSWORD '{password}' IN ROLE {role}".encode())
             admin.execute(f"ALTER ROLE {OWNER} SET role = penstock_owner".encode())
-        acls = self.give_acls()
-        assert acls[0] == 0, acls
+        users = self.make_kafka_users({login: self.secured.logins[login].password for login in ELASTICSEARCH})
+        assert users[0] == 0, users
         migrated = self.penstock(OWNER, "migrate")
         assert migrated[0] == 0, migrated
         owner = self.secured.logins[OWNER]
@@ -173,6 +149,18 @@ class Site:
         """As the administrator: exit code, stdout, stderr."""
         more = {"PENSTOCK_KAFKA_SASL_MECHANISM": "PLAIN", "PENSTOCK_KAFKA_TOPIC_PREFIX": prefix}
         return self.run(ADMIN, "-m", "deploy.roles.kafka", **more)
+
+    def make_kafka_users(self, passwords: Mapping[str, str]) -> tuple[int, str, str]:
+        """As docker-compose.yml's `kafka-users` does it: exit code, stdout, stderr."""
+        folder = self.home / "secrets" / "kafka-users"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for file in folder.iterdir():
+            file.unlink()
+        for user, password in passwords.items():
+            (folder / user).touch(mode=0o600)
+            (folder / user).write_text(password)
+        more = {"PENSTOCK_KAFKA_SASL_MECHANISM": "PLAIN"}
+        return self.run(ADMIN, "-m", "deploy.roles.kafka", "--passwords", str(folder), **more)
 
     def keys_file(self) -> Path:
         file = self.home / "keys.toml"

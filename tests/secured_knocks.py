@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ import httpx
 from aiokafka import AIOKafkaConsumer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from deploy.local import dist
+from deploy.local.secured import compose_kafka
+from deploy.local.service import Place
 from pipeline.kafka import producer, security
 from pipeline.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
 from pipeline.stores.elasticsearch import connect, translated
@@ -34,6 +38,18 @@ def kafka_settings(site: Site, login: str, **more: Any) -> KafkaSettings:
 async def knock_at_kafka(site: Site, **more: Any) -> None:
     async with producer(kafka_settings(site, "penstock_detect", **more)):
         pass
+
+
+def kafkas_health(site: Site, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The health check of docker-compose.yml: what ``kafka-broker-api-versions.sh`` runs, with the same properties."""
+    given = compose_kafka("admin.properties", Place(site.secured.home, "kafka"))
+    properties = folder / "admin.properties"
+    properties.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
+    asked = [
+        str(dist.java()), "-cp", dist.kafka_classpath(), "org.apache.kafka.tools.BrokerApiVersionsCommand",
+        f"--bootstrap-server={site.secured.stack.endpoints()['kafka']['bootstrap']}", f"--command-config={properties}",
+    ]  # fmt: skip
+    return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
 
 
 async def knock_at_postgres(site: Site, *, login: str = "penstock_detect", **more: Any) -> None:

@@ -9,8 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -24,7 +22,6 @@ import psycopg
 from aiokafka.admin import AIOKafkaAdminClient
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from deploy.local.service import free_port
 from deploy.local.stack import Stack
 from pipeline.cli.setup import prepare
 from pipeline.core.identity import document_id
@@ -40,14 +37,13 @@ from pipeline.settings import (
 )
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
+from tests.processes import PROJECT, Processes
 from topics.messages import AnyMessage, DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE, Topic
 
-PROJECT = Path(__file__).parent.parent
-
 
 @dataclass
-class Space:
+class Space(Processes):
     settings: Settings
     home: Path
     environment: dict[str, str]
@@ -119,31 +115,10 @@ class Space:
     ) -> None:
         """Start workers as processes and wait until each is ready. A name may carry an instance: ``detect#2``."""
         for name in names:
-            self.ports[name] = free_port()  # below those that outgoing connections get, so nobody comes in between
-            log = (self.home / f"{name}.log").open("ab")
-            self.processes[name] = subprocess.Popen(
-                [python, *program, "worker", name.partition("#")[0]],
-                env={**self.environment, "PENSTOCK_STREAM_HEALTH_PORT": str(self.ports[name]), **(env or {})},
-                cwd=PROJECT, stdout=log, stderr=log, start_new_session=True,
-            )  # fmt: skip
-            log.close()
+            argv = [python, *program, "worker", name.partition("#")[0]]
+            self.launch(name, argv, {**self.environment, **(env or {})}, "PENSTOCK_STREAM_HEALTH_PORT")
         for name in names:
-            self._await_ready(name)
-
-    def _await_ready(self, name: str) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert self.processes[name].poll() is None, f"{name} ended:\n{self.log(name)[-4000:]}"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.ports[name]}/readyz", timeout=2):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
-        raise AssertionError(f"{name} did not become ready:\n{self.log(name)[-4000:]}")
-
-    def log(self, name: str) -> str:
-        """Everything that a worker and its predecessors of that name have written."""
-        return (self.home / f"{name}.log").read_text()
+            self.await_ready(name)
 
     def kill(self, name: str) -> None:
         """SIGKILL, as a machine that loses power would."""

@@ -9,10 +9,12 @@ import http.client
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 from deploy.local import dist
 from deploy.local.process import write_atomically
 from deploy.local.service import (
+    FIRST_COMPILER,
     HOST,
     Command,
     LocalSettings,
@@ -52,7 +54,7 @@ class Elasticsearch:
         It starts the server, waits until it is up, and ends."""
         home = dist.elasticsearch_home()
         argv = [
-            str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+            str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", FIRST_COMPILER,
             f"-XX:SharedArchiveFile={dist.java_archive()}",
             "-Dcli.name=server", "-Dcli.script=elasticsearch", "-Dcli.libs=lib/tools/server-cli",
             f"-Des.path.home={home}", f"-Des.path.conf={place.config}", "-Des.distribution.type=zip",
@@ -66,16 +68,23 @@ class Elasticsearch:
         return f"-Dpenstock.home={place.home}" in argv or f"-Des.path.conf={place.config}" in argv
 
     def ready(self, address: str, place: Place) -> bool:
-        host, _, port = address.removeprefix("http://").rpartition(":")
-        connection = http.client.HTTPConnection(host, int(port), timeout=2)
+        connection = self.connection(urlsplit(address).netloc)
         try:
-            connection.request("GET", "/_cluster/health?filter_path=status,timed_out")
+            connection.request("GET", "/_cluster/health?filter_path=status,timed_out", headers=self.login())
             answer = connection.getresponse()
             return answer.status == 200 and json.loads(answer.read()).get("status") in ("green", "yellow")
         except (OSError, http.client.HTTPException, ValueError):
             return False
         finally:
             connection.close()
+
+    def connection(self, host: str) -> http.client.HTTPConnection:
+        """host: with its port."""
+        return http.client.HTTPConnection(host, timeout=2)
+
+    def login(self) -> dict[str, str]:
+        """Headers that say who asks whether it is ready."""
+        return {}
 
     def complete(self, place: Place, port: int) -> None:
         """Nothing more: indexes are made by ``penstock up`` after all services."""
@@ -110,6 +119,7 @@ def _jvm_options(place: Place, settings: LocalSettings) -> list[str]:
         f"-Xms{settings.heap_elasticsearch_mb}m",
         f"-Xmx{settings.heap_elasticsearch_mb}m",
         "-XX:+UseG1GC",
+        FIRST_COMPILER,
         "-Djava.io.tmpdir=${ES_TMPDIR}",
         "-XX:CompileCommand=dontinline,java/lang/invoke/MethodHandle.setAsTypeCache",
         "-XX:CompileCommand=dontinline,java/lang/invoke/MethodHandle.asTypeUncached",

@@ -59,15 +59,11 @@ class Kafka:
         write_atomically(_properties_file(place), "".join(lines), mode=0o600)
         own_file(_properties_file(place))
         if not (place.data / "meta.properties").exists():
-            _format(place, self.format_arguments(place))
+            _format(place)
 
     def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
         """Of a kind of this server; None takes one away."""
         return {}
-
-    def format_arguments(self, place: Place) -> list[str]:
-        """More for the formatter of a new data folder."""
-        return []
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         logging = (f"-Dorg.slf4j.simpleLogger.{name}={value}" for name, value in LOGGING.items())
@@ -149,12 +145,12 @@ def _escaped(value: str) -> str:
     return "".join(chr(unit) if unit < 0x80 else f"\\u{unit:04x}" for unit in pairs)
 
 
-def _format(place: Place, more: Sequence[str]) -> None:
+def _format(place: Place) -> None:
     """Give the data folder its cluster id, once. It is whole when meta.properties is there."""
     offset = place.log.stat().st_size if place.log.exists() else 0
     argv = [
         *java_command(place, 128), "-cp", dist.kafka_classpath(), FORMATTER, "format",
-        "--ignore-formatted", "--cluster-id", _cluster_id(), "--config", str(_properties_file(place)), *more,
+        "--ignore-formatted", "--cluster-id", _cluster_id(), "--config", str(_properties_file(place)),
     ]  # fmt: skip
     with place.log.open("ab") as log:
         done = subprocess.run(

@@ -27,8 +27,8 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 from psycopg.conninfo import make_conninfo
 
+from deploy.certificates import Authority, Certificate
 from deploy.local import postgres_tls
-from deploy.local.certificates import Authority, Certificate
 from deploy.local.elasticsearch import Elasticsearch
 from deploy.local.kafka import Kafka
 from deploy.local.postgres import DATABASE, USER, Postgres, password_of
@@ -36,6 +36,7 @@ from deploy.local.process import write_atomically
 from deploy.local.service import HOST, LocalSettings, Place, Server, own_file, own_folder
 from deploy.local.stack import Stack
 
+IMAGE = Path(__file__).parents[1] / "image"
 ROLES = Path(__file__).parents[1] / "roles" / "elasticsearch"
 ADMIN = "admin"
 """May do everything in Kafka and Elasticsearch; Postgres's is ``postgres``."""
@@ -89,6 +90,14 @@ def _install(authority: Authority, place: Place) -> dict[str, Path]:
     return installed
 
 
+def compose_kafka(file: str, place: Place) -> dict[str, str]:
+    """A file of deploy/image/kafka, its secrets and certificates where this server has them."""
+    text = (IMAGE / "kafka" / file).read_text()
+    for there in ("/run/secrets", "/etc/kafka/certificate"):
+        text = text.replace(there, str(place.config))
+    return dict(line.split("=", 1) for line in text.splitlines() if "=" in line and not line.startswith("#"))
+
+
 class _Postgres(Postgres):
     def __init__(self, authority: Authority) -> None:
         self._authority = authority
@@ -127,56 +136,30 @@ class _Postgres(Postgres):
 
 
 class _Kafka(Kafka):
+    """With the lines of docker-compose.yml's, at other addresses, and a listener more that asks for certificates."""
+
     def __init__(self, secured: Secured) -> None:
         self._secured = secured
-        self._broker = secrets.token_hex(16)
 
     def ports(self) -> tuple[str, ...]:
         return (*super().ports(), "kafka-certified")
 
     def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
-        files = _install(self._secured.authority, place)
-        clients, certified = f"CLIENTS://{HOST}:{ports['kafka']}", f"CERTIFIED://{HOST}:{ports['kafka-certified']}"
-        admin = self._secured.logins[ADMIN].password
-        users = {"broker": self._broker, ADMIN: admin, OWNER: self._secured.logins[OWNER].password}
-        module = "org.apache.kafka.common.security"
-        plain = (
-            f'{module}.plain.PlainLoginModule required username="broker" password="{self._broker}" '
-            + " ".join(f'user_{name}="{password}"' for name, password in users.items())
-            + ";"
-        )
+        _install(self._secured.authority, place)
+        write_atomically(place.config / "kafka_admin", self._secured.logins[ADMIN].password, mode=0o600)
+        own_file(place.config / "kafka_admin")
+        certified = f"CERTIFIED://{HOST}:{ports['kafka-certified']}"
+        clients, controller = f"{HOST}:{ports['kafka']}", f"{HOST}:{ports['kafka-controller']}"
         return {
-            "listeners": f"{clients},{certified},CONTROLLER://{HOST}:{ports['kafka-controller']}",
-            "advertised.listeners": f"{clients},{certified}",
+            **compose_kafka("server.properties", place),
+            "controller.quorum.voters": f"1@{controller}",
+            "listeners": f"CLIENTS://{clients},{certified},CONTROLLER://{controller}",
+            "advertised.listeners": f"CLIENTS://{clients},{certified}",
             "listener.security.protocol.map": "CLIENTS:SASL_SSL,CERTIFIED:SSL,CONTROLLER:SASL_SSL",
-            "inter.broker.listener.name": "CLIENTS",
-            "sasl.mechanism.inter.broker.protocol": "PLAIN",
-            "sasl.mechanism.controller.protocol": "PLAIN",
-            "listener.name.clients.sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN",
-            "listener.name.clients.plain.sasl.jaas.config": plain,
-            "listener.name.clients.scram-sha-512.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
-            "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.controller.plain.sasl.jaas.config": plain,
             "listener.name.certified.ssl.client.auth": "required",
-            "ssl.keystore.type": "PEM",
-            "ssl.keystore.location": files["both"],
-            "ssl.truststore.type": "PEM",
-            "ssl.truststore.location": files["ca"],
             "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": f"User:broker;User:{ADMIN}",
+            "log.dirs": place.data,
         }
-
-    def format_arguments(self, place: Place) -> list[str]:
-        """The first SCRAM credentials, in a file: a command line is for everybody to read."""
-        lines = "".join(
-            f"--add-scram\nSCRAM-SHA-512=[name={name},password={login.password}]\n"
-            for name, login in self._secured.logins.items()
-        )
-        file = place.config / "format.arguments"
-        write_atomically(file, lines, mode=0o600)
-        own_file(file)
-        return [f"@{file}"]
 
     def ready(self, address: str, place: Place) -> bool:
         return asyncio.run(self._lists_itself(address))
@@ -239,20 +222,12 @@ class _Elasticsearch(Elasticsearch):
             **{f"xpack.security.transport.ssl.{name}": value for name, value in shown.items()},
         }
 
-    def ready(self, address: str, place: Place) -> bool:
-        host, _, port = address.removeprefix("https://").rpartition(":")
+    def connection(self, host: str) -> http.client.HTTPConnection:
+        return http.client.HTTPSConnection(host, timeout=2, context=self._secured.context(ADMIN))
+
+    def login(self) -> dict[str, str]:
         login = b64encode(f"{ADMIN}:{self._secured.logins[ADMIN].password}".encode()).decode()
-        connection = http.client.HTTPSConnection(host, int(port), timeout=2, context=self._secured.context(ADMIN))
-        try:
-            connection.request(
-                "GET", "/_cluster/health?filter_path=status,timed_out", headers={"authorization": f"Basic {login}"}
-            )
-            answer = connection.getresponse()
-            return answer.status == 200 and json.loads(answer.read()).get("status") in ("green", "yellow")
-        except (OSError, http.client.HTTPException, ValueError):
-            return False
-        finally:
-            connection.close()
+        return {"authorization": f"Basic {login}"}
 
     def url(self, place: Place, port: int) -> str:
         return f"https://{HOST}:{port}"

@@ -17,7 +17,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFailedError
 
-from deploy.local.certificates import Authority
+from deploy.certificates import Authority
 from deploy.local.secured import OWNER
 from pipeline.core.errors import PenstockError
 from pipeline.kafka import security
@@ -27,11 +27,19 @@ from tests.secured_knocks import (
     consumer,
     elasticsearch,
     kafka_settings,
+    kafkas_health,
     knock_at_elasticsearch,
     knock_at_kafka,
     knock_at_postgres,
     producer_of,
     showing,
+)
+from tests.secured_rights import (
+    DENIED,
+    ELASTICSEARCH_DENIES,
+    KAFKA_DENIES_READING,
+    KAFKA_DENIES_WRITING,
+    POSTGRES_DENIES,
 )
 from topics.producer import NotDelivered
 from topics.registry import TOPICS
@@ -39,7 +47,6 @@ from topics.registry import TOPICS
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 WORKERS = {"detect": "penstock_detect", "vectors": "penstock_vectors", "keywords": "penstock_keywords"}
-DENIED = ("permission denied", "security_exception", "AuthorizationFailed", "does not let")
 TOPIC = {topic.name: topic for topic in TOPICS}
 
 
@@ -173,18 +180,6 @@ def test_a_worker_with_a_wrong_secret_ends_with_one_line(site: Site, tmp_path: P
 
 # Who may what
 
-POSTGRES_DENIES = {
-    "penstock_connect": (
-        "SELECT * FROM documents", "SELECT * FROM document_bodies", "SELECT * FROM {chunks}",
-        "SELECT * FROM memberships", "UPDATE index_state SET seq = 0",
-    ),
-    "penstock_ask": (
-        "UPDATE documents SET title = ''", "DELETE FROM {chunks}", "DELETE FROM manifests",
-        "INSERT INTO memberships SELECT * FROM memberships", "SELECT * FROM connector_items", "CREATE TABLE mine ()",
-    ),
-    "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads"),
-}  # fmt: skip
-
 
 @pytest.mark.parametrize("login", POSTGRES_DENIES)
 def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
@@ -195,16 +190,6 @@ def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) 
         for statement in POSTGRES_DENIES[login]:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.format(chunks=chunks).encode())
-
-
-ELASTICSEARCH_DENIES = {
-    "penstock_ask": (
-        ("POST", "/chunks-g1/_doc"), ("DELETE", "/chunks-g1/_doc/1"), ("DELETE", "/chunks-g1"),
-        ("GET", "/_cluster/state"),
-    ),
-    "penstock_keywords": (("DELETE", "/chunks-g1"), ("PUT", "/chunks-g2"), ("PUT", "/_security/user/me")),
-    "penstock_migrate": (("PUT", "/others"), ("GET", "/.security/_search"), ("PUT", "/_security/user/me")),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("login", ELASTICSEARCH_DENIES)
@@ -223,21 +208,6 @@ def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: 
 def test_the_connectors_have_no_login_for_the_indexes(site: Site) -> None:
     with elasticsearch(site, "penstock_connect") as client:
         assert client.get("/chunks-g1/_search").status_code == 401
-
-
-KAFKA_DENIES_WRITING = {
-    "penstock_connect": ("index.live.v1", "documents.indexed.v1", "dead-letters.v1"),
-    "penstock_detect": ("documents.live.v1", "identities.v1"),
-    "penstock_vectors": ("documents.live.v1", "index.live.v1", "identities.v1"),
-    "penstock_keywords": ("documents.backfill.v1", "index.backfill.v1", "conversations.live.v1"),
-    "penstock_ask": ("documents.live.v1", "identities.v1", "index.live.v1"),
-}
-KAFKA_DENIES_READING = {
-    "penstock_connect": ("documents.live.v1", "identities.v1", "index.live.v1"),
-    "penstock_detect": ("index.live.v1", "dead-letters.v1"),
-    "penstock_vectors": ("documents.live.v1", "identities.v1"),
-    "penstock_ask": ("documents.live.v1", "conversations.live.v1", "index.live.v1"),
-}
 
 
 @pytest.mark.parametrize("login", KAFKA_DENIES_WRITING)
@@ -271,6 +241,23 @@ async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
         kafka.subscribe(["index.live.v1"])
         with pytest.raises(GroupAuthorizationFailedError):
             await asyncio.wait_for(kafka.getone(), 20)
+
+
+async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_password_takes_effect(site: Site) -> None:
+    for password, other in (("first", "second"), ("second", "first")):
+        assert site.make_kafka_users({"penstock_canary": password})[1].startswith("passwords: penstock_canary\n")
+        canary = {"sasl_username": "penstock_canary", "sasl_password": password}
+        await knock_at_kafka(site, **canary)
+        assert "refuses the login" in await told(site, knock_at_kafka(site, **{**canary, "sasl_password": other}))
+    await knock_at_kafka(site)  # the others are who they were
+    code, _, errors = site.make_kafka_users({})
+    assert code == 1
+    assert "no file is named as one of penstock_ask" in errors.splitlines()[-1]
+
+
+def test_kafkas_own_tools_are_let_in_by_the_file_of_compose(site: Site, tmp_path: Path) -> None:
+    done = kafkas_health(site, tmp_path)
+    assert (done.returncode, "Produce(0)" in done.stdout) == (0, True), done.stderr[-2000:]
 
 
 def test_whoever_may_only_ask_is_told_that_everything_is_up(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.local.kafka import LARGEST_RECORD_BYTES
 from tests.unit.deploy_kit import (
     DEPLOY,
     ROOT,
@@ -22,7 +24,10 @@ from tests.unit.deploy_kit import (
 TEXT = (ROOT / "docker-compose.yml").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name, service in SERVICES.items() if service["image"].startswith("penstock:")]
+OURS = [
+    n for n, service in SERVICES.items() if service["image"].startswith("penstock:") and "entrypoint" not in service
+]
+"""The image's own entry point: `penstock`."""
 ONCE = [name for name, service in SERVICES.items() if service["restart"] in ("on-failure", "no")]
 EXAMPLE = dict(
     line.split("=", 1)
@@ -37,17 +42,23 @@ def environment(name: str) -> dict[str, str]:
     return {key: interpolated(str(value), GIVEN) for key, value in given.items()}
 
 
+def secrets(name: str) -> dict[str, str]:
+    """Its secrets: file → secret."""
+    given = SERVICES[name].get("secrets", ())
+    return dict((one["target"], one["source"]) if isinstance(one, dict) else (one, one) for one in given)
+
+
 def test_every_reference_leads_somewhere() -> None:
     for name, service in SERVICES.items():
         assert not (service.get("read_only") and service.get("secrets")), (
             f"{name}: Compose cannot write secrets into it"
         )
         assert set(service.get("networks", ())) <= set(COMPOSE["networks"]), name
-        assert set(service.get("secrets", ())) <= set(COMPOSE["secrets"]), name
+        assert set(secrets(name).values()) <= set(COMPOSE["secrets"]), name
         for volume in service.get("volumes", ()):
             source = interpolated(volume, EXAMPLE).split(":")[0]
             assert (ROOT / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
-    used = {s for service in SERVICES.values() for s in service.get("secrets", ())}
+    used = {secret for name in SERVICES for secret in secrets(name).values()}
     assert used == set(COMPOSE["secrets"])
 
 
@@ -144,9 +155,7 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
         role, secret = logins[login[1]]
         assert role in roles
         assert secret in SERVICES["postgres"]["secrets"]
-        variable = re.search(r"\w+", SERVICES[name]["environment"]["PGPASSWORD"])
-        assert variable is not None
-        assert variable[0] == COMPOSE["secrets"][secret]["environment"]
+        assert variable(name, "PGPASSWORD") == COMPOSE["secrets"][secret]["environment"]
         held[name] = role
     assert held == {
         "migrate": "penstock_owner", "demo": "penstock_owner", "detect": "penstock_worker",
@@ -155,12 +164,105 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
     }  # fmt: skip
 
 
+KAFKA_USERS = {
+    "migrate": "penstock_migrate", "demo": "penstock_migrate", "detect": "penstock_detect",
+    "vectors": "penstock_vectors", "keywords": "penstock_keywords", "connectors": "penstock_connect",
+    "canary": "penstock_canary", "query": "penstock_ask",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_process_speaks_to_kafka_as_its_own_user_over_verified_tls(name: str) -> None:
+    given, made = environment(name), secrets("kafka-users")
+    assert given["PENSTOCK_KAFKA_SECURITY_PROTOCOL"] == "SASL_SSL"
+    assert given["PENSTOCK_KAFKA_SASL_USERNAME"] == KAFKA_USERS[name]
+    assert variable(name, "PENSTOCK_KAFKA_SASL_PASSWORD") == COMPOSE["secrets"][made[KAFKA_USERS[name]]]["environment"]
+    others = {s["environment"] for key, s in COMPOSE["secrets"].items() if key.startswith("kafka_")}
+    told = set(re.findall(r"\$\{(\w+)", str(SERVICES[name]["environment"])))
+    assert len(told & others) == 1, "another's password"
+
+
+def variable(name: str, setting: str) -> str:
+    """The variable of .env that this setting of a service comes from."""
+    [found] = re.findall(r"\$\{(\w+)", SERVICES[name]["environment"][setting])
+    return str(found)
+
+
+def test_the_step_that_makes_kafkas_users_makes_each_of_the_rights_file() -> None:
+    step = SERVICES["kafka-users"]
+    users = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
+    assert step["entrypoint"] == ["python", "-m", "deploy.roles.kafka", "--passwords", "/run/secrets"]
+    assert set(users) == set(KAFKA_USERS.values())
+    assert SERVICES["migrate"]["depends_on"]["kafka-users"] == {"condition": "service_completed_successfully"}
+    assert set(secrets("kafka-users")) == set(users), "beside them a settings file could be taken for a password"
+    assert variable("kafka-users", "PENSTOCK_KAFKA_SASL_PASSWORD") == COMPOSE["secrets"]["kafka_admin"]["environment"]
+    [said] = set(re.findall(r"super\.users=User:(\w+)", KAFKA))
+    assert environment("kafka-users")["PENSTOCK_KAFKA_SASL_USERNAME"] == said
+    assert unknown(environment("kafka-users")) == []
+
+
+KAFKA = (DEPLOY / "image/kafka/server.properties").read_text()
+
+
+def test_kafka_has_the_files_that_its_configuration_names() -> None:
+    service = SERVICES["kafka"]
+    mounted = dict(volume.removesuffix(":ro").split(":") for volume in service["volumes"])
+    assert mounted["./deploy/image/kafka"] == "/mnt/shared/config"
+    assert mounted["kafka-certificate"] == "/etc/kafka/certificate"
+    for file in ("server.properties", "admin.properties"):
+        text = (DEPLOY / "image/kafka" / file).read_text()
+        assert set(re.findall(r"directory:([\w/]+):(\w+)", text)) == {("/run/secrets", "kafka_admin")}
+        assert set(re.findall(r"(/etc/kafka\S*)/", text)) == {"/etc/kafka/certificate"}
+    assert secrets("kafka") == {"kafka_admin": "kafka_admin"}
+    assert f"--command-config={mounted['./deploy/image/kafka']}/admin.properties" in service["healthcheck"]["test"]
+    assert not [name for name in environment("kafka") if name != "KAFKA_HEAP_OPTS"], "these would overrule the file"
+
+
+def test_kafka_takes_the_largest_record() -> None:
+    told = {int(n) for n in re.findall(r"^(?:message|replica\.fetch)\.max\.bytes=(\d+)$", KAFKA, re.M)}
+    assert told == {LARGEST_RECORD_BYTES}
+
+
+def test_each_server_shows_a_certificate_of_its_own_and_everybody_trusts_their_authority() -> None:
+    module, folder, *servers = SERVICES["certificates"]["entrypoint"][2:]
+    assert module == "deploy.certificates"
+    made = dict(volume.split(":") for volume in SERVICES["certificates"]["volumes"])
+    assert set(made) == {"authority"} | {f"{server.partition('=')[0]}-certificate" for server in servers}
+    for volume, place in made.items():
+        server = volume.removesuffix("-certificate")
+        assert place == (f"{folder}/ca" if volume == "authority" else f"{folder}/{server}")
+        if volume != "authority":
+            holders = {n for n, s in SERVICES.items() for v in s.get("volumes", ()) if v.startswith(f"{volume}:")}
+            assert holders == {"certificates", server}, "a key is its server's alone"
+            assert SERVICES[server]["depends_on"] == {"certificates": {"condition": "service_completed_successfully"}}
+    ca = "/etc/penstock-ca/ca.crt"
+    for name in OURS:
+        given = environment(name)
+        assert "authority:/etc/penstock-ca:ro" in SERVICES[name]["volumes"]
+        assert given["PENSTOCK_KAFKA_SSL_CAFILE"] == given["PENSTOCK_ELASTICSEARCH_CA_CERTS"] == ca
+        assert given["PENSTOCK_ELASTICSEARCH_URL"].startswith("https://")
+        assert f"sslmode=verify-full&sslrootcert={ca}" in given["PENSTOCK_POSTGRES_DSN"]
+    assert f"sslmode=verify-full&sslrootcert={ca}" in SERVICES["grants"]["entrypoint"][1]
+    assert environment("elasticsearch-users")["CURL_CA_BUNDLE"] == ca
+    for name in ("grants", "elasticsearch-users", "kafka-users"):
+        assert "authority:/etc/penstock-ca:ro" in SERVICES[name]["volumes"]
+
+
+def test_nobody_reaches_postgres_without_tls_and_a_password() -> None:
+    rules = [line.split() for line in (DEPLOY / "image/postgres-hba.conf").read_text().splitlines() if line[0] != "#"]
+    assert {rule[0] for rule in rules} == {"local", "hostssl"}
+    assert {rule[-1] for rule in rules if rule[0] == "hostssl"} == {"scram-sha-256"}
+    assert "hba_file=/etc/postgres-hba.conf" in SERVICES["postgres"]["command"]
+    assert "ssl=on" in SERVICES["postgres"]["command"]
+
+
 def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else() -> None:
     assert {name for name in SERVICES if "OPENAI_API_KEY" in environment(name)} == {"migrate", "vectors", "query"}
 
 
 def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
     assert SERVICES["elasticsearch"]["environment"]["xpack.security.enabled"] == "true"
+    assert SERVICES["elasticsearch"]["environment"]["xpack.security.http.ssl.enabled"] == "true"
     script = (DEPLOY / "image/elasticsearch-users.sh").read_text()
     users = dict(re.findall(r"^user (\w+) (\w+)$", script, re.M))
     assert set(users) == {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")}

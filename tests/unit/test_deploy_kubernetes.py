@@ -19,17 +19,19 @@ from pipeline.stages.vectors import VectorSink
 from tests.unit.deploy_kit import DEPLOY, ROOT, STOP_SECONDS, assert_is_a_command, assert_settings_take, unknown
 
 BASE, PRODUCTION = DEPLOY / "kubernetes/base", DEPLOY / "kubernetes/overlays/production"
+COMPONENTS = DEPLOY / "kubernetes/components"
 KUBERNETES = "1.33"
 Object = dict[str, Any]
 
 
-def _objects(name: str) -> list[Object]:
-    return list(yaml.safe_load_all((BASE / name).read_text()))
+def _objects(folder: Path, *, after: int = 0) -> list[Object]:
+    """The resources of a kustomization, without the first few."""
+    named = yaml.safe_load((folder / "kustomization.yaml").read_text())["resources"][after:]
+    return list(chain.from_iterable(yaml.safe_load_all((folder / name).read_text()) for name in named))
 
 
-OBJECTS = list(
-    chain.from_iterable(map(_objects, yaml.safe_load((BASE / "kustomization.yaml").read_text())["resources"][1:]))
-)
+OBJECTS = [*_objects(BASE, after=1), *_objects(COMPONENTS / "kafka-rights")]
+TRACES = _objects(COMPONENTS / "traces")
 EXAMPLE = list(
     chain.from_iterable(
         yaml.safe_load_all((PRODUCTION / name).read_text())
@@ -68,7 +70,7 @@ SETTINGS = next(o for o in OBJECTS if name(o) == "ConfigMap-penstock-settings")
 HERE = next(o for o in EXAMPLE if name(o) == "ConfigMap-penstock-settings")
 
 
-@pytest.mark.parametrize("o", [o for o in OBJECTS if "keda" not in o["apiVersion"]], ids=name)
+@pytest.mark.parametrize("o", [o for o in (*OBJECTS, *TRACES) if "keda" not in o["apiVersion"]], ids=name)
 def test_it_is_what_kubernetes_takes(o: Object) -> None:
     kubernetes_validate.validate(o, KUBERNETES, strict=True)
 
@@ -80,10 +82,14 @@ def test_a_wrong_field_would_be_noticed() -> None:
         kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
 
 
-@pytest.mark.parametrize("folder", [BASE, PRODUCTION], ids=lambda folder: folder.name)
+@pytest.mark.parametrize("folder", [BASE, PRODUCTION, *sorted(COMPONENTS.iterdir())], ids=lambda folder: folder.name)
 def test_the_kustomization_names_every_file_and_each_is_there(folder: Any) -> None:
     kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-    named = [*kustomization["resources"], *(p["path"] for p in kustomization.get("patches", ()))]
+    parts = [
+        *kustomization.get("components", ()),
+        *re.findall(r"# - (\S+)", (folder / "kustomization.yaml").read_text()),
+    ]
+    named = [*kustomization.get("resources", ()), *(p["path"] for p in kustomization.get("patches", ())), *parts]
     assert all((folder / path).exists() for path in named)
     assert {p.name for p in folder.glob("*.yaml")} == {n for n in named if n.endswith(".yaml")} | {"kustomization.yaml"}
     [grants] = yaml.safe_load((DEPLOY / "roles/kustomization.yaml").read_text())["configMapGenerator"]
@@ -179,7 +185,9 @@ def test_processes_run_are_asked_and_end_as_the_code_has_it(o: Object) -> None:
 
 
 def test_whatever_selects_processes_finds_them() -> None:
-    labels = {name: {"app.kubernetes.io/name": name} for name in [*DEPLOYMENTS, "penstock-migrate"]}
+    jobs = [job["metadata"]["name"] for job in of("Job")]
+    assert jobs == ["penstock-migrate", "penstock-kafka-rights"]
+    labels = {name: {"app.kubernetes.io/name": name} for name in [*DEPLOYMENTS, *jobs]}
     for service in of("Service"):
         of_it = service["spec"]["selector"]["app.kubernetes.io/name"]
         ports = {p["name"] for p in pod(DEPLOYMENTS[of_it])["containers"][0]["ports"]}
@@ -216,10 +224,38 @@ def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_pr
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
 
 
+def test_kafkas_rights_are_given_by_the_program_that_the_tests_run_and_reach_nothing_but_kafka() -> None:
+    [job] = [job for job in of("Job") if job["metadata"]["name"] == "penstock-kafka-rights"]
+    [container] = pod(job)["containers"]
+    assert container["command"] == ["python", "-m", "deploy.roles.kafka"]
+    [policy] = [p["spec"] for p in of("NetworkPolicy") if p["metadata"]["name"] == "penstock-kafka-rights"]
+    assert (policy["ingress"], [p["port"] for e in policy["egress"] for p in e["ports"]]) == ([], [9092])
+    arguments, mount, volume = (
+        one["value"] for one in yaml.safe_load((COMPONENTS / "kafka-users/passwords.yaml").read_text())
+    )
+    assert arguments == ["--passwords", mount["mountPath"]]
+    assert mount["name"] == volume["name"]
+    pod(changed := yaml.safe_load(yaml.safe_dump(job)))["containers"][0]["args"] = arguments
+    pod(changed)["containers"][0]["volumeMounts"].append(mount)
+    pod(changed)["volumes"].append(volume)
+    kubernetes_validate.validate(changed, KUBERNETES, strict=True)
+
+
+def test_traces_leave_every_process_of_ours_for_the_collector_alone_and_only_where_they_are_wanted() -> None:
+    [policy] = TRACES
+    assert policy["spec"]["podSelector"] == of("NetworkPolicy")[0]["spec"]["podSelector"]
+    [settings] = yaml.safe_load_all((COMPONENTS / "traces/settings.yaml").read_text())
+    port = settings["data"]["OTEL_EXPORTER_OTLP_ENDPOINT"].rpartition(":")[2]
+    assert [p["port"] for e in policy["spec"]["egress"] for p in e["ports"]] == [int(port)]
+    assert all("namespaceSelector" in to for e in policy["spec"]["egress"] for to in e["to"])
+    assert not [key for key in SETTINGS["data"] | HERE["data"] if key.startswith("OTEL_")], "off unless asked for"
+
+
 def test_every_secret_is_listed_for_who_makes_them() -> None:
     named = set(
         re.findall(
-            r"(?:secretKeyRef: \{name|secretName): ([\w-]+)", "".join(p.read_text() for p in BASE.glob("*.yaml"))
+            r"(?:secretKeyRef: \{name|secretName): ([\w-]+)",
+            "".join(p.read_text() for p in [*BASE.glob("*.yaml"), *COMPONENTS.rglob("*.yaml")]),
         )
     )
     named |= set(

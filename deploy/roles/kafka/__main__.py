@@ -4,22 +4,26 @@ It logs in as the settings say (``PENSTOCK_KAFKA_…``), as somebody who may alt
 get the settings' prefix. What is missing is given, and what these users have besides is taken away where it is ours
 (`is_ours`); the rest, another installation's in the same cluster, stays and is named. Nobody else is touched. Repeats
 are harmless. `kafka-acls` shows the outcome.
+
+``--passwords FOLDER`` first makes the users themselves, for a Kafka that keeps them (SCRAM-SHA-512): of each that has a
+file of its name there, with its password. Repeats are harmless: a changed password takes effect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Iterator, Mapping, Set
 from importlib.resources import files
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, DescribeAclsRequest
 
+from deploy.roles.kafka.users import AlterUserScramCredentials, passwords_in
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.kafka_security import refusal, security
 from pipeline.settings import KafkaSettings, load
@@ -65,14 +69,18 @@ def is_ours(acl: Acl, known: Set[str], prefix: str) -> bool:
     return acl.kind not in NAMES or name in known or name == EVERY or (prefix != "" and name.startswith(prefix))
 
 
-async def apply(kafka: KafkaSettings) -> tuple[int, int, list[str]]:
+async def apply(kafka: KafkaSettings, passwords: Mapping[str, str]) -> tuple[int, int, list[str]]:
     """Returns how many rights were given, how many taken, and what was left as it is not ours (``user: topic NAME``).
+    passwords: user → password, of those to be made.
 
     Raises Misconfigured, or Retryable when Kafka is away.
     """
     admin: Any = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap, **security(kafka))
     try:
         await admin.start()
+        if passwords:
+            for _user, code, *_ in (await _ask(admin, AlterUserScramCredentials(dict(passwords)))).results:
+                _check(code)
         given = taken = 0
         left: set[str] = set()
         all_wanted = wanted(kafka.topic_prefix)
@@ -107,31 +115,36 @@ async def _held(admin: Any, principal: str) -> set[Acl]:
 
 
 async def _ask(admin: Any, request: Any) -> Any:
-    """aiokafka knows these requests, and has no method of its own for them."""
+    """aiokafka has no method of its own for these requests."""
     return await admin._send_to_controller(request)
 
 
 def _check(code: int) -> None:
     if code:
-        what = f"Kafka refuses to tell or change its ACLs: {for_code(code).__name__}"
+        what = f"Kafka refuses to tell or change its users or ACLs: {for_code(code).__name__}"
         raise Misconfigured(
             f"{what}; log in (PENSTOCK_KAFKA_SASL_USERNAME) as one of its super.users, and give it an authorizer",
             service="kafka",
         )
 
 
-def main() -> int:
-    """Returns the exit code."""
+def main(
+    passwords: Annotated[Path | None, typer.Option(help="A folder with a file for each user: its password.")] = None,
+) -> None:
+    """Make the rights of Penstock's users in Kafka, and with passwords the users, what acls.json says."""
     try:
-        given, taken, left = asyncio.run(apply(load().kafka))
+        kafka = load().kafka
+        users = passwords_in(passwords, {who.removeprefix("User:") for who in wanted("")}) if passwords else {}
+        given, taken, left = asyncio.run(apply(kafka, users))
     except PenstockError as error:
         typer.echo(f"error: {error}", err=True)
-        return 1
+        raise typer.Exit(1) from error
+    if users:
+        typer.echo(f"passwords: {', '.join(sorted(users))}")
     typer.echo(f"{given} rights given, {taken} taken away" if given or taken else "Everything is as it should be.")
     for one in left:
         typer.echo(f"left, for it may be another installation's: {one}", err=True)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    typer.run(main)

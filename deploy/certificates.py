@@ -1,13 +1,22 @@
-"""Certificates for the secured local stack: an authority of its own, made anew at every start and good for a day."""
+"""An authority of one installation's own, and the certificates that it signs for its servers and their clients.
+
+``python -m deploy.certificates FOLDER kafka=1000 postgres=999`` makes what one machine needs: ``FOLDER/ca`` holds the
+authority's certificate for everybody to trust, ``FOLDER/kafka`` that of the server of this name, for the user of this
+number alone. What is whole already stays as it is. The authority's own key is on no disk, so nothing can be added:
+where something is missing everything is made anew, and whoever trusted the old one has to be started anew.
+"""
 
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,6 +26,9 @@ from deploy.local.process import write_atomically
 
 HOSTS = ("127.0.0.1", "localhost")
 LIFE = timedelta(days=1)
+"""Of a trial's."""
+LASTING = timedelta(days=3650)
+"""Of an installation's, which nobody renews: docs/security.md says how to make them anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,10 @@ class Certificate:
 
     certificate: Path
     key: Path
+
+    @classmethod
+    def of(cls, name: str, folder: Path) -> Certificate:
+        return cls(folder / f"{name}.crt", folder / f"{name}.key")
 
     @property
     def both(self) -> Path:
@@ -35,15 +51,15 @@ class Certificate:
 class Authority:
     """Signs what it is asked to. ``ca`` is what others have to trust; its own key is on no disk."""
 
-    def __init__(self, folder: Path, name: str = "Penstock's local authority") -> None:
+    def __init__(self, folder: Path, name: str = "Penstock's local authority", life: timedelta = LIFE) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._folder, self._life = folder, life
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._public = x509.SubjectKeyIdentifier.from_public_key(self._key.public_key())
         now = datetime.now(UTC)
         signed = (
-            _builder(self._name, self._name, self._key, now - timedelta(minutes=5), now + LIFE)
+            _builder(self._name, self._name, self._key, now - timedelta(minutes=5), now + life)
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(_usage(signs=True), critical=True)
             .add_extension(self._public, critical=False)
@@ -52,14 +68,17 @@ class Authority:
         self.ca = folder / "ca.crt"
         write_atomically(self.ca, _pem(signed))
 
-    def issue(self, name: str, *, hosts: Sequence[str] = HOSTS, expired: bool = False) -> Certificate:
-        """A certificate whose common name is ``name``, for a server of these hosts or a client."""
+    def issue(
+        self, name: str, *, hosts: Sequence[str] = HOSTS, expired: bool = False, folder: Path | None = None
+    ) -> Certificate:
+        """A certificate whose common name is ``name``, for a server of these hosts or a client, in the authority's
+        folder if no other is named."""
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
-        until = now - timedelta(hours=1) if expired else now + LIFE
+        until = now - timedelta(hours=1) if expired else now + self._life
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         signed = (
-            _builder(subject, self._name, key, until - LIFE - timedelta(minutes=5), until)
+            _builder(subject, self._name, key, until - self._life - timedelta(minutes=5), until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(_usage(signs=False), critical=True)
             .add_extension(
@@ -70,7 +89,7 @@ class Authority:
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(self._public), critical=False)
             .sign(self._key, hashes.SHA256())
         )
-        made = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
+        made = Certificate.of(name, folder or self._folder)
         secret = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ).decode()
@@ -110,3 +129,37 @@ def _host(host: str) -> x509.GeneralName:
 
 def _pem(certificate: x509.Certificate) -> str:
     return certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+
+def provide(folder: Path, owners: Mapping[str, int]) -> bool:
+    """What this module's head says; owners: server → the number of its user. Returns whether something was made."""
+    places = {name: Certificate.of(name, folder / name) for name in owners}
+    needed = [folder / "ca" / "ca.crt", *(file for one in places.values() for file in (one.certificate, one.both))]
+    if all(file.exists() for file in needed):
+        return False
+    authority = Authority(folder / "ca", "Penstock's own authority", LASTING)
+    for name, owner in owners.items():
+        place = folder / name
+        place.mkdir(exist_ok=True)
+        made = authority.issue(name, hosts=(name, *HOSTS), folder=place)
+        write_atomically(place / "ca.crt", authority.ca.read_text())
+        for file in (made.certificate, made.key, made.both):
+            os.chown(file, owner, owner)
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code."""
+    try:
+        folder, *servers = arguments
+        owners = {name: int(owner) for name, _, owner in (server.partition("=") for server in servers)}
+    except ValueError:
+        typer.echo("usage: python -m deploy.certificates FOLDER SERVER=USER_NUMBER...", err=True)
+        return 2
+    made = provide(Path(folder), owners)
+    typer.echo("certificates were made: start whatever runs anew" if made else "certificates: there already")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,76 @@
+"""What `python -m deploy.certificates` makes for one machine: a server's peers believe it, and no other."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import stat
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from deploy.certificates import main
+
+ME = os.getuid()
+
+
+def greet(folder: Path, server: str, host: str) -> None:
+    """A handshake with who shows this server's certificate, by who trusts the authority. Raises SSLError."""
+    showing = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    showing.load_cert_chain(folder / server / f"{server}.both.pem")
+    trusting = ssl.create_default_context(cafile=str(folder / "ca" / "ca.crt"))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        answering = threading.Thread(target=lambda: showing.wrap_socket(theirs, server_side=True).close())
+        answering.start()
+        try:
+            trusting.wrap_socket(ours, server_hostname=host).close()
+        finally:
+            ours.close()
+            answering.join(10)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    assert main([str(tmp_path), f"kafka={ME}", f"postgres={ME}"]) == 0
+    return tmp_path
+
+
+@pytest.mark.parametrize("host", ["kafka", "localhost", "127.0.0.1"])
+def test_a_server_is_believed_under_its_own_name(folder: Path, host: str) -> None:
+    greet(folder, "kafka", host)
+
+
+def test_a_key_is_its_owners_alone_and_good_for_years(folder: Path) -> None:
+    for server in ("kafka", "postgres"):
+        for file in (f"{server}.key", f"{server}.both.pem"):
+            assert stat.S_IMODE((folder / server / file).stat().st_mode) == 0o600
+        shown = x509.load_pem_x509_certificate((folder / server / f"{server}.crt").read_bytes())
+        assert shown.not_valid_after_utc > datetime.now(UTC) + timedelta(days=3600)
+        assert (folder / server / "ca.crt").read_bytes() == (folder / "ca" / "ca.crt").read_bytes()
+    assert not list((folder / "ca").glob("*.key")), "the authority's own key is on no disk"
+
+
+def test_what_is_whole_stays_and_what_is_not_is_made_anew_together(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {file: file.read_bytes() for file in folder.rglob("*.*")}
+    assert main([str(folder), f"kafka={ME}", f"postgres={ME}"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "certificates: there already"
+    assert {file: file.read_bytes() for file in folder.rglob("*.*")} == before
+    (folder / "postgres" / "postgres.crt").unlink()
+    assert main([str(folder), f"kafka={ME}", f"postgres={ME}"]) == 0
+    assert "start whatever runs anew" in capsys.readouterr().out
+    assert not [file for file, content in before.items() if file.read_bytes() == content]
+    greet(folder, "postgres", "postgres")
+
+
+@pytest.mark.parametrize("wrong", [[], ["FOLDER", "kafka"], ["FOLDER", "kafka=appuser"]])
+def test_a_wrong_call_is_told_how(wrong: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path) if one == "FOLDER" else one for one in wrong]) == 2
+    assert "usage: python -m deploy.certificates" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
