@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-
 from deploy.local import debian
+from deploy.local.found import console, show
 from pipeline.core.errors import Misconfigured
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
 PACKAGES = ("chromium", "fonts-inter")
-
-console = Console(stderr=True, highlight=False)
 
 
 def find() -> Path | None:
@@ -53,18 +51,13 @@ def install() -> None:
     debian.run(apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
 
 
-def main() -> int:
-    """Returns the exit code: 1 when there is no browser in the end."""
-    try:
-        if find() is None:
-            with console.status("installing Chromium (apt-get)"):
-                install()
-        console.print(f"browser: {require()}", soft_wrap=True)
-    except Misconfigured as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    return 0
+def look() -> Iterator[tuple[str, Path]]:
+    """Raises Misconfigured when there is no browser in the end."""
+    if find() is None:
+        with console.status("installing Chromium (apt-get)"):
+            install()
+    yield "browser", require()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(show(look))

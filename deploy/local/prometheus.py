@@ -10,12 +10,12 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from rich.console import Console
-
 from deploy.local import debian
+from deploy.local.found import show
 from deploy.local.lock import exclusive
 from pipeline import settings
 from pipeline.core.errors import Misconfigured
@@ -24,8 +24,6 @@ PACKAGE = "prometheus"
 
 Program = Literal["prometheus", "promtool"]
 PROGRAMS: tuple[Program, ...] = ("prometheus", "promtool")
-
-console = Console(stderr=True, highlight=False)
 
 
 def folder() -> Path:
@@ -86,16 +84,11 @@ def unpack() -> None:
         whole.rename(place)
 
 
-def main() -> int:
-    """Returns the exit code: 1 when one of them is not there in the end."""
-    try:
-        for program in PROGRAMS:
-            console.print(f"{program}: {require(program)}", soft_wrap=True)
-    except Misconfigured as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 1
-    return 0
+def look() -> Iterator[tuple[str, Path]]:
+    """Raises Misconfigured when one of them is not there in the end."""
+    for program in PROGRAMS:
+        yield program, require(program)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(show(look))

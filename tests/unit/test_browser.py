@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local import browser
+from deploy.local.found import show
 from pipeline.core.errors import Misconfigured
 
 
@@ -43,7 +44,7 @@ def test_without_a_browser_one_line_says_what_to_do(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("PENSTOCK_CHROMIUM", raising=False)
     assert browser.find() is None
-    assert browser.main() == 1
+    assert show(browser.look) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert "apt-get install chromium" in said

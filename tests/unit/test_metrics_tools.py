@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local import prometheus
+from deploy.local.found import show
 from pipeline.core.errors import Misconfigured
 
 
@@ -51,7 +52,7 @@ def test_a_named_one_that_is_not_there_is_said_and_not_replaced(
 
 
 def test_where_there_is_no_debian_one_line_says_what_to_do(bare: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert prometheus.main() == 1
+    assert show(prometheus.look) == 1
     assert capsys.readouterr().err.startswith("error: no prometheus was found: `apt-get install prometheus`")
 
 
