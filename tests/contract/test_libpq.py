@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import re
 import secrets
+import shlex
 import signal
 import stat
 import subprocess
@@ -17,15 +20,20 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier, Literal
+from pydantic import SecretStr
 
 from deploy.libpq import service_file
 from deploy.local.dist import postgres_bin
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
+from pipeline.settings import PostgresSettings
+from pipeline.stores.postgres import migrate
+from tests.contract.roles_kit import logins, run_file
 from tests.space import PROJECT
 
 pytestmark = pytest.mark.stack
 
+GUIDE = PROJECT / "docs" / "upgrade.md"
 AWKWARD = 'it\'s # a \\ "pass=word" %20'
 
 
@@ -88,6 +96,32 @@ def test_nobody_sees_the_password_and_nothing_of_it_stays(environment: dict[str,
         assert process.wait(30) == 128 + signal.SIGTERM
     assert list(tmp_path.iterdir()) == []
     assert not psql.is_running()
+
+
+async def test_the_grants_are_given_after_an_upgrade_by_the_guides_own_command(stack: Stack) -> None:
+    """By the owner, to processes that could do nothing with new tables before."""
+    [command] = re.findall(r"\$ python -m deploy\.libpq (.*2-grants\.sql)$", GUIDE.read_text(), re.MULTILINE)
+    administrator = stack.endpoints()["postgres"]["dsn"]
+    name = f"t{secrets.token_hex(5)}"
+    with psycopg.connect(administrator, autocommit=True) as connection:
+        connection.execute(SQL("CREATE DATABASE {}").format(Identifier(name)))
+    try:
+        admin = make_conninfo(administrator, dbname=name)
+        run_file(admin, "1-roles.sql")
+        with logins(admin) as dsns:
+            await migrate(PostgresSettings(dsn=SecretStr(dsns["penstock_owner"])))
+            with psycopg.connect(dsns["penstock_worker"], autocommit=True) as worker:
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    worker.execute("SELECT * FROM documents")
+                env = {**os.environ, "PENSTOCK_POSTGRES_DSN": dsns["penstock_owner"]}
+                path = {"PATH": f"{postgres_bin()}{os.pathsep}{env['PATH']}"}
+                for _ in range(2):  # repeats are harmless
+                    done = await asyncio.to_thread(libpq, *shlex.split(command), env=env | path)
+                    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+                assert worker.execute("SELECT * FROM documents").fetchall() == []
+    finally:
+        with psycopg.connect(administrator, autocommit=True) as connection:
+            connection.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
 
 
 @pytest.mark.parametrize("value", ["ends with a blank ", "two\nlines"])
