@@ -14,7 +14,7 @@ from pipeline.cli.generation_build import build
 from pipeline.cli.output import Json, print_json, stderr, stdout
 
 if TYPE_CHECKING:
-    from pipeline.generations.lifecycle import Switched
+    from pipeline.generations.lifecycle import Retired, Switched
     from query.evaluation.generations import Comparison
 
 generation = typer.Typer(
@@ -194,18 +194,27 @@ def retire(
 ) -> None:
     """Free the rows, the table and the index of a generation that is not active; there is no way back to it.
 
+    Exit code 0 once it is retired, also where a store could not be cleared: what is left is named, and goes with the
+    next build, or when this is run again. 1: nothing was done.
+
     Example: penstock generation retire g1
     """
     from pipeline.generations.lifecycle import retire as gone
     from pipeline.generations.opening import open_builder
     from pipeline.settings import load
 
-    async def free() -> str:
+    async def free() -> Retired:
         async with open_builder(load()) as builder:
             return await gone(builder, name)
 
-    retired = asyncio.run(free())
+    done = asyncio.run(free())
+    if done.left is not None:
+        stderr.print(
+            f"Generation {done.name} is retired. What is left of it is removed by the next build, or by `penstock"
+            f" generation retire {done.name}`: {done.left}",
+            soft_wrap=True, markup=False,
+        )  # fmt: skip
     if json_output:
-        print_json({"retired": retired})
-    else:
-        stdout.print(f"Generation {retired} is retired: its rows, table and index are gone.")
+        print_json({"retired": done.name, "cleared": done.left is None})
+    elif done.left is None:
+        stdout.print(f"Generation {done.name} is retired: its rows, table and index are gone.")

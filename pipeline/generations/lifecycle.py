@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.generations.building import Builder, patiently
 from pipeline.ledger import builds, generations
@@ -46,6 +46,13 @@ class Switched:
     previous: str
     """Still written, so that a rollback is never stale."""
     retired: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    name: str
+    left: PenstockError | None = None
+    """Why not everything of it could be removed: whatever clears next does the rest."""
 
 
 async def standings(connection: Connection) -> list[Standing]:
@@ -167,9 +174,9 @@ async def _lagging(connection: Connection, generation: Generation) -> int:
     return int(row[0]) if row else 0
 
 
-async def retire(builder: Builder, name: str | None = None) -> str:
-    """Free a generation's rows, table and index; returns its name. Raises Misconfigured for the active one. Killed, it
-    goes on when any of the commands that build is run again."""
+async def retire(builder: Builder, name: str | None = None) -> Retired:
+    """Free a generation's rows, table and index. Raises Misconfigured for the active one, and whatever else keeps it
+    from being retired: then nothing was done. Killed, it goes on when any of the commands that build is run again."""
     connection = builder.connection
     with translated("generations"):
         async with builds.changing(connection):
@@ -195,5 +202,9 @@ async def retire(builder: Builder, name: str | None = None) -> str:
             await connection.execute(
                 "UPDATE generations SET state = 'retired', since = clock_timestamp() WHERE name = %s", [name]
             )
-        await builder.clear(after_queries=True)  # one may have pinned it: a comparison, a moment before a switch
-    return name
+    try:
+        with translated("generations"):
+            await builder.clear(after_queries=True)  # one may have pinned it: a comparison, a moment before a switch
+    except PenstockError as error:
+        return Retired(name, error)
+    return Retired(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from time import monotonic
 
@@ -19,11 +19,13 @@ from pipeline.telemetry import Metrics
 
 AWAY_SECONDS = 5.0
 """A model that did not answer is not asked again for so long: all lanes wait for one answer, not one after another."""
+LEAVE_SECONDS = 300.0
+"""A batch of a generation that was retired meanwhile has embedded, or failed, by then."""
 
 
 class Models:
-    """Made when the first work of a generation comes, and kept until the process ends: a generation that is retired may
-    have a batch at work still. Generations of one model share it."""
+    """Made when the first work of a generation comes, and kept until ``keep`` no longer names one of it, and a while
+    longer: a generation that is retired may have a batch at work still. Generations of one model share it."""
 
     def __init__(
         self,
@@ -32,8 +34,11 @@ class Models:
         metrics: Metrics,
         models: Path,
         make: Callable[[Generation, EmbeddingSettings, Path], Embedder] = choose.for_generation,
+        *,
+        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
         """models: the folder that converted models are kept in."""
+        self._leave_seconds = leave_seconds
         self._pool = pool
         self._settings = settings
         self._metrics = metrics
@@ -42,6 +47,8 @@ class Models:
         self._made: dict[tuple[object, ...], Embedder] = {}
         self._checked: dict[str, Embedder] = {}
         self._making: defaultdict[tuple[object, ...], asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._leaving: list[tuple[float, Embedder]] = []
+        """Models of no generation that there is, and since when."""
         self._away: dict[tuple[object, ...], tuple[float, Retryable]] = {}
         """When a model last did not answer, and what it said."""
 
@@ -77,8 +84,21 @@ class Models:
         self._made[_key(generation)] = embedder
         return embedder
 
+    async def keep(self, there: Collection[Generation]) -> None:
+        """Let go of the models that none of these generations is of."""
+        wanted, now = {_key(generation) for generation in there}, monotonic()
+        names = {generation.name for generation in there}
+        self._checked = {name: embedder for name, embedder in self._checked.items() if name in names}
+        for key in self._made.keys() - wanted:
+            self._leaving.append((now, self._made.pop(key)))
+            self._away.pop(key, None)
+        gone = [one for one in self._leaving if now - one[0] >= self._leave_seconds]
+        self._leaving = [one for one in self._leaving if one not in gone]
+        for _, embedder in gone:
+            await embedder.aclose()
+
     async def aclose(self) -> None:
-        for embedder in self._made.values():
+        for embedder in (*self._made.values(), *(embedder for _, embedder in self._leaving)):
             await embedder.aclose()
 
 

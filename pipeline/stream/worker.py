@@ -104,8 +104,14 @@ class _Parts:
         async with self.pool.connection() as connection:
             active = await generations.active(connection)
         await self.models.of(active)  # a wrong one refuses to start; another generation's is met when its work comes
+
+        async def living() -> dict[str, Generation]:
+            there = await self.generations()
+            await self.models.keep(there.values())
+            return there
+
         stage = VectorSink(
-            self.pool, self.models, self.generations, Chunker(self.counters), self.announcer, self.dead, self.metrics,
+            self.pool, self.models, living, Chunker(self.counters), self.announcer, self.dead, self.metrics,
             batch_size=self.batch_size("vectors"),
         )  # fmt: skip
         return [stage]

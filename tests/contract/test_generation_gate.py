@@ -134,3 +134,27 @@ async def test_what_cannot_be_removed_afterwards_is_no_reason_to_say_that_it_fai
     code, out, lines = await cutover(site, tmp_path, "--no-evaluation", "--json", PENSTOCK_KAFKA_BOOTSTRAP=nobody)
     assert (code, json.loads(out)["retired"]) == (0, ["g2"])
     assert "Cut over. What is left of g2 is removed by the next build: " in lines[-1]
+
+
+async def test_a_generation_that_is_retired_is_told_so_though_a_store_could_not_be_cleared(
+    site: Site, stack: Stack, tmp_path: Path
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pipeline.cli.main", "generation", "retire", "g3", "--json", cwd=PROJECT,
+        env={
+            **os.environ, **site.environment(tmp_path), "PENSTOCK_ELASTICSEARCH_URL": nobody,
+            "PENSTOCK_KAFKA_BOOTSTRAP": stack.endpoints()["kafka"]["bootstrap"],
+        },
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await asyncio.wait_for(process.communicate(), 180)
+    lines = errors.decode().splitlines()
+    assert process.returncode == 0, lines
+    assert json.loads(out) == {"retired": "g3", "cleared": False}
+    assert lines[-1].startswith(
+        "Generation g3 is retired. What is left of it is removed by the next build, or by `penstock generation retire"
+        " g3`: "
+    )
+    states = dict(await site.library.execute("SELECT name, state FROM generations"))
+    assert states["g3"] == "retired"

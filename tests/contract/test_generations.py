@@ -109,7 +109,7 @@ async def test_a_way_of_cutting_is_changed_and_what_comes_out_the_same_is_not_em
     async with site.builder() as builder:
         with pytest.raises(Misconfigured, match="generation g3 answers the searches"):
             await lifecycle.retire(builder, "g3")
-        assert await lifecycle.retire(builder) == "g2"
+        assert await lifecycle.retire(builder) == lifecycle.Retired("g2")
     assert await site.tables() == {"chunks_g3"}
     assert await site.indexes() == {"chunks-g3"}
     for table in ("index_state", "manifests"):
@@ -176,6 +176,7 @@ class Answering:
     def __init__(self, generation: Generation, error: Exception | None = None) -> None:
         self.model, self.dimensions = generation.model, generation.dimensions
         self.asked = 0
+        self.closed = False
         self.answers = asyncio.Event()
         self._error = error
 
@@ -185,6 +186,9 @@ class Answering:
         if self._error is not None:
             raise self._error
         return Embedded(np.ones((len(texts), self.dimensions), dtype=np.float32))
+
+    async def aclose(self) -> None:
+        self.closed = True
 
 
 async def begun(site: Site, **fields: Any) -> Generation:
@@ -245,6 +249,30 @@ async def test_a_model_that_is_away_is_asked_once_for_everybody_and_keeps_nobody
     assert made[new.name].asked == 1
 
 
+async def test_a_model_goes_with_the_last_generation_that_it_is_of(site: Site) -> None:
+    new = await begun(site, model="other", dimensions=64)
+    async with site.pool.connection() as connection:
+        active = await generations.active(connection)
+    kept, gone = Answering(active), Answering(new)
+    for one in (kept, gone):
+        one.answers.set()
+
+    def make(generation: Generation, *_: object) -> Any:
+        return {active.name: kept, new.name: gone}[generation.name]
+
+    models = Models(site.pool, site.space.settings.embedding, Metrics(), Path(), make, leave_seconds=0.2)
+    assert (await models.of(active), await models.of(new)) == (kept, gone)
+    await models.keep([active, new])
+    await models.keep([active])
+    assert not gone.closed, "a batch may be at work still"
+    await asyncio.sleep(0.2)
+    await models.keep([active])
+    assert (kept.closed, gone.closed) == (False, True)
+    assert await models.of(active) is kept
+    await models.aclose()
+    assert kept.closed
+
+
 async def test_what_a_build_comes_from_stays_until_it_is_done_and_a_price_may_be_said_later(site: Site) -> None:
     await site.put(*(document(f"{n}.md", sections(f"first {n}", f"second {n}")) for n in range(4)))
     await build(site)
@@ -269,7 +297,7 @@ async def test_what_a_build_comes_from_stays_until_it_is_done_and_a_price_may_be
     async with migration(site) as work:
         assert (await work.plan(Change())).price == 5.0
     async with site.builder() as builder:
-        assert [await lifecycle.retire(builder, name) for name in ("g3", "g2")] == ["g3", "g2"]
+        assert [(await lifecycle.retire(builder, name)).left for name in ("g3", "g2")] == [None, None]
 
 
 async def test_no_build_leads_away_from_a_model_whose_place_nobody_knows(site: Site) -> None:

@@ -289,7 +289,7 @@ async def test_another_model_is_taken_into_use_while_everything_goes_on(
 
             code, _, errors = await operator.run("generation", "retire", "g2")
             assert (code, "answers the searches" in errors) == (1, True)
-            assert await operator.answer("generation", "retire") == {"retired": "g1"}
+            assert await operator.answer("generation", "retire") == {"retired": "g1", "cleared": True}
         assert life.failed == []
         assert await space.query("SELECT to_regclass('chunks_g1')") == [(None,)]
         for table in ("index_state", "manifests"):
