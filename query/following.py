@@ -99,6 +99,8 @@ class Following:
             self._answered.add(generation.name)
             self.errors.pop(generation.name, None)
         except PenstockError as error:
+            if str(error) != str(self.errors.get(generation.name)):
+                _log.warning("model.not_ready", generation=generation.name, state=generation.state, reason=str(error))
             self.errors[generation.name] = error
         if generation.state == "active":
             self.is_warm = True

@@ -73,6 +73,10 @@ OVERVIEW = Dashboard(
                               "{{alertname}} {{severity}}")], "none", kind="table", says="0: none fires."),
             Panel("Dead letters that wait", [("max by (stage) (penstock_waiting_dead_letters)", "{{stage}}")], "none",
                   kind="stat", warn=1, runbook="dead-letters"),
+            Panel("Documents that cannot be read at their source", [("sum(max by (source) (penstock_skipped_documents))"
+                                                                     " or vector(0)", "")], "none", kind="stat",
+                  says="Damaged, too large, encrypted: a connector or an ingest skipped them.", warn=1,
+                  runbook="dead-letters"),
             Panel("Documents that differ from the ledger", [("sum(max by (store, kind) (penstock_divergent_documents))",
                                                              "")], "none", kind="stat", warn=1, runbook="divergence"),
             Panel("Embeddings, money a day", [("sum(increase(penstock_embedding_cost_total[1d]))"
@@ -207,8 +211,8 @@ QUERY = Dashboard(
         ]),
         ("The next generation", [
             Panel("Models that have answered here", [("min by (state) (penstock_query_models_ready) or vector(0)",
-                                                      "{{state}}")], "none",
-                  says="1: the model of the generation in this state is warm; 0: not yet."),
+                                                      "{{state}}")], "none", falling=True, warn=1, alarm=1,
+                  says="1: the model of the generation in this state is warm; 0: not yet.", runbook="model-not-ready"),
             Panel("Questions asked of both generations", [(per_second("penstock_query_shadow_total", "outcome")
                                                            + " or vector(0)", "{{outcome}}")], "reqps"),
             Panel("How far both agree, mean",
@@ -255,6 +259,10 @@ CONNECTORS = Dashboard(
                                             "{{source}} {{activity}}")], "none", alarm=1, runbook="connector"),
             Panel("Problems", [('max by (source, of) (penstock_connector_problems{source=~"$source"})',
                                 "{{source}}: {{of}}")], "none", warn=1, runbook="connector"),
+            Panel("Documents that cannot be read", [('max by (source) (penstock_skipped_documents{source=~"$source"})'
+                                                     " or vector(0)", "{{source}}")], "none", warn=1,
+                  says="As they are now; `folder` is what was ingested by hand. `penstock dead list` names them.",
+                  runbook="dead-letters"),
             Panel("Freshness, p99", [(quantile(0.99, "penstock_freshness_seconds", "source, lane",
                                                'source=~"$source"'), "{{source}} {{lane}}")], "s", alarm=300,
                   runbook="freshness"),

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import pytest_asyncio
+from structlog.testing import capture_logs
 
 from deploy.local.stack import Stack
 from pipeline.core.model import Generation
@@ -241,7 +242,12 @@ async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_
     def ready(state: str) -> float | None:
         return metrics.registry.get_sample_value("penstock_query_models_ready", {"state": state})
 
-    await following.look()
+    with capture_logs() as said:
+        await following.look()
+        await following.look()
+    assert [(line["event"], line["generation"], line["state"]) for line in said if "generation" in line] == [
+        ("model.not_ready", "g3", "building")
+    ], "said once, and not at every look"
     assert following.is_warm
     assert set(following.errors) == {"g3"}
     assert (ready("active"), ready("previous"), ready("building")) == (1, 1, 0)
