@@ -73,9 +73,16 @@ function timeline(story) {
   ].sort((a, b) => (a.at ?? "").localeCompare(b.at ?? ""));
   return el("section", { class: "story", "aria-label": "Its story" },
     el("p", { class: story.searchable ? "verdict good" : "verdict bad" },
-      el("strong", {}, story.searchable ? "It can be found" : "It cannot be found now"), story.reason ? `: ${story.reason}.` : "."),
+      el("strong", {}, story.searchable ? "It can be found" : "It cannot be found now"), story.reason ? [": ", worded(story.reason), "."] : "."),
+    story.next && el("p", { class: "next" }, el("strong", {}, "Next step"), ": ", story.next.startsWith("penstock ") && !story.next.includes("`") ? el("code", {}, story.next) : worded(story.next)),
+    story.notes?.length > 0 && el("ul", { class: "notes", "aria-label": "Worth knowing" }, story.notes.map((note) => el("li", {}, worded(note)))),
     moments.length > 0 && el("ol", { class: "timeline" }, moments.map((one) => el("li", { class: one.bad ? "bad" : one.store ? "good" : "" }, el("p", {}, one.what), el("p", { class: "when" }, one.at ? [time(one.at), ` · ${ago(one.at)}`] : "not yet", one.more && ` · ${one.more}`)))),
     access(story.access));
+}
+
+/** Commands stand between backticks. */
+function worded(text) {
+  return text.split("`").map((part, n) => (n % 2 ? el("code", {}, part) : part));
 }
 
 const KINDS = { upserted: "Published", deleted: "Deleted", "access-changed": "Access changed" };

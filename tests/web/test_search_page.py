@@ -8,6 +8,8 @@ import re
 import httpx
 import pytest
 
+from query.http.auth import local_user
+from tests.library import deletion, document
 from tests.web.conftest import PHONE, Site, Tab, Tabs
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
@@ -152,6 +154,38 @@ async def test_a_documents_story_tells_how_it_came_to_be_found(tabs: Tabs) -> No
     again = await tabs.new()
     await again.open(tab.page.url.removeprefix(f"{tab.url}/"))
     await again.page.wait_for_selector("#story[open] .timeline")
+
+
+async def test_an_operator_is_told_the_next_step_and_what_else_is_worth_knowing(site: Site, tabs: Tabs) -> None:
+    library, mine = site.library, [f"user:{local_user()}"]
+    new, old = (
+        document("mended.md", f"The zorilla's {word} burrow.", acl_tags=mine, version=version)
+        for version, word in ((7, "new"), (3, "old"))
+    )
+    await library.put(new)
+    await library.put(old)
+    await library.execute(
+        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, first_failed_at, document_id,'
+        " tenant, source, external_id) SELECT 'page:0:1', 'page', 0, 1, 'detect', 'invalid', 'title: too long', now(),"
+        " id, tenant, source, external_id FROM documents WHERE external_id = 'mended.md'"
+    )
+    try:
+        tab = await tabs.new(who=None)
+        await tab.open("?q=zorilla")
+        await tab.page.click("#results a.title")
+        await tab.page.wait_for_selector("#story .timeline")
+        told = await tab.page.inner_text("#story .story")
+        assert "Next step: mend what is wrong, then penstock dead replay page:0:1" in told
+        assert await tab.page.inner_text("#story .next code") == "penstock dead replay page:0:1"
+        assert "its newest event (version 3, arrived" in await tab.page.inner_text("#story .notes")
+        reader = await tabs.new()
+        await reader.open("?q=undo+commits")
+        await reader.page.click("#results a.title >> nth=0")
+        await reader.page.wait_for_selector("#story .timeline")
+        assert await reader.page.locator("#story :is(.next, .notes)").count() == 0
+    finally:
+        await library.execute("DELETE FROM dead_letters WHERE id = 'page:0:1'")
+        await library.put(deletion(new))
 
 
 async def test_a_document_that_is_gone_is_said_kindly(tab: Tab) -> None:
