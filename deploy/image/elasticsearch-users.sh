@@ -2,7 +2,8 @@
 # Roles from /roles and a user in each. Repeats are harmless: a changed password in .env takes effect.
 set -euo pipefail
 
-admin="elastic:$(cat /run/secrets/elasticsearch_admin)"
+roles="${ROLES:-/roles}" secrets="${SECRETS:-/run/secrets}"
+admin="elastic:$(cat "$secrets/elasticsearch_admin")"
 
 put() {  # path; the body on standard input. Passwords are on no command line.
   curl --silent --show-error --fail --config <(printf 'user = "%s"\n' "$admin") --request PUT \
@@ -10,10 +11,10 @@ put() {  # path; the body on standard input. Passwords are on no command line.
 }
 
 user() {  # role, secret
-  printf '{"password": "%s", "roles": ["%s"]}' "$(cat "/run/secrets/$2")" "$1" | put "user/$1"
+  printf '{"password": "%s", "roles": ["%s"]}' "$(cat "$secrets/$2")" "$1" | put "user/$1"
 }
 
-for file in /roles/*.json; do
+for file in "$roles"/*.json; do
   put "role/$(basename "$file" .json)" < "$file"
 done
 user penstock_migrate elasticsearch_owner

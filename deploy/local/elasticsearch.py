@@ -9,6 +9,7 @@ import http.client
 import json
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from deploy.local import dist
@@ -52,7 +53,7 @@ class Elasticsearch:
     def launch(self, place: Place, settings: LocalSettings) -> Command:
         """The distribution's launcher, called as its shell script would, which starts one more Java.
         It starts the server, waits until it is up, and ends."""
-        home = dist.elasticsearch_home()
+        home = self.distribution()
         argv = [
             str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", FIRST_COMPILER,
             f"-XX:SharedArchiveFile={dist.java_archive()}",
@@ -62,7 +63,11 @@ class Elasticsearch:
             "org.elasticsearch.launcher.CliToolLauncher", "-d",
         ]  # fmt: skip
         env = {**clean_env(), "ES_TMPDIR": str(place.config / "tmp"), "LIBFFI_TMPDIR": str(place.config / "tmp")}
-        return Command(as_server_user(argv, place.home, dist.servers(), dist.java()), env, home, daemonizes=True)
+        return Command(as_server_user(argv, place.home, home, dist.servers(), dist.java()), env, home, daemonizes=True)
+
+    def distribution(self) -> Path:
+        """The folder with ``lib`` and ``modules``. Raises Misconfigured."""
+        return dist.elasticsearch_home()
 
     def is_mine(self, place: Place, argv: Sequence[str]) -> bool:
         return f"-Dpenstock.home={place.home}" in argv or f"-Des.path.conf={place.config}" in argv

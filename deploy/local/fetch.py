@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +25,7 @@ from rich.console import Console
 
 from deploy.local import dist
 from deploy.local.lock import exclusive
+from deploy.local.plugins import build_plugin, run
 from pipeline import settings
 from pipeline.core.errors import Misconfigured, PenstockError
 
@@ -135,7 +136,7 @@ def _build(folder: Path) -> None:
     with _step("compile the english analyzer"):
         _build_english(folder)
     with _step("archive Java's classes"):
-        _run(
+        run(
             [str(dist.java()), f"-XX:SharedArchiveFile={folder / 'java.jsa'}", "-Xshare:dump"],
             "dumping the class archive",
         )
@@ -189,33 +190,8 @@ def _unpack_elasticsearch(folder: Path) -> None:
 
 def _build_english(folder: Path) -> None:
     """This small distribution has no analysis-common module: give it the one analyzer that our mapping names."""
-    lib = folder / "elasticsearch" / "lib"
-    plugin = folder / "elasticsearch" / "plugins" / "penstock-english"
-    classes = folder / "archives" / "classes"
-    plugin.mkdir(parents=True)
     (compiler,) = (folder / "archives").glob("ecj-*.jar")
-    classpath = [*lib.glob("elasticsearch-plugin-*.jar"), *lib.glob("lucene-*.jar")]
-    _run(
-        [str(dist.java()), "-jar", str(compiler), "-source", "21", "-target", "21", "-proc:none", "-nowarn",
-         "-classpath", os.pathsep.join(map(str, classpath)), "-d", str(classes),
-         str(ENGLISH / "EnglishAnalyzerFactory.java")],
-        "compiling the english analyzer",
-    )  # fmt: skip
-    with zipfile.ZipFile(plugin / "penstock-english.jar", "w") as jar:
-        for file in classes.rglob("*.class"):
-            jar.write(file, file.relative_to(classes))
-    shutil.copy(ENGLISH / "named_components.json", plugin)
-    descriptor = (ENGLISH / "stable-plugin-descriptor.properties").read_text()
-    (plugin / "stable-plugin-descriptor.properties").write_text(
-        descriptor.replace("@ELASTICSEARCH@", dist.VERSIONS["elasticsearch"])
-    )
-
-
-def _run(argv: Sequence[str], doing: str) -> None:
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
-    if done.returncode != 0:
-        lines = (done.stdout + done.stderr).strip().splitlines() or ["no output"]
-        raise Misconfigured(f"{doing} failed: {lines[-1][:300]}")
+    build_plugin(ENGLISH, folder / "elasticsearch", compiler, folder / "archives" / "classes")
 
 
 @contextmanager

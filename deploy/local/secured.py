@@ -1,10 +1,10 @@
 """The same three servers with everything that a company switches on: TLS with certificates that are verified, a login
 for everybody, and no right that was not given.
 
-For trying Penstock against them (tests/e2e/test_secured.py). Postgres takes TLS and SCRAM alone, and of its owner a
+For trying Penstock against them (tests/e2e/test_secured*.py). Postgres takes TLS and SCRAM alone, and of its owner a
 certificate too; Kafka takes SASL over TLS (SCRAM and PLAIN), or TLS with a client's certificate, and asks its ACLs;
-Elasticsearch has its security module on, and wants a client's certificate of everybody. (Its users and roles stand in
-files, for this small distribution lacks the analyzers of the index in which it would keep what its API is told.)
+Elasticsearch has its security module on, and wants a client's certificate of everybody. The users that it starts with
+stand in files; others, and API keys, can be made by its API.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from aiokafka.errors import KafkaError
 from psycopg.conninfo import make_conninfo
 
 from deploy.certificates import Authority, Certificate
-from deploy.local import postgres_tls
+from deploy.local import elasticsearch_users, postgres_tls
 from deploy.local.elasticsearch import Elasticsearch
 from deploy.local.kafka import Kafka
 from deploy.local.postgres import DATABASE, USER, Postgres, password_of
@@ -189,6 +189,9 @@ class _Kafka(Kafka):
 class _Elasticsearch(Elasticsearch):
     def __init__(self, secured: Secured) -> None:
         self._secured = secured
+
+    def distribution(self) -> Path:
+        return elasticsearch_users.require()
 
     def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
         super().prepare(place, ports, settings)
