@@ -3,7 +3,8 @@
     python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts what it was asked
 
 A text's vector is one of POOL unit vectors, made beforehand and chosen by the text's checksum: answering is joining
-strings. It counts no tokens and keeps no limits; for those there is tests/fakes/openai.py.
+strings. It counts no tokens and keeps no limits; for those there is tests/fakes/openai.py. ``POST /faults`` takes some
+of the fields of Faults ({} changes nothing).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -37,6 +38,14 @@ class Stats:
     bytes: int = 0
 
 
+@dataclass(frozen=True)
+class Faults:
+    throttle: int = 0
+    """Next n requests: 429, to be tried again after a second."""
+    inputs_left: int | None = None
+    """503 for every request that would take more texts than are left; None: no fault."""
+
+
 class ZeroCost:
     def __init__(self, latency_seconds: float) -> None:
         rows = np.random.default_rng(1).standard_normal((POOL, DIMENSIONS)).astype(np.float32)
@@ -45,16 +54,20 @@ class ZeroCost:
         self._floats = [json.dumps(row.tolist()) for row in rows[:64]]  # whoever asks for floats pays for reading them
         self._latency = latency_seconds
         self.stats = Stats()
+        self.faults = Faults()
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY)
-        app.add_routes([web.post("/v1/embeddings", self._embeddings), web.get("/stats", self._told)])
+        app.add_routes([web.post("/v1/embeddings", self._embeddings), web.get("/stats", self._told),
+                        web.post("/faults", self._spoil)])  # fmt: skip
         return app
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         body = await request.json()
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         self.stats.requests += 1
+        if (refused := self._refused(len(texts))) is not None:
+            return refused
         self.stats.inputs += len(texts)
         self.stats.bytes += sum(map(len, texts))
         await asyncio.sleep(self._latency)
@@ -69,8 +82,30 @@ class ZeroCost:
             return f'"{self._base64[number % POOL]}"'
         return self._floats[number % len(self._floats)]
 
+    def _refused(self, texts: int) -> web.Response | None:
+        left = self.faults.inputs_left
+        if self.faults.throttle:
+            self.faults = replace(self.faults, throttle=self.faults.throttle - 1)
+            return _error(429, "Rate limit reached", {"retry-after": "1"})
+        if left is not None and texts > left:
+            return _error(503, "The server is overloaded", {})
+        self.faults = replace(self.faults, inputs_left=None if left is None else left - texts)
+        return None
+
+    async def _spoil(self, request: web.Request) -> web.Response:
+        changes = await request.json()
+        if unknown := changes.keys() - {knob.name for knob in fields(Faults)}:
+            return web.json_response({"error": f"no such fault: {sorted(unknown)}"}, status=400)
+        self.faults = replace(self.faults, **changes)
+        return web.json_response(asdict(self.faults))
+
     async def _told(self, _: web.Request) -> web.Response:
         return web.json_response(asdict(self.stats))
+
+
+def _error(status: int, message: str, headers: dict[str, str]) -> web.Response:
+    error = {"message": message, "type": "server_error" if status > 499 else "requests", "code": None}
+    return web.json_response({"error": error}, status=status, headers=headers)
 
 
 async def serve(port: int, latency_seconds: float) -> None:
@@ -99,6 +134,8 @@ def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait(10)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,113 @@
+"""Penstock and its peers, measured and put through the same cases on this machine.
+
+    python -m bench.peers [--documents 1000] [--only NAME]... [--resume] [--json]     # → bench/results/peers.json
+
+Each peer is run in its best documented configuration by a small driver (bench/peers/NAME.py) in a virtual environment
+of its own; the model is bench.zero_cost, which counts the texts; rows are read in Postgres, which has no vector index.
+Environments, the server's data and logs lie in $PENSTOCK_HOME/peers (or --folder). docs/peers.md tells what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+import psutil
+import psycopg
+from rich.console import Console
+
+from bench.peers import steps, table
+from bench.peers.driving import DriverFailed
+from bench.peers.environments import PEERS, NotInstalled, Peer, python_of
+from bench.peers.trial import Embedding, Trial
+from bench.zero_cost import zero_cost
+from deploy.local.stack import Stack
+from pipeline.settings import home
+
+RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
+stderr = Console(stderr=True, highlight=False)
+
+
+def main() -> None:
+    given = _arguments()
+    chosen = [peer for peer in PEERS if not given.only or peer.name in given.only]
+    known = json.loads(given.results.read_text()) if given.results.exists() else {}
+    kept = known.get("peers", {}) if known.get("documents") == given.documents and (given.only or given.resume) else {}
+    if given.resume:
+        chosen = [peer for peer in chosen if "failed" in kept.get(peer.name, {"failed": ""})]
+    folder = (given.folder or home() / "peers").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    whole: dict[str, Any] = {"documents": given.documents, "machine": _machine(), "peers": kept}
+    with _postgres(folder) as dsn, zero_cost() as address:
+        for peer in chosen:
+            whole["peers"][peer.name] = _one(peer, folder, dsn, Embedding(address), given.documents)
+            given.results.write_text(json.dumps(whole, indent=1) + "\n")
+    if given.json:
+        print(json.dumps(whole))
+    else:
+        out = Console(highlight=False, width=max(180, Console().width))
+        out.print(table.measures(whole["peers"]), table.cases(whole["peers"]), sep="\n\n")
+    if any("failed" in whole["peers"][peer.name] for peer in chosen):
+        raise SystemExit(1)
+
+
+def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: int) -> dict[str, Any]:
+    """Its results; of one that fails, {"failed": the reason}, and the others go on."""
+    try:
+        python = python_of(peer, folder, stderr.print)
+        with Trial.of(peer, python, folder, dsn, embedding) as trial:
+            stderr.print(f"{peer.name}: measuring")
+            result = {"versions": trial.process.hello["versions"], "at": _now(), "load": round(os.getloadavg()[0], 1),
+                      **steps.measure(trial, documents)}  # fmt: skip
+            stderr.print(f"{peer.name}: {result['first_load_chunks_per_s']} chunks/s; its cases")
+            return result | {"cases": steps.cases(trial)}
+    except (DriverFailed, NotInstalled, psycopg.Error) as error:
+        reason = str(error).splitlines()[0]
+    except Empty:
+        reason = f"its driver did not greet (log: {folder / 'logs' / peer.name}.log)"
+    stderr.print(f"{peer.name} failed: {reason}")
+    return {"failed": reason}
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[str]:
+    """The local stack's Postgres alone, with its data in the folder; ends with the block."""
+    stack = Stack(folder / "postgres", die_with_parent=True)
+    stack.up(services=("postgres",))
+    try:
+        yield stack.endpoints()["postgres"]["dsn"]
+    finally:
+        stack.down()
+
+
+def _machine() -> dict[str, Any]:
+    return {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30),
+            "architecture": platform.machine(), "python": platform.python_version(), "at": _now()}  # fmt: skip
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--documents", type=int, default=1_000)
+    parser.add_argument("--only", action="append", choices=[peer.name for peer in PEERS], metavar="NAME",
+                        help="this peer; may be repeated; the others' results are kept")  # fmt: skip
+    parser.add_argument("--resume", action="store_true", help="only those that have no result of this size yet")
+    parser.add_argument("--folder", type=Path, help="environments, the server's data, logs; $PENSTOCK_HOME/peers")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    main()

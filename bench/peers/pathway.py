@@ -1,0 +1,171 @@
+"""Pathway: a watched folder with persistence, its token splitter, its OpenAI embedder, a snapshot table of Postgres.
+Variant "cache": the embedder remembers by text, on disk.
+
+It runs on and watches, as it is meant to; the folder is brought into line when its table holds what the same splitter
+makes of the folder. (Persisting its operators' state as well, so that a restart computes nothing again, needs a licence
+key.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+import time
+from urllib.parse import unquote, urlsplit
+
+import pathway as pw
+import psycopg
+from pathway.internals.parse_graph import G
+from pathway.xpacks.llm.embedders import OpenAIEmbedder
+from pathway.xpacks.llm.splitters import RecursiveSplitter
+
+from bench.peers.speaks import (
+    BATCH,
+    CHUNK_TOKENS,
+    DIMENSIONS,
+    MODEL,
+    OVERLAP_TOKENS,
+    Driver,
+    Given,
+    Rows,
+    given,
+    serve,
+)
+
+TABLE = f"""
+CREATE TABLE chunks (key text PRIMARY KEY, name text NOT NULL, text text NOT NULL, access text NOT NULL,
+  embedding vector({DIMENSIONS}))
+"""
+
+DIGEST = """
+SELECT name, access, md5(string_agg(md5(text), '' ORDER BY md5(text) COLLATE "C")) FROM chunks GROUP BY name, access
+"""
+POLL_SECONDS = 0.1
+IDLE_SECONDS = 60.0
+COMMIT_MS = 100
+
+
+class Access(pw.Schema):
+    name: str = pw.column_definition(primary_key=True)
+    access: str
+
+
+def main() -> None:
+    told = given()
+    with psycopg.connect(told.dsn, autocommit=True) as connection:
+        connection.execute(TABLE)
+    engine = Engine(told)
+    serve(Driver(Rows("chunks", "name", "text", "access"), engine.sync, ("pathway",)))
+    os._exit(0)  # it has no way to be stopped from another thread
+
+
+class Engine:
+    """The pipeline in a thread of this process, begun again from what it persisted when an error has ended it."""
+
+    def __init__(self, told: Given) -> None:
+        self._told = told
+        self._splitter = RecursiveSplitter(CHUNK_TOKENS, OVERLAP_TOKENS, encoding_name="cl100k_base")
+        self._wanted: dict[str, tuple[str, str, str]] = {}
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        os.environ["OPENAI_BASE_URL"] = told.embedding  # its embedder makes the client itself
+
+    def sync(self) -> float:
+        """Seconds until the table is what the folder says, or until the last change that was seen."""
+        began = time.perf_counter()
+        publish_access(self._told)
+        wanted = self._split()
+        changed = time.perf_counter()
+        if self._thread is None:
+            began = changed
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+        with psycopg.connect(self._told.dsn, autocommit=True) as connection:
+            seen: object = None
+            while True:
+                there = {(name, access, mark) for name, access, mark in connection.execute(DIGEST).fetchall()}
+                now = time.perf_counter()
+                if there != seen:
+                    seen, changed = there, now
+                if there == wanted:
+                    return now - began
+                if now - changed > IDLE_SECONDS:
+                    return changed - began
+                if self._error is not None:
+                    error, self._error, self._thread = self._error, None, None
+                    raise error
+                time.sleep(POLL_SECONDS)
+
+    def _split(self) -> set[tuple[str, str, str]]:
+        """What the table shall hold, as DIGEST tells it."""
+        for document in self._told.documents():
+            if self._wanted.get(document.name, ("",))[0] != document.text:
+                marks = sorted(md5(chunk) for chunk, _ in self._splitter.chunk(document.text))
+                self._wanted[document.name] = (document.text, document.access, md5("".join(marks)))
+            text, _, mark = self._wanted[document.name]
+            self._wanted[document.name] = (text, document.access, mark)
+        names = set(self._told.names())
+        return {(name, access, mark) for name, (_, access, mark) in self._wanted.items() if name in names}
+
+    def _run(self) -> None:
+        backend = pw.persistence.Backend.filesystem(str(self._told.state / "persistence"))
+        try:
+            G.clear()
+            build(self._told)
+            pw.run(monitoring_level=pw.MonitoringLevel.NONE, persistence_config=pw.persistence.Config(backend))
+        except BaseException as error:
+            self._error = error
+            raise
+
+
+def md5(text: str) -> str:
+    return hashlib.md5(text.encode()).hexdigest()
+
+
+def publish_access(told: Given) -> None:
+    folder = told.state / "access"
+    folder.mkdir(exist_ok=True)
+    draft = told.state / "access.draft"
+    draft.write_text("".join(json.dumps({"name": n, "access": a}) + "\n" for n, a in sorted(told.access().items())))
+    draft.replace(folder / "access.jsonl")
+
+
+def build(told: Given) -> None:
+    files = pw.io.fs.read(
+        str(told.library),
+        format="plaintext_by_file",
+        with_metadata=True,
+        autocommit_duration_ms=COMMIT_MS,
+        name="library",
+    )
+    access = pw.io.jsonlines.read(
+        str(told.state / "access"), schema=Access, autocommit_duration_ms=COMMIT_MS, name="access"
+    )
+    splitter = RecursiveSplitter(CHUNK_TOKENS, OVERLAP_TOKENS, encoding_name="cl100k_base")
+    embedder = OpenAIEmbedder(
+        model=MODEL, api_key="none", batch_size=BATCH,
+        cache_strategy=pw.udfs.DiskCache() if told.variant == "cache" else None,
+    )  # fmt: skip
+    skipped = len(str(told.library)) + 1
+    documents = files.select(
+        name=pw.apply_with_type(lambda m: m["path"].as_str()[skipped:], str, pw.this._metadata), data=pw.this.data
+    )
+    chunks = documents.select(pw.this.name, part=splitter(pw.this.data)).flatten(pw.this.part)
+    chunks = chunks.select(pw.this.name, text=pw.this.part[0])
+    chunks = chunks.select(pw.this.name, pw.this.text, embedding=embedder(pw.this.text))
+    rows = chunks.join(access, pw.left.name == pw.right.name, id=pw.left.id).select(
+        pw.left.name, pw.left.text, pw.left.embedding, pw.right.access
+    )
+    rows = rows.select(
+        pw.this.name, pw.this.text, pw.this.embedding, pw.this.access, key=pw.apply_with_type(str, str, pw.this.id)
+    )
+    address = urlsplit(told.dsn)
+    settings = {"host": address.hostname, "port": str(address.port), "dbname": address.path[1:],
+                "user": address.username, "password": unquote(address.password or "")}  # fmt: skip
+    pw.io.postgres.write(rows, settings, "chunks", output_table_type="snapshot", primary_key=[rows.key], name="chunks")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Penstock itself: a stack of its own as ``penstock up`` starts it; each command is ``penstock ingest --wait``, which
+returns when both stores have everything. Its workers run on in between, as the watching peers do.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+from bench.ingest import Run
+from bench.peers.speaks import Driver, Given, Rows, given, serve
+
+STORED = "chunks_g1"
+TABLE = f"""(
+  SELECT split_part(d.external_id, '/library/', 2) AS name, c.text, c.embedding,
+         substring(a.acl_tags[1] from '[^/]*$') AS access
+  FROM {STORED} AS c
+  LEFT JOIN documents AS d ON d.id = c.document_id LEFT JOIN access_sets AS a ON a.id = d.access_id
+) AS chunks"""
+REPAIRS_AT_MOST = 3
+
+
+def main() -> None:
+    told = given()
+    run = Run(told.state / "home", told.embedding.removesuffix("/v1"))
+    run.library = told.library
+    command(run, "up")
+    try:
+        name, _ = run.graph()
+        run.sql(f'DROP INDEX "{name}"')  # the peers have none
+        dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]
+        workers = [worker["pid"] for worker in run.penstock("status")["workers"]]
+        serve(Driver(Rows(TABLE, "name", "text", "access", stored=STORED, dsn=dsn), lambda: sync(run, told),
+                     ("penstock",), repair=lambda: repair(run), memory_of=tuple(workers)))  # fmt: skip
+    finally:
+        command(run, "down")
+
+
+def sync(run: Run, told: Given) -> float:
+    write_policies(told)
+    try:
+        return float(run.ingest()["seconds"])
+    except SystemExit as error:
+        raise RuntimeError(str(error)) from error
+
+
+def repair(run: Run) -> None:
+    """Audits until one finds nothing to mend (one that finds something ends with 1)."""
+    for _ in range(REPAIRS_AT_MOST):
+        argv = [str(Path(sys.executable).with_name("penstock")), "audit", "--repair", "--json"]
+        told = subprocess.run(argv, env=run.environment, stdout=subprocess.PIPE, check=False)
+        if json.loads(told.stdout)["clean"]:
+            return
+    raise RuntimeError(f"{REPAIRS_AT_MOST} audits did not mend it")
+
+
+def write_policies(told: Given) -> None:
+    """Who may read, as the folder connector takes it: by folder."""
+    tags: dict[Path, set[str]] = defaultdict(set)
+    for name, tag in told.access().items():
+        tags[(told.library / name).parent].add(tag)
+    for folder, (tag, *others) in ((folder, sorted(found)) for folder, found in tags.items()):
+        policy = folder / ".penstock.toml"
+        text = f'acl = ["{tag}"]\n'
+        if folder != told.library and not others and (not policy.exists() or policy.read_text() != text):
+            policy.write_text(text)
+
+
+def command(run: Run, verb: str) -> None:
+    penstock = Path(sys.executable).with_name("penstock")
+    subprocess.run([str(penstock), verb], env=run.environment, stdout=sys.stderr, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""One peer on trial: its driver, its database, the library it indexes, and what the embedding server counted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.request import Request, urlopen
+
+import psycopg
+from psycopg import sql
+
+from bench.peers.driving import DriverFailed, Process
+from bench.peers.environments import OFFLINE, Peer, vocabulary
+from bench.peers.library import Library, Row
+
+READY_SECONDS = 300.0
+"""Until a driver greets: Penstock's starts three servers and its workers."""
+SYNC_SECONDS = 3_600.0
+HEALED_AFTER_SECONDS = 30.0
+"""A fault of the embedding server is lifted after so long, if the peer has not given up before."""
+
+
+class Embedding:
+    """The embedding server (bench.zero_cost), asked from beside."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def inputs(self) -> int:
+        with urlopen(f"{self.address}/stats") as answer:
+            return int(json.load(answer)["inputs"])
+
+    def spoil(self, **faults: int | None) -> None:
+        body = json.dumps(faults).encode()
+        urlopen(Request(f"{self.address}/faults", body, {"content-type": "application/json"})).close()
+
+    def heal(self) -> None:
+        self.spoil(throttle=0, inputs_left=None)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What one command came to."""
+
+    seconds: float
+    embedded: int
+    error: str | None
+    waited: bool
+    """It outlived a fault that was lifted while it ran."""
+
+
+class Trial:
+    def __init__(self, peer: Peer, folder: Path, embedding: Embedding, library: Library, process: Process) -> None:
+        self.peer, self.library, self.process, self.embedding = peer, library, process, embedding
+        self._folder, self._counted = folder, embedding.inputs()
+
+    @classmethod
+    @contextmanager
+    def of(cls, peer: Peer, python: Path, folder: Path, dsn: str, embedding: Embedding) -> Iterator[Self]:
+        """folder: trials/NAME in it is its own, removed afterwards. dsn: of a server, where it gets a database."""
+        home = folder / "trials" / peer.name
+        shutil.rmtree(home, ignore_errors=True)
+        (home / "state").mkdir(parents=True)
+        (folder / "logs").mkdir(exist_ok=True)
+        log = folder / "logs" / f"{peer.name}.log"
+        log.write_text("")
+        database = f"peer_{peer.name.replace('-', '_')}"
+        library = Library(home)
+        environment = OFFLINE | {
+            "PEER_DSN": new_database(dsn, database),
+            "PEER_LIBRARY": str(library.folder), "PEER_STATE": str(home / "state"),
+            "PEER_EMBEDDING": f"{embedding.address}/v1", "PEER_VARIANT": peer.variant, "HOME": str(home / "state"),
+            "TIKTOKEN_CACHE_DIR": str(vocabulary(folder)), "OPENAI_API_KEY": "none",
+        }  # fmt: skip
+        embedding.heal()
+        with Process([str(python), "-m", peer.module], environment, log) as process:
+            process.greet(READY_SECONDS)
+            yield cls(peer, home, embedding, library, process)
+        shutil.rmtree(home)
+        drop_database(dsn, database)
+
+    def sync(self, command: str = "sync", *, healed_after: float | None = None) -> Told:
+        """healed_after: seconds after which the embedding server's faults are lifted if there is no answer yet."""
+        before = self._counted  # a peer that watches may have begun before it was told
+        self.process.say(command)
+        answer = None
+        if healed_after is not None:
+            answer = self.process.answered(healed_after)
+            self.embedding.heal()
+        waited = healed_after is not None and answer is None
+        answer = answer or self.process.answered(SYNC_SECONDS)
+        if answer is None:
+            raise DriverFailed(f"no answer to {command} in {SYNC_SECONDS:.0f} s")
+        self._counted = self.embedding.inputs()
+        return Told(round(answer["seconds"], 2), self._counted - before, answer.get("error"), waited)
+
+    @property
+    def repairs(self) -> bool:
+        return bool(self.process.hello["repairs"])
+
+    def rows(self) -> list[Row]:
+        where = self._where
+        found = self._ask(f"SELECT {where['source']}, {where['text']}, {where['access']},"
+                          f" {where['embedding']} IS NOT NULL FROM {where['table']}")  # fmt: skip
+        return [Row(*row) for row in found]
+
+    def faults(self) -> dict[str, str]:
+        return self.library.faults(self.rows())
+
+    def written(self) -> set[tuple[Any, ...]]:
+        """Marks of the stored rows: each is another after it was written."""
+        return set(self._ask(f"SELECT ctid::text, xmin::text FROM {self._stored}"))
+
+    def lose(self, share: int) -> int:
+        """Take one row in ``share`` out of the store, behind the peer's back. Returns how many."""
+        lost = self._ask(f"WITH lost AS (DELETE FROM {self._stored} WHERE ctid IN (SELECT ctid FROM (SELECT ctid,"
+                         f" row_number() OVER (ORDER BY ctid) AS n FROM {self._stored}) AS numbered"
+                         f" WHERE n % {share} = 0) RETURNING 1) SELECT count(*) FROM lost")  # fmt: skip
+        return int(lost[0][0])
+
+    @property
+    def _where(self) -> dict[str, str]:
+        return dict(self.process.hello["rows"])
+
+    @property
+    def _stored(self) -> str:
+        return self._where["stored"] or self._where["table"]
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        dsn = self._where["dsn"] or self.process.environment["PEER_DSN"]
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            return connection.execute(statement.encode()).fetchall()
+
+
+def new_database(dsn: str, name: str) -> str:
+    """Its address, with pgvector in it. An older one of the same name is dropped."""
+    drop_database(dsn, name)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    address = f"{dsn.rpartition('/')[0]}/{name}"
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION vector")
+    return address
+
+
+def drop_database(dsn: str, name: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
