@@ -72,18 +72,19 @@ OVERVIEW = Dashboard(
             Panel("Alerts", [('count by (alertname, severity) (ALERTS{alertstate="firing"}) or vector(0)',
                               "{{alertname}} {{severity}}")], "none", kind="table", says="0: none fires."),
             Panel("Dead letters that wait", [("max by (stage) (penstock_waiting_dead_letters)", "{{stage}}")], "none",
-                  kind="stat", warn=1, runbook="dead-letters"),
+                  kind="stat", warn=1, runbook="dead-letters", width=6),
             Panel("Documents that cannot be read at their source", [("sum(max by (source) (penstock_skipped_documents))"
                                                                      " or vector(0)", "")], "none", kind="stat",
                   says="Damaged, too large, encrypted: a connector or an ingest skipped them.", warn=1,
-                  runbook="dead-letters"),
+                  runbook="dead-letters", width=6),
             Panel("Documents that differ from the ledger", [("sum(max by (store, kind) (penstock_divergent_documents))",
-                                                             "")], "none", kind="stat", warn=1, runbook="divergence"),
+                                                             "")], "none", kind="stat", warn=1, runbook="divergence",
+                  width=6),
             Panel("Embeddings, money a day", [("sum(increase(penstock_embedding_cost_total[1d]))"
                                                " + (sum(increase(penstock_query_embedding_cost_total[1d]))"
                                                " or vector(0))", "spent"),
                                               ("max(penstock_embedding_daily_budget)", "budget")], "none",
-                  kind="stat", runbook="embedding-spend"),
+                  kind="stat", runbook="embedding-spend", width=6),
         ]),
         ("Who is affected?", [
             Panel("Freshness by source, p99", [(quantile(0.99, "penstock_freshness_seconds", "source",

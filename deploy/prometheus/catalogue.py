@@ -43,6 +43,12 @@ prometheus --config.file=watch/local.yml --storage.tsdb.path=watch/data --web.li
 
 The dashboards are in `deploy/grafana`: import the JSON files, or provision the folder. Their variable `runbooks` is the
 address under which this repository can be read.
+
+![The overview](screenshots/dashboard-overview.png)
+
+The overview, drawn by `python -m deploy.grafana.picture PROMETHEUS FILE` from the dashboard's own queries, not by
+Grafana: five minutes of the running system that `tests/e2e/watched.py` starts, where an hour of the alerts passes in a
+minute, on a machine that ran other tests meanwhile. Its searches were slow, and the alert says so.
 """
 
 

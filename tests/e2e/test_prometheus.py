@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
+from matplotlib.axes import Axes
 
+from deploy.grafana.dashboards import OVERVIEW
+from deploy.grafana.picture import picture
 from deploy.local.stack import Stack
 from tests.e2e.watched import page, watched
 from tests.space import PROJECT
@@ -47,4 +52,20 @@ async def test_every_panel_and_alert_has_its_numbers_from_the_running_system(sta
             pytest.fail(f"nothing to show: {json.dumps(empty, indent=1)}")
         for alert in alerts():
             await world.values(alert["expr"])
+        await drawn(str(world.prometheus.base_url))
         await world.fires()
+
+
+async def drawn(prometheus: str) -> None:
+    """The overview's picture holds every panel, and every line that it should."""
+
+    def draw() -> dict[str, Axes]:
+        with httpx.Client(base_url=prometheus, timeout=20, trust_env=False) as client:
+            figure = picture(client, 2)
+        figure.savefig(io.BytesIO(), format="svg")
+        return {axes.get_title(loc="left"): axes for axes in figure.axes}
+
+    found = await asyncio.to_thread(draw)
+    wanted = {panel["title"]: panel for panel in OVERVIEW.json()["panels"] if panel["type"] != "row"}
+    assert found.keys() == wanted.keys()
+    assert not [title for title, axes in found.items() if not (axes.lines or axes.texts)]
