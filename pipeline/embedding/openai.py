@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
 import numpy as np
 import openai
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from pipeline.core.retry import classify_http, retry_after_seconds
 from pipeline.embedding.answers import Answer, read
-from pipeline.embedding.pace import Pace, Throttled
+from pipeline.embedding.batches import batched
+from pipeline.embedding.pace import Pace
 from pipeline.embedding.port import Embedded, Vectors
+from pipeline.embedding.refusals import Rejected, failure, outcome, why
 from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
 from pipeline.settings import EmbeddingSettings
@@ -36,21 +35,10 @@ PATIENCE_SECONDS = 20.0
 """How long one call tries again before it raises Retryable; its caller waits on in its own lane."""
 QUERY_PATIENCE_SECONDS = 2.0
 """A person waits for a query: give up early, keyword search answers without us."""
-QUOTA_WAIT_SECONDS = 60.0
-"""An empty account heals when somebody pays: ask once a minute."""
+KEPT_VECTORS = 4_096
+"""Most that are kept of calls that failed, 25 MB at 1,536 dimensions; the oldest go first."""
 PROBE = "penstock"
 """A text that every model takes: what it rejects, it rejects for its parameters."""
-
-
-class _Rejected(Exception):
-    """The server will not take this request's content (400, 413, 422). label: the error's code or type, bounded to
-    letters. message: may quote the input, so it is shown only when the input was PROBE."""
-
-    def __init__(self, status: int, label: str, message: str) -> None:
-        super().__init__(status, label)
-        self.status = status
-        self.label = label
-        self.message = message
 
 
 @dataclass(slots=True)
@@ -93,6 +81,8 @@ class OpenAIEmbedder:
         self._settings = settings
         self._tokens = tokens
         self._patience = patience_seconds
+        self._kept: dict[str, Vectors] = {}
+        """Text → what arrived for it in a call that failed: paid for, and asked for again in a moment."""
         self._pace = Pace(parallel=settings.parallel_requests, base_seconds=backoff_base_seconds)
         url = settings.base_url or OPENAI_URL
         self._host = urlsplit(url).hostname or url
@@ -111,7 +101,13 @@ class OpenAIEmbedder:
         if truncated:
             self.on_truncated(truncated)
         call = self._call(fitted, self._patience)
-        await self._all(call, _batches(sizes, self._settings.batch_inputs, self._settings.batch_tokens))
+        missing = self._take_kept(call)
+        batches = batched([sizes[n] for n in missing], self._settings.batch_inputs, self._settings.batch_tokens)
+        try:
+            await self._all(call, [[missing[n] for n in batch] for batch in batches])
+        except PenstockError:
+            self._keep(call)
+            raise
         vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
         vectors[keep] = call.vectors
         refused.update({keep[index]: reason for index, reason in call.refused.items()})
@@ -132,6 +128,23 @@ class OpenAIEmbedder:
 
     def _call(self, texts: list[str], patience: float) -> _Call:
         return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))
+
+    def _take_kept(self, call: _Call) -> list[int]:
+        """Fill in what an earlier call left; returns the indexes that are missing."""
+        missing = []
+        for index, text in enumerate(call.texts):
+            if (row := self._kept.pop(text, None)) is None:
+                missing.append(index)
+            else:
+                call.vectors[index] = row
+        return missing
+
+    def _keep(self, call: _Call) -> None:
+        """A row that arrived has unit length, the others are zeros."""
+        for index in np.flatnonzero(call.vectors.any(axis=1)):
+            self._kept[call.texts[index]] = call.vectors[index].copy()
+        while len(self._kept) > KEPT_VECTORS:
+            del self._kept[next(iter(self._kept))]
 
     def _zeros(self, rows: int) -> Vectors:
         return np.zeros((rows, self.dimensions), dtype=np.float32)
@@ -160,7 +173,7 @@ class OpenAIEmbedder:
         """Embed these, halving what the server rejects down to the texts that are at fault."""
         try:
             answer = await self._ask([call.texts[index] for index in indexes], call.deadline)
-        except _Rejected as rejected:
+        except Rejected as rejected:
             await self._prove(call)
             if len(indexes) == 1:
                 call.refused[indexes[0]] = f"{REJECTED} ({rejected.status} {rejected.label})"
@@ -184,7 +197,7 @@ class OpenAIEmbedder:
                 return
             try:
                 answer = await self._ask([PROBE], call.deadline)
-            except _Rejected as rejected:
+            except Rejected as rejected:
                 raise Misconfigured(
                     f"the embedding server {self._host} rejects every text ({rejected.status}: {rejected.message}): "
                     "check PENSTOCK_EMBEDDING_MODEL, _DIMENSIONS, _SEND_DIMENSIONS and _ENCODING_FORMAT",
@@ -199,21 +212,21 @@ class OpenAIEmbedder:
             call.proven = True
 
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
-        return await self._pace.run(lambda: self._measured(texts), deadline=deadline)
+        return await self._pace.run(lambda: self._measured(texts), size=sum(map(len, texts)), deadline=deadline)
 
     async def _measured(self, texts: list[str]) -> Answer:
         began = time.perf_counter()
         try:
             with embeddings(self.model, len(texts), self._host) as measured:
                 answer = await self._request(texts, measured)
-        except (Retryable, Misconfigured, _Rejected) as error:
-            self.on_request(_outcome(error), time.perf_counter() - began)
+        except (Retryable, Misconfigured, Rejected) as error:
+            self.on_request(outcome(error), time.perf_counter() - began)
             raise
         self.on_request("answered", time.perf_counter() - began)
         return answer
 
     async def _request(self, texts: list[str], measured: Call) -> Answer:
-        """One HTTP request. Raises Retryable, Misconfigured or _Rejected."""
+        """One HTTP request. Raises Retryable, Misconfigured or Rejected."""
         try:
             response = await self._client.embeddings.with_raw_response.create(
                 input=texts,
@@ -222,52 +235,15 @@ class OpenAIEmbedder:
                 dimensions=self.dimensions if self._settings.send_dimensions else openai.omit,
             )
         except openai.APIConnectionError as error:
-            raise Retryable(f"the embedding server {self._host} cannot be reached: {_why(error)}") from error
+            raise Retryable(f"the embedding server {self._host} cannot be reached: {why(error)}") from error
         except openai.APIStatusError as error:
             measured.facts["http.response.status_code"] = error.status_code
-            raise self._failure(error) from error
+            raise failure(error, self._host) from error
         measured.sent = len(response.http_response.request.content)
         measured.received = len(response.http_response.content)
         answer = read(response.http_response.content, inputs=len(texts), dimensions=self.dimensions)
         measured.facts["gen_ai.usage.input_tokens"] = answer.tokens
         return answer
-
-    def _failure(self, error: openai.APIStatusError) -> Retryable | Misconfigured | _Rejected:
-        status = error.status_code
-        label = _label(error)
-        match classify_http(status, error.code or error.type):
-            case "retry":
-                wait = retry_after_seconds(error.response.headers, now=datetime.now(UTC))
-                kind = Throttled if status == 429 else Retryable
-                return kind(f"the embedding server {self._host} answers {status} {label}", retry_after=wait)
-            case "quota":
-                return Throttled(
-                    f"the embedding account's quota is used up ({self._host}: {status} {label}): raise its limit",
-                    retry_after=QUOTA_WAIT_SECONDS,
-                )
-            case "poison":
-                return _Rejected(status, label, _message(error))
-            case "misconfigured":
-                return Misconfigured(
-                    f"the embedding server {self._host} answers {status} {label}: "
-                    f"check PENSTOCK_EMBEDDING_{_SETTING.get(status, 'BASE_URL')}",
-                    service="embedding",
-                )
-
-
-_SETTING = {401: "API_KEY", 403: "API_KEY (it may not use this model)", 404: "MODEL and PENSTOCK_EMBEDDING_BASE_URL"}
-
-
-def _outcome(error: Retryable | Misconfigured | _Rejected) -> EmbeddingOutcome:
-    match error:
-        case Throttled():
-            return "throttled"
-        case Retryable():
-            return "unavailable"
-        case Misconfigured():
-            return "misconfigured"
-        case _:
-            return "rejected"
 
 
 def _key(settings: EmbeddingSettings) -> str:
@@ -279,31 +255,3 @@ def _key(settings: EmbeddingSettings) -> str:
     if key := os.environ.get("OPENAI_API_KEY"):
         return key
     raise Misconfigured("no key for OpenAI: set PENSTOCK_EMBEDDING_API_KEY (or PENSTOCK_EMBEDDING_BASE_URL)")
-
-
-def _why(error: openai.APIConnectionError) -> str:
-    cause = error.__cause__
-    return "timed out" if isinstance(error, openai.APITimeoutError) else type(cause or error).__name__
-
-
-def _label(error: openai.APIStatusError) -> str:
-    return re.sub(r"[^\w.-]", "", str(error.code or error.type or "error"))[:60]
-
-
-def _message(error: openai.APIStatusError) -> str:
-    """The server's own words, on one line."""
-    words = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(words or error.message).split())[:200]
-
-
-def _batches(sizes: Sequence[int], most_inputs: int, most_tokens: int) -> list[list[int]]:
-    """Indexes, in order, in groups within both limits (a text larger than a limit stands alone)."""
-    batches: list[list[int]] = []
-    filled = 0
-    for index, size in enumerate(sizes):
-        if not batches or len(batches[-1]) >= most_inputs or filled + size > most_tokens:
-            batches.append([])
-            filled = 0
-        batches[-1].append(index)
-        filled += size
-    return batches

@@ -1,4 +1,5 @@
-"""One client's manners towards its server: so many requests at once, and when one is sent away, all of them wait."""
+"""One client's manners towards its server: so many requests at once; when one is sent away, all of them wait, and from
+then on they come no faster than the server was seen to answer."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 from pipeline.core.errors import Deferred, Retryable
 from pipeline.core.retry import backoff
+from pipeline.embedding.rate import Rate
 
 CAP_SECONDS = 8.0
 
@@ -17,7 +19,7 @@ T = TypeVar("T")
 
 
 class Throttled(Deferred):
-    """The server asks the whole client, not one request, to slow down."""
+    """The server asks the whole client, not one request, to slow down: more came than it allows."""
 
 
 class Pace:
@@ -27,18 +29,35 @@ class Pace:
         self._places = asyncio.Semaphore(parallel)
         self._base = base_seconds
         self._not_before = 0.0
+        self._rate = Rate()
+        self._running = 0
 
-    async def run(self, request: Callable[[], Awaitable[T]], *, deadline: float) -> T:
+    async def run(self, request: Callable[[], Awaitable[T]], *, size: int, deadline: float) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
-        while waiting; then raises the last Retryable, with the time that is left to wait."""
+        while waiting; then raises the last Retryable, with the time that is left to wait. size: of what it carries, in
+        any unit that is the same for all requests."""
+        if not self._running:
+            self._rate.wakes(time.monotonic())
+        self._running += 1
+        try:
+            return await self._until(request, size, deadline)
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._rate.rests(time.monotonic())
+
+    async def _until(self, request: Callable[[], Awaitable[T]], size: int, deadline: float) -> T:
         attempt = 0
         while True:
             async with self._places:
-                await self._allowed(deadline)
+                await self._allowed(size, deadline)
                 try:
-                    return await request()
+                    result = await request()
                 except Retryable as error:
                     failure = error
+                else:
+                    self._rate.answered(size)
+                    return result
             wait = self._pause(failure, attempt)
             if time.monotonic() + wait >= deadline:
                 kind = Deferred if isinstance(failure, Deferred) else Retryable
@@ -46,21 +65,32 @@ class Pace:
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _allowed(self, deadline: float) -> None:
-        while (wait := self._not_before - time.monotonic()) > 0:
-            if self._not_before >= deadline:
-                raise Deferred("the embedding server asked this client to wait", retry_after=wait, service="embedding")
-            await asyncio.sleep(wait)
+    async def _allowed(self, size: int, deadline: float) -> None:
+        """Wait for this request's turn. Raises Deferred when that comes after the deadline."""
+        at: float | None = None
+        while at is None or at < self._not_before or time.monotonic() < at:
+            now = time.monotonic()
+            if at is None or at < self._not_before:  # no turn yet, or somebody was sent away since it was given
+                at = max(self._not_before, self._rate.next(now))
+                if now < at and deadline <= at:
+                    raise Deferred(
+                        "the embedding server asked this client to wait", retry_after=at - now, service="embedding"
+                    )
+                self._rate.start(at, size)
+            await asyncio.sleep(at - now)
 
     def _pause(self, failure: Retryable, attempt: int) -> float:
         """Seconds until this request may try again; where the server meant the whole client, nobody starts before."""
         wait = backoff(
             attempt,
-            base=self._base,
+            # Short waits are told by servers that count in them: half a second more would waste what they allow.
+            base=self._base if failure.retry_after is None else min(self._base, failure.retry_after / 4),
             cap=CAP_SECONDS,
             retry_after=failure.retry_after,
             random=random.random(),  # noqa: S311 — jitter, no secret
         )
         if isinstance(failure, Throttled) or failure.retry_after is not None:
             self._not_before = max(self._not_before, time.monotonic() + wait)
+        if isinstance(failure, Throttled):
+            self._rate.refused(time.monotonic(), self._not_before)
         return wait

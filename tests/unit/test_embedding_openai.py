@@ -351,6 +351,29 @@ async def test_a_failure_says_what_was_billed_beside_it(
     assert caught.value.tokens == fake.stats.tokens > 0
 
 
+async def test_what_arrived_beside_a_failure_is_not_bought_twice(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(errors=1)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents(TEXTS)
+        assert fake.stats.inputs == 48
+        vectors = await vectors_of(embedder, TEXTS[::-1])
+        assert fake.stats.inputs == 64
+        await vectors_of(embedder, TEXTS)
+    np.testing.assert_allclose(vectors, [fake.vector(text) for text in TEXTS[::-1]], atol=1e-6)
+    assert fake.stats.inputs == 128, "given once, not remembered for good"
+
+
+async def test_what_is_kept_of_failures_is_bounded(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.embedding.openai.KEPT_VECTORS", 20)
+    fake.faults = Faults(errors=1)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents(TEXTS)
+        await vectors_of(embedder, TEXTS)
+    assert fake.stats.inputs == 48 + 64 - 20
+
+
 async def test_cancelling_a_call_leaves_the_client_usable(fake: FakeOpenAI) -> None:
     fake.faults = Faults(hang=4)
     async with connected(fake, batch_inputs=16, parallel_requests=4) as embedder:

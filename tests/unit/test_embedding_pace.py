@@ -29,10 +29,10 @@ async def test_after_one_throttled_request_no_other_starts_before_its_time() -> 
     async def other() -> None:
         starts.append(time.monotonic())
 
-    first = asyncio.create_task(pace.run(throttled_once, deadline=soon()))
+    first = asyncio.create_task(pace.run(throttled_once, size=1, deadline=soon()))
     while not throttled_until:
         await asyncio.sleep(0)
-    await asyncio.gather(*(pace.run(other, deadline=soon()) for _ in range(8)))
+    await asyncio.gather(*(pace.run(other, size=1, deadline=soon()) for _ in range(8)))
     await first
     assert len(starts) == 8
     assert min(starts) >= throttled_until
@@ -49,9 +49,9 @@ async def test_a_failing_server_holds_only_the_failing_request() -> None:
     async def other() -> str:
         return "done"
 
-    waiting = asyncio.create_task(pace.run(fails, deadline=soon(60)))
+    waiting = asyncio.create_task(pace.run(fails, size=1, deadline=soon(60)))
     await failed.wait()
-    assert await asyncio.wait_for(pace.run(other, deadline=soon()), 1) == "done"
+    assert await asyncio.wait_for(pace.run(other, size=1, deadline=soon()), 1) == "done"
     waiting.cancel()
 
 
@@ -65,7 +65,7 @@ async def test_it_tries_until_the_deadline_and_says_how_long_to_wait() -> None:
 
     started = time.monotonic()
     with pytest.raises(Retryable, match="down") as caught:
-        await Pace(parallel=1, base_seconds=0.02).run(request, deadline=started + 0.2)
+        await Pace(parallel=1, base_seconds=0.02).run(request, size=1, deadline=started + 0.2)
     assert time.monotonic() - started < 0.5
     assert attempts > 1
     assert caught.value.retry_after is not None
@@ -75,7 +75,7 @@ async def test_a_past_deadline_still_allows_one_attempt() -> None:
     async def request() -> str:
         return "done"
 
-    assert await Pace(parallel=1, base_seconds=0.01).run(request, deadline=time.monotonic() - 1) == "done"
+    assert await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=time.monotonic() - 1) == "done"
 
 
 async def test_other_errors_are_not_tried_again() -> None:
@@ -87,5 +87,5 @@ async def test_other_errors_are_not_tried_again() -> None:
         raise Misconfigured("wrong key")
 
     with pytest.raises(Misconfigured):
-        await Pace(parallel=1, base_seconds=0.01).run(request, deadline=soon())
+        await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=soon())
     assert attempts == 1
