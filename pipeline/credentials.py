@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SecretsSettingsSource, SettingsError
 
 from pipeline.core.errors import Misconfigured
@@ -29,6 +30,15 @@ class SecretFilesSource(SecretsSettingsSource):
         except (OSError, SettingsError) as error:
             why = error.strerror if isinstance(error, OSError) else "a file in it leads out of it, or cannot be read"
             raise Misconfigured(f"{SECRETS_DIR} names {self.secrets_dir}: {why}; mount it, or unset it") from error
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
+            return (
+                None,
+                field_name,
+                False,
+            )  # a whole part: a file of its name (`penstock_canary`) is somebody's password
+        return super().get_field_value(field, field_name)
 
 
 def environment() -> dict[str, str]:

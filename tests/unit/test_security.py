@@ -15,8 +15,10 @@ from pipeline.core.errors import Misconfigured
 from pipeline.credentials import SECRETS_DIR
 from pipeline.groups import group
 from pipeline.kafka_security import security
-from pipeline.settings import KafkaSettings, load
+from pipeline.settings import KafkaSettings, Settings, load
 from pipeline.stores.refusals import refused
+from query.settings import QuerySettings
+from query.settings import load as query_settings
 from tests.unit.deploy_kit import DEPLOY
 from topics.registry import TOPICS
 
@@ -46,6 +48,17 @@ def test_the_environment_goes_before_a_file(secrets: Path, monkeypatch: pytest.M
     (secrets / "PENSTOCK_POSTGRES_PASSWORD").write_text("of the file")
     monkeypatch.setenv("PENSTOCK_POSTGRES_PASSWORD", "of the environment")
     assert conninfo_to_dict(load().postgres.dsn.get_secret_value())["password"] == "of the environment"
+
+
+def test_a_file_that_is_named_as_a_part_is_no_setting(secrets: Path) -> None:
+    """A login of Kafka is called so too: every process refused to start, and said that the file cannot be read."""
+    parts = [name for one in (Settings, QuerySettings) for name in one.model_fields]
+    assert {"canary", "kafka", "serve"} <= set(parts)
+    for name in parts:
+        (secrets / f"penstock_{name}").write_text("a password")
+    (secrets / "penstock_postgres_password").write_text("of the file")
+    assert conninfo_to_dict(load().postgres.dsn.get_secret_value())["password"] == "of the file"
+    assert query_settings() == QuerySettings()
 
 
 def test_a_folder_of_secrets_that_is_not_there_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
