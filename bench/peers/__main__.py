@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,6 +43,9 @@ def main() -> None:
     kept = known.get("peers", {}) if known.get("documents") == given.documents and (given.only or given.resume) else {}
     if given.resume:
         chosen = [peer for peer in chosen if "failed" in kept.get(peer.name, {"failed": ""})]
+    if given.show:
+        _show(known, given)
+        return
     folder = (given.folder or home() / "peers").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     whole: dict[str, Any] = {"documents": given.documents, "machine": _machine(), "peers": kept}
@@ -50,13 +53,21 @@ def main() -> None:
         for peer in chosen:
             whole["peers"][peer.name] = _one(peer, folder, dsn, Embedding(address), given.documents)
             given.results.write_text(json.dumps(whole, indent=1) + "\n")
-    if given.json:
-        print(json.dumps(whole))
-    else:
-        out = Console(highlight=False, width=max(180, Console().width))
-        out.print(table.measures(whole["peers"]), table.cases(whole["peers"]), sep="\n\n")
+    _show(whole, given)
     if any("failed" in whole["peers"][peer.name] for peer in chosen):
         raise SystemExit(1)
+
+
+def _show(whole: Mapping[str, Any], given: argparse.Namespace) -> None:
+    measures, cases = table.measures(whole["peers"]), table.cases(whole["peers"])
+    if given.json:
+        print(json.dumps(whole))
+    elif given.markdown:
+        print(f"{table.for_page(measures)}\n\n{table.for_page(cases)}")
+    else:
+        out = Console(highlight=False, width=max(180, Console().width))
+        out.print(table.for_terminal(measures, f"{whole['documents']} documents"))
+        out.print(table.for_terminal(cases, "Texts embedded, and whether the store is right afterwards"))
 
 
 def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: int) -> dict[str, Any]:
@@ -106,6 +117,8 @@ def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="environments, the server's data, logs; $PENSTOCK_HOME/peers")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true", help="the tables as docs/peers.md has them")
+    parser.add_argument("--show", action="store_true", help="measure nothing: show the results that are there")
     return parser.parse_args(argv)
 
 

@@ -1,4 +1,4 @@
-"""The results as two tables for people."""
+"""The results as two tables, for a terminal and for docs/peers.md."""
 
 from __future__ import annotations
 
@@ -19,32 +19,45 @@ CASES = {
 }  # fmt: skip
 
 
-def measures(peers: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title="Peers")
-    for heading in MEASURES:
-        table.add_column(heading)
+Grid = list[list[str]]
+"""Rows of cells; the first row is the heading."""
+
+
+def measures(peers: Mapping[str, Mapping[str, Any]]) -> Grid:
+    grid = [list(MEASURES)]
     for name, result in ordered(peers).items():
         if "failed" in result:
-            table.add_row(titles().get(name, name), result["failed"])
+            grid.append([titles().get(name, name), f"failed: {result['failed']}", *[""] * (len(MEASURES) - 2)])
             continue
         gone = "yes" if result["deletes_gone"] else f"no, {result['deleted_rows_left']} stay"
-        cells = (result["first_load_chunks_per_s"], result["unchanged_s"],
-                 f"{result['edit_s']}, {result['edit_reembedded_per_document']}", result["delete_s"], gone,
-                 f"{result['insert_paragraph_reembedded']} of {result['long_chunks']}", result["rss_mb"])  # fmt: skip
-        table.add_row(titles().get(name, name), *map(str, cells))
-    return table
+        cells = (f"{result['first_load_chunks_per_s']} ({result['chunks']} in {result['first_load_s']} s)",
+                 result["unchanged_s"], f"{result['edit_s']}, {result['edit_reembedded_per_document']}",
+                 result["delete_s"], gone, f"{result['insert_paragraph_reembedded']} of {result['long_chunks']}",
+                 result["rss_mb"])  # fmt: skip
+        grid.append([titles().get(name, name), *map(str, cells)])
+    return grid
 
 
-def cases(peers: Mapping[str, Mapping[str, Any]]) -> Table:
+def cases(peers: Mapping[str, Mapping[str, Any]]) -> Grid:
     """A cell: the texts embedded, and whether the store was right in the end."""
-    table = Table(title="Cases: texts embedded, and whether the store is right afterwards")
-    table.add_column("")
-    for letter, title in CASES.items():
-        table.add_column(f"({letter}) {title}")
+    grid = [["", *(f"({letter}) {title}" for letter, title in CASES.items())]]
     for name, result in ordered(peers).items():
         if "cases" in result:
-            table.add_row(titles().get(name, name), *(verdict(result["cases"][letter]) for letter in CASES))
+            grid.append([titles().get(name, name), *(verdict(result["cases"][letter]) for letter in CASES)])
+    return grid
+
+
+def for_terminal(grid: Grid, title: str) -> Table:
+    table = Table(*grid[0], title=title)
+    for row in grid[1:]:
+        table.add_row(*row)
     return table
+
+
+def for_page(grid: Grid) -> str:
+    """As Markdown."""
+    heading, *rows = grid
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows))
 
 
 def verdict(case: Mapping[str, Any]) -> str:
