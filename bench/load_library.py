@@ -38,7 +38,8 @@ from pipeline.settings import (
     home,
 )
 from pipeline.stores.elasticsearch import connect
-from pipeline.stores.postgres import create_graph, open_pool
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import open_pool
 from query.evaluation.place import assembled
 from tests.library import Library, document
 

@@ -28,7 +28,8 @@ from bench.load_library import CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.settings import home, load
-from pipeline.stores.postgres import create_chunk_table, create_graph
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import create_chunk_table
 from tests.library import Library, document
 
 RESULTS = Path(__file__).parent / "results" / "sizing.json"

@@ -95,6 +95,14 @@ class Metrics:
         self.written = Counter("penstock_written_chunks", "Chunk rows or entries written", ["sink"], registry=r)
         self.deleted = Counter("penstock_deleted_chunks", "Chunk rows or entries deleted", ["sink"], registry=r)
         self.moved = Counter("penstock_moved_documents", "Documents that changed during a write", ["sink"], registry=r)
+        self.front_rows = Gauge(
+            "penstock_front_rows",
+            "Chunk rows that wait outside of a generation's HNSW graph, where every query reads them all; counted up to"
+            " 50,001, by the one vectors worker that lets them in",
+            ["generation"],
+            registry=r,
+        )
+        self.graph_rows = Counter("penstock_graph_rows", "Chunk rows let into the HNSW graph", registry=r)
         self.rescued = Counter("penstock_rescued_hints", "Hints sent again by the sweeper", registry=r)
         self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
         self.freshness = Histogram(

@@ -12,7 +12,9 @@ from uuid import UUID
 from psycopg import sql
 
 from pipeline.audit.examine import Finding
+from pipeline.core.graph import READ_WHOLE_ROWS
 from pipeline.core.model import Generation
+from pipeline.stores import graph
 from pipeline.stores.postgres import Connection, Pool, translated
 
 NEIGHBOURS = 100
@@ -32,21 +34,31 @@ class Sample:
 
 
 async def sample(pool: Pool, generation: Generation, rows: int) -> Sample:
-    """Look for so many random rows through the HNSW index, each by its own vector. Raises Retryable."""
+    """Look for so many random rows of the graph through it, each by its own vector; those outside are read exactly, and
+    so is a table that needs no graph. Raises Retryable."""
     ids: dict[UUID, None] = {}
     with translated("audit the vector index"):
         async with pool.connection() as connection:
+            if await _needs_no_graph(connection, generation):
+                return Sample(0)
             for _ in range(rows):
                 if (id_ := await _random_row(connection, generation)) is not None:
                     ids[id_] = None
     return await reach(pool, generation, list(ids))
 
 
+async def _needs_no_graph(connection: Connection, generation: Generation) -> bool:
+    """It is small, and has none (yet): every search reads all of it."""
+    if any(one.valid for one in (await graph.graphs(connection, generation)).values()):
+        return False
+    return await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1) <= READ_WHOLE_ROWS
+
+
 async def _random_row(connection: Connection, generation: Generation) -> UUID | None:
     """Ids are hashes, so the next one after a random id is a random row, at the price of one probe."""
     after = UUID(bytes=secrets.token_bytes(16))
     table = sql.Identifier(generation.chunk_table)
-    for condition in ("id >= %s", "id < %s"):
+    for condition in ("in_graph AND id >= %s", "in_graph AND id < %s"):
         cursor = await connection.execute(
             sql.SQL("SELECT id FROM {} WHERE {} ORDER BY id LIMIT 1").format(table, sql.SQL(condition)), [after]
         )
@@ -78,7 +90,7 @@ async def reach(pool: Pool, generation: Generation, ids: Sequence[UUID]) -> Samp
 def _nearest(generation: Generation) -> sql.Composed:
     return sql.SQL(
         "SELECT id, embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) FROM {table}"
-        " ORDER BY embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) LIMIT %(limit)s"
+        " WHERE in_graph ORDER BY embedding <=> (SELECT embedding FROM {table} WHERE id = %(id)s) LIMIT %(limit)s"
     ).format(table=sql.Identifier(generation.chunk_table))
 
 
@@ -123,7 +135,8 @@ async def _lost(connection: Connection, generation: Generation, id_: UUID) -> UU
     if len(found) == NEIGHBOURS and all(distance is not None and distance <= EQUAL for _, distance in found):
         return None
     cursor = await connection.execute(
-        sql.SQL("SELECT document_id FROM {} WHERE id = %s").format(sql.Identifier(generation.chunk_table)), [id_]
+        sql.SQL("SELECT document_id FROM {} WHERE id = %s AND in_graph").format(sql.Identifier(generation.chunk_table)),
+        [id_],
     )
     row = await cursor.fetchone()
     return UUID(str(row[0])) if row is not None else None

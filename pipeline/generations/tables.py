@@ -9,7 +9,8 @@ from psycopg.errors import DiskFull
 from pipeline.core.model import Generation, Store
 from pipeline.ledger import filling
 from pipeline.stores.elasticsearch import translated
-from pipeline.stores.postgres import Connection, create_graph
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import Connection
 
 GRAPH_BYTES_A_ROW = 500
 """What HNSW (m = 16) takes for a row besides its vector while it is built."""
@@ -58,13 +59,14 @@ async def written(connection: Connection, generation: Generation, store: Store) 
     return int(row[0]) if row else 0
 
 
-async def build_graph(connection: Connection, generation: Generation) -> None:
+async def build_graph(connection: Connection, generation: Generation, *, name: str | None = None) -> None:
+    """Once over all rows, while writers go on. name: unless it is the graph's own."""
     await _allow_memory(connection, generation)
     try:
-        await create_graph(connection, generation, concurrently=True)
+        await create_graph(connection, generation, name=name, concurrently=True)
     except DiskFull:  # a container's small /dev/shm: parallel builders share the graph there, one alone does not
         await connection.execute("SET max_parallel_maintenance_workers = 0")
-        await create_graph(connection, generation, concurrently=True)
+        await create_graph(connection, generation, name=name, concurrently=True)
     await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(generation.chunk_table)))
 
 

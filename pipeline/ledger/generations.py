@@ -11,13 +11,8 @@ from psycopg.types.json import Jsonb
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, EmbeddingService, Generation
 from pipeline.embedding.port import Embedder, Vectors
-from pipeline.stores.postgres import (
-    GENERATIONS_LOCK,
-    Connection,
-    create_chunk_table,
-    create_graph,
-    point_readers_at,
-)
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import GENERATIONS_LOCK, Connection, create_chunk_table, point_readers_at
 
 REFERENCE_TEXT = "The penstock carries water from the reservoir to the turbine."
 REFERENCE_COSINE = 0.99
@@ -73,8 +68,7 @@ async def ensure_first(
         row = await cursor.fetchone()
         if row is not None:
             generation = _generation(row)
-            await create_chunk_table(connection, generation)
-            await create_graph(connection, generation)
+            await _create_table(connection, generation)
             if service is not None:
                 for living in await writable(connection):
                     if living.service is None and _made_by(living, embedder):
@@ -87,10 +81,19 @@ async def ensure_first(
             keyword_index=f"{index_prefix}chunks-g1", service=service,
         )  # fmt: skip
         await add(connection, generation)
-        await create_chunk_table(connection, generation)
-        await create_graph(connection, generation)
+        await _create_table(connection, generation)
         await point_readers_at(connection, generation)
         return generation
+
+
+async def _create_table(connection: Connection, generation: Generation) -> None:
+    """With an empty graph, when there is none: a worker may not be allowed to build one. What becomes of it later is
+    pipeline.stages.graph's."""
+    cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f'"{generation.chunk_table}"'])
+    row = await cursor.fetchone()
+    if row is not None and row[0]:
+        await create_chunk_table(connection, generation)
+        await create_graph(connection, generation)
 
 
 async def add(connection: Connection, generation: Generation) -> None:

@@ -29,7 +29,7 @@ from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming, used
-from pipeline.stores import vectors
+from pipeline.stores import graph, vectors
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -226,14 +226,14 @@ class VectorSink:
                 )
                 still = [p for p in plans if wants.get(p.work.identity.id) == p.work.want_seq]
                 self._metrics.moved.labels("vectors").inc(len(plans) - len(still))
+                outside = await graph.writes_outside(connection, generation, {p.work.lane for p in still})
                 rows = []
                 for p in still:
                     for i in p.missing[:WRITE_CHUNKS]:
                         if kept := self._kept.get((generation.name, i)):
                             text, vector = kept
-                            rows.append(
-                                (i, p.work.identity.id, p.work.access_id, text, self._value(generation, vector))
-                            )
+                            value, in_graph = self._value(generation, vector), p.work.lane not in outside
+                            rows.append((i, p.work.identity.id, p.work.access_id, text, value, in_graph))
                 await vectors.insert(connection, generation, rows)
                 await vectors.delete(connection, generation, [i for p in still for i in p.gone])
                 unstamped = await vectors.restamp_access(

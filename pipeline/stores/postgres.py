@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import psycopg
 from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection, sql
-from psycopg.conninfo import conninfo_to_dict
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import PipelineStatus
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
@@ -42,6 +42,8 @@ AUDIT_LOCK = 7_300_005
 """Held by the one worker that is reading a page for the background audit."""
 VITALS_LOCK = 7_300_006
 """Held by the one worker that shows how the whole system is."""
+GRAPH_LOCK = 7_300_007
+"""Held by the one worker that brings rows into the graphs and builds them."""
 
 _SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 """A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""
@@ -105,6 +107,19 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
         yield pool
     finally:
         await pool.close()
+
+
+@asynccontextmanager
+async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Connection]:
+    """A connection of its own without time limit, each statement a transaction of its own. name: what Postgres shows.
+    Raises Retryable, Misconfigured."""
+    alone = make_conninfo(
+        settings.dsn.get_secret_value(), **_SILENCE, application_name=f"penstock {name}", connect_timeout=10,
+        options=f"-c jit=off {_CLIENTS_SILENCE}",
+    )  # fmt: skip
+    with translated(name):
+        async with await AsyncConnection.connect(alone, autocommit=True) as connection:
+            yield connection
 
 
 def _address(settings: PostgresSettings) -> str:
@@ -184,6 +199,8 @@ async def migrate(settings: PostgresSettings) -> list[str]:
                 if one.name not in applied:
                     await _apply(connection, one)
                     done.append(one.name)
+            # The version before, taken back for a while, makes tables as it knows them.
+            await _change(connection, "of chunk tables", ("SELECT complete_chunk_tables()", None))
     return done
 
 
@@ -233,7 +250,7 @@ async def _check_pgvector(connection: Connection) -> None:
 
 
 async def create_chunk_table(connection: Connection, generation: Generation) -> None:
-    """The generation's chunk table, without its graph (``create_graph``). Repeats are harmless.
+    """The generation's chunk table, without its graph (``stores.graph``). Repeats are harmless.
 
     access_id is a hint for filtering and deliberately not indexed: where a page has room, changing it is a HOT update
     that leaves the graph alone.
@@ -249,7 +266,8 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
                 access_id   bigint NOT NULL,
                 created_at  timestamptz NOT NULL DEFAULT now(),
                 text        text NOT NULL,
-                embedding   {vector} NOT NULL
+                embedding   {vector} NOT NULL,
+                in_graph    boolean NOT NULL DEFAULT true
             ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)
             """
         ).format(table=table, vector=vector)
@@ -262,30 +280,6 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
     await connection.execute(  # "is this very text embedded already?" (eight bytes a row)
         sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (hashtextextended(text, 0))").format(
             name=sql.Identifier(f"{generation.chunk_table}_text"), table=table
-        )
-    )
-
-
-async def create_graph(connection: Connection, generation: Generation, *, concurrently: bool = False) -> None:
-    """The HNSW index over the generation's vectors. Repeats are harmless. ``concurrently`` (outside a transaction):
-    writers are not held up, and what an interrupted attempt left is removed first."""
-    name = f"{generation.chunk_table}_hnsw"
-    if concurrently:
-        cursor = await connection.execute(
-            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", [f'"{name}"']
-        )
-        row = await cursor.fetchone()
-        if row is not None and not row[0]:
-            await connection.execute(sql.SQL("DROP INDEX CONCURRENTLY {}").format(sql.Identifier(name)))
-    await connection.execute(
-        sql.SQL(
-            "CREATE INDEX {concurrently} IF NOT EXISTS {name} ON {table} USING hnsw (embedding {ops})"
-            " WITH (m = 16, ef_construction = 64)"
-        ).format(
-            concurrently=sql.SQL("CONCURRENTLY" if concurrently else ""),
-            name=sql.Identifier(name),
-            table=sql.Identifier(generation.chunk_table),
-            ops=sql.SQL(f"{generation.vector_type}_cosine_ops"),
         )
     )
 

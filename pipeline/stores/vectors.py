@@ -49,7 +49,8 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
         with statement("INSERT", generation.chunk_table, len(rows)):
             await connection.cursor().executemany(
                 sql.SQL(
-                    "INSERT INTO {} (id, document_id, access_id, text, embedding) VALUES (%s, %s, %s, %s, %s)"
+                    "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph)"
+                    " VALUES (%s, %s, %s, %s, %s, %s)"
                     " ON CONFLICT (id) DO NOTHING"
                 ).format(sql.Identifier(generation.chunk_table)),
                 rows,

@@ -32,6 +32,7 @@ from pipeline.spending import Spending
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
+from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.identities import Identities
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.manifests import Chunker
@@ -140,6 +141,12 @@ class _Parts:
             busy=lambda: bool(documents.report()["in_flight"]),
         )  # fmt: skip
 
+    def graphs(self, documents: Consumption) -> GraphKeeper:
+        """documents: whose writes go first."""
+        return GraphKeeper(
+            self.settings.postgres, self.generations, self.metrics, busy=lambda: bool(documents.report()["in_flight"])
+        )
+
     def audit(self) -> BackgroundAudit:
         es = connect(self.settings.elasticsearch)
         self.stack.push_async_callback(es.close)
@@ -194,7 +201,7 @@ async def run(name: str, settings: Settings) -> None:
         if name == "vectors":
             spending = Spending(pool, metrics)
             stack.push_async_callback(spending.note)  # what the drained batches cost
-            ending += [parts.conversations(consuming[0]).run(), spending.run()]
+            ending += [parts.conversations(consuming[0]).run(), parts.graphs(consuming[0]).run(), spending.run()]
         log.info("worker_started", worker=name)
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)

@@ -25,7 +25,8 @@ from pipeline.generations.opening import connect
 from pipeline.ledger import generations
 from pipeline.settings import EmbeddingSettings, Settings, dist
 from pipeline.stores.elasticsearch import create_index
-from pipeline.stores.postgres import create_chunk_table, create_graph
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import create_chunk_table
 from query.embedders import GenerationEmbedders
 from query.evaluation.place import assembled, empty
 from query.http.serve import serving

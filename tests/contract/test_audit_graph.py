@@ -11,13 +11,16 @@ import pytest
 
 from deploy.local.stack import Stack
 from pipeline.audit import runs
+from pipeline.audit import sample as sampling
 from pipeline.audit.background import BackgroundAudit
-from pipeline.audit.sample import reach, sample
+from pipeline.audit.sample import Sample, reach, sample
 from pipeline.core.identity import document_id
 from pipeline.settings import AuditSettings
+from pipeline.stores import graph
 from pipeline.telemetry import Metrics
 from tests.contract.audit_kit import SMALL, Audited, named
 from tests.library import document
+from topics.messages import DocumentUpserted
 
 pytestmark = pytest.mark.stack
 
@@ -37,14 +40,22 @@ async def let_rot(audited: Audited, *names: str) -> None:
     graph, as after a bug of the index or a crash of its storage."""
     ready = f"UPDATE pg_index SET indisready = %s WHERE indexrelid = '{audited.table}_hnsw'::regclass"
     await audited.library.execute(ready, False)
-    await audited.library.put(*named(*names))
+    await put(audited, *named(*names))
     await audited.library.execute(ready, True)
 
 
+async def put(audited: Audited, *documents: DocumentUpserted, batch: int = 64) -> None:
+    """Into both stores, and into the graph."""
+    await audited.library.put(*documents, batch=batch)
+    async with audited.library.pool.connection() as connection:
+        await graph.move(connection, audited.library.generation, limit=1_000)
+
+
 async def test_a_rotten_graph_is_noticed_and_mended_without_embedding(audited: Audited) -> None:
-    await audited.library.put(*named(*(f"d{n}" for n in range(20))))
+    await put(audited, *named(*(f"d{n}" for n in range(20))))
     assert (await audited.audit(sampled=200))[1] == set()
     await let_rot(audited, "rotten-1", "rotten-2")
+    await audited.library.put(*named("outside"))
     lost = {("rotten-1", "vectors", "unreachable"), ("rotten-2", "vectors", "unreachable")}
     run, found = await audited.audit(sampled=400)
     assert found == lost, "every row is there, has the right text and access: only the search does not find it"
@@ -64,18 +75,31 @@ async def test_a_rotten_graph_is_noticed_and_mended_without_embedding(audited: A
 
 async def test_rows_with_equal_vectors_are_found_whichever_comes_first(audited: Audited) -> None:
     boilerplate = "The same words stand in each of these documents, at the same place, for the same reason."
-    await audited.library.put(*(document(f"d{n}", boilerplate) for n in range(130)), batch=130)
-    ids = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table}")]
+    await put(audited, *(document(f"d{n}", boilerplate) for n in range(130)), batch=130)
+    ids = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table} WHERE in_graph")]
     assert len(ids) == 130
     assert (await reach(audited.library.pool, audited.library.generation, ids)).unreachable == ()
 
 
-async def test_a_table_without_its_graph_is_a_problem_and_not_a_slow_success(audited: Audited) -> None:
-    await audited.library.put(*named("a"))
+async def test_a_large_table_without_its_graph_is_a_problem_and_not_a_slow_success(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await put(audited, *named("a", "b"))
     await audited.library.execute(f"DROP INDEX {audited.table}_hnsw")
+    told = await sample(audited.library.pool, audited.library.generation, 5)
+    assert told == Sample(0), "a small one needs none"
+    monkeypatch.setattr(sampling, "READ_WHOLE_ROWS", 1)
     told = await sample(audited.library.pool, audited.library.generation, 5)
     assert told.problem is not None
     assert "no usable HNSW index" in told.problem
+
+
+async def test_rows_that_wait_outside_of_the_graph_are_not_lost(audited: Audited) -> None:
+    await audited.library.put(*named("a", "b", "c"))
+    assert await sample(audited.library.pool, audited.library.generation, 50) == Sample(0)
+    outside = [i for (i,) in await audited.library.execute(f"SELECT id FROM {audited.table} WHERE NOT in_graph")]
+    assert outside
+    assert (await reach(audited.library.pool, audited.library.generation, outside)).unreachable == ()
 
 
 def background(audited: Audited, metrics: Metrics, *, repair: bool = False, pace: float = 1e6) -> BackgroundAudit:

@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.stores import graph
 from query.model import Found, Mode, Passage, as_json
 from query.retrieval import Search
 from tests.leak_paths import Paths, cramped
@@ -166,6 +167,9 @@ async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, seed: in
     library = paths.library
 
     await library.converge(*await asking.learn("first"))
+    [(rows,)] = await library.execute("SELECT count(*) FROM chunks_g1")
+    async with library.pool.connection() as connection:  # the others are read outside of the graph
+        await graph.move(connection, library.generation, limit=rows // 2)
     await asking.check("settled")
 
     before = deepcopy(asking.models)
@@ -188,7 +192,7 @@ async def test_the_forced_walk_goes_through_the_graph(paths: Paths) -> None:
     library = paths.library
     async with paths.walking._stores._pool.connection() as connection:
         cursor = await connection.execute(
-            f"EXPLAIN SELECT id FROM {library.generation.chunk_table} WHERE access_id = ANY('{{1}}')"
+            f"EXPLAIN SELECT id FROM {library.generation.chunk_table} WHERE in_graph AND access_id = ANY('{{1}}')"
             " ORDER BY embedding <=> %s::vector::halfvec LIMIT 10",
             [str(WordEmbedder()._vector("dock").tolist())],
         )

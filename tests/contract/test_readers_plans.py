@@ -11,6 +11,7 @@ import pytest_asyncio
 from pgvector import HalfVector
 
 from deploy.local.stack import Stack
+from pipeline.stores.graph import create_graph
 from tests.library import Library, WordEmbedder
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -33,20 +34,27 @@ _LIBRARY = """
         SELECT document_id, 'g1', '', array_agg(id), array_agg(1), '[]', '[]' FROM chunks_g1 GROUP BY 1;
     INSERT INTO index_state (document_id, generation, store, want_seq, seq)
         SELECT id, 'g1', store, 1, 1 FROM documents, unnest(ARRAY['vectors', 'keywords']) store;
-    CREATE INDEX chunks_g1_hnsw ON chunks_g1 USING hnsw (embedding halfvec_cosine_ops);
-    ANALYZE;
 """
+_OLDER = "CREATE INDEX chunks_g1_hnsw ON chunks_g1 USING hnsw (embedding halfvec_cosine_ops)"
+_OUTSIDE = "UPDATE chunks_g1 SET in_graph = false WHERE id < '10000000-0000-0000-0000-000000000000'"
 
 
 class EightNumbers(WordEmbedder):
     dimensions = 8
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def library(stack: Stack) -> AsyncIterator[Library]:
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=["with rows outside", "an older version's graph"])
+async def library(stack: Stack, request: pytest.FixtureRequest) -> AsyncIterator[Library]:
     async with Library.create(stack, EightNumbers()) as library:
         async with library.pool.connection() as connection:
             await connection.execute(_LIBRARY.encode())
+            if request.param == "with rows outside":
+                await create_graph(connection, library.generation)
+                cursor = await connection.execute(_OUTSIDE)
+                assert cursor.rowcount > 300
+            else:
+                await connection.execute(_OLDER)
+            await connection.execute("ANALYZE")
         yield library
 
 

@@ -122,7 +122,7 @@ async def test_a_filtered_walk_stays_in_the_graph_and_a_narrow_filter_is_exact(l
             scan = await vectors.choose(connection, asked, limit=50, tuning=tuning)
             statement, values = vectors.build(asked, vector, scan, limit=50)
             async with connection.transaction():
-                await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(50, 5, tuning))
+                await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
                 cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                 plan = "\n".join(line for (line,) in await cursor.fetchall())
             found, used = await vectors.nearest(

@@ -19,14 +19,17 @@ from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
 from pipeline.cli import status_ledger
 from pipeline.cli.status_look import LEDGER
-from pipeline.core.model import ChunkParams
+from pipeline.core.model import ChunkParams, Generation
 from pipeline.ledger import generations, story
 from pipeline.settings import AuditSettings, PostgresSettings
 from pipeline.stages.dead import DeadLetters
+from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.identities import Identities
 from pipeline.stages.stage import Incoming
 from pipeline.stages.sweep import Sweeper
-from pipeline.stores.postgres import create_chunk_table, create_graph, migrate, open_pool
+from pipeline.stores import graph
+from pipeline.stores.graph import create_graph
+from pipeline.stores.postgres import create_chunk_table, migrate, open_pool, unlimited
 from query import review
 from query.answers.answers import Answers
 from query.embedder import QueryEmbedder
@@ -136,6 +139,21 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         " WHERE d.tenant = 'worker' AND d.external_id = 'roles.md' AND s.store = 'vectors'"
     )
     assert want > seq, "the audit did not ask for a repair"
+
+
+async def test_a_worker_lets_rows_into_the_graph_and_builds_none(place: Place) -> None:
+    await place.library.put(document("graph.md", "A row waits outside of the graph.", tenant="graph"))
+    settings = PostgresSettings(dsn=place.logins["penstock_worker"])  # type: ignore[arg-type]
+
+    async def living() -> dict[str, Generation]:
+        return {"g1": place.library.generation}
+
+    keeper = GraphKeeper(settings, living, place.library.metrics)
+    async with unlimited(settings, "test") as connection:
+        assert not await graph.may_build(connection, place.library.generation)
+        while await keeper.turn(connection):
+            pass
+    assert await place.library.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph") == [(0,)]
 
 
 async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:

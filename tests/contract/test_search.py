@@ -384,7 +384,7 @@ async def test_wide_access_walks_the_graph_and_narrow_access_is_exact(stack: Sta
                 scan = await vectors.choose(connection, asked, **limits)
                 statement, values = vectors.build(asked, centre, scan, limit=50)
                 async with connection.transaction():
-                    await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(50, 5, tuning))
+                    await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 5, tuning))
                     cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
                     return "\n".join(line for (line,) in await cursor.fetchall())
 

@@ -1,0 +1,269 @@
+"""Freshness under load: edits of mixed sizes at a steady pace, with a backfill running in the other lane.
+
+    python -m bench.freshness [--seconds 600] [--rate 100] [--backfill 100000] [--json]
+
+The result stands in bench/results/freshness.json too.
+
+A running system (bench.running), filled first. An edit's time counts from the moment before it is published until the
+ledger says that the slower store returns it, or something newer (each edit counts, also one that was overtaken).
+Probes are really searched for, in both stores, from the same moment until the answer holds the new word. Memory is each
+worker's RSS, every five seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import json
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from bench.load_corpus import Corpus
+from bench.running import Running, machine, running, spread
+from pipeline.kafka import deliver, producer
+from pipeline.settings import KafkaSettings
+from topics.messages import DocumentUpserted
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
+
+RESULTS = Path(__file__).parent / "results" / "freshness.json"
+WORDS = (60, 60, 200, 200, 700, 1_850)
+"""Of the edited documents, in turn: one chunk to twenty."""
+BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
+PAGE = 50
+LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 0.5, 5.0, 2.0, 0.1
+PROBE_GIVEN_UP_SECONDS, LEFT_SECONDS = 60.0, 120.0
+
+_SETTLED = """
+    SELECT d.external_id, d.version, extract(epoch FROM v.settled_at)::float, extract(epoch FROM k.settled_at)::float
+    FROM documents d
+    JOIN index_state v ON v.document_id = d.id AND v.store = 'vectors'
+    JOIN index_state k ON k.document_id = d.id AND k.store = 'keywords'
+    WHERE d.source = 'live' AND v.seq >= v.want_seq AND k.seq >= k.want_seq AND d.external_id = ANY(%s)
+"""
+
+
+@dataclass
+class Load:
+    """What is done to the system, and what was seen of it."""
+
+    run: Running
+    sender: Producer
+    corpus: Corpus
+    texts: list[str] = field(default_factory=list)
+    """Of the documents that are edited."""
+    waiting: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    """Edits that are not settled: (version, when it was published)."""
+    fresh: dict[str, list[float]] = field(default_factory=lambda: {"both": [], "vectors": [], "keywords": []})
+    probes: dict[str, list[float]] = field(default_factory=lambda: {"vector": [], "keyword": []})
+    missed: int = 0
+    memory: dict[str, list[int]] = field(default_factory=dict)
+    most_outside: int = 0
+    behind: float = 0.0
+    """Seconds that the publisher itself was late at the worst."""
+
+    async def publish(self, documents: Sequence[tuple[str, str]], topic: Topic, source: str = "live") -> None:
+        now = datetime.now(UTC)
+        await deliver(
+            self.sender.send(
+                topic,
+                DocumentUpserted(
+                    tenant="default", source=source, external_id=name, version=time.time_ns(), observed_at=now,
+                    source_modified_at=now, title=name, content=text, media_type="text/markdown",
+                    acl_tags=["staff", f"user:{getpass.getuser()}"],
+                ),
+            )
+            for name, text in documents
+        )  # fmt: skip
+
+    async def fill(self, documents: int) -> None:
+        self.texts = [self.corpus.text(n, WORDS[n % len(WORDS)]) for n in range(documents)]
+        named = [(f"{n}.md", text) for n, text in enumerate(self.texts)]
+        for start in range(0, documents, PAGE):
+            await self.publish(named[start : start + PAGE], DOCUMENTS_BACKFILL)
+        while self._pending("live") or self._count("live") < documents:  # noqa: ASYNC110  another process tells
+            await asyncio.sleep(0.5)
+
+    def _count(self, source: str) -> int:
+        return int(self.run.sql("SELECT count(*) FROM documents WHERE source = %s", source)[0][0])
+
+    def _pending(self, source: str) -> int:
+        [(count,)] = self.run.sql(
+            "SELECT count(*) FROM index_state s JOIN documents d ON d.id = s.document_id"
+            " WHERE s.seq < s.want_seq AND d.source = %s",
+            source,
+        )
+        return int(count)
+
+    async def edit(self, rate: float, until: float) -> int:
+        """One word of one document after another, evenly in time; returns how many."""
+        dice, began, sent = random.Random(1), time.monotonic(), 0
+        order = dice.sample(range(len(self.texts)), len(self.texts))
+        sending: set[asyncio.Task[None]] = set()
+        while (now := time.monotonic()) < until:
+            due = began + sent / rate
+            self.behind = max(self.behind, now - due)
+            if now < due:
+                await asyncio.sleep(due - now)
+            n = order[sent % len(order)]
+            words = self.texts[n].split(" ")
+            words[dice.randrange(len(words))] = f"edit{sent}n"
+            self.texts[n] = " ".join(words)
+            sent += 1
+            task = asyncio.create_task(self._edit_one(f"{n}.md", self.texts[n]))
+            sending.add(task)
+            task.add_done_callback(sending.discard)
+        await asyncio.gather(*sending)
+        return sent
+
+    async def _edit_one(self, name: str, text: str) -> None:
+        self.waiting.setdefault(name, []).append((time.time_ns(), time.time()))
+        await self.publish([(name, text)], DOCUMENTS_LIVE)
+
+    async def look(self) -> None:
+        async with await psycopg.AsyncConnection.connect(
+            self.run.endpoint("postgres", "dsn"), autocommit=True
+        ) as connection:
+            while True:
+                names = list(self.waiting)
+                cursor = await connection.execute(_SETTLED.encode(), [names])
+                for name, version, vectors, keywords in await cursor.fetchall():
+                    # Its version was drawn after the edit was noted, so it has all that were noted before it.
+                    for noted, when in self.waiting.pop(name):
+                        if noted > version:
+                            self.waiting.setdefault(name, []).append((noted, when))
+                            continue
+                        for store, at in (
+                            ("both", max(vectors, keywords)),
+                            ("vectors", vectors),
+                            ("keywords", keywords),
+                        ):
+                            self.fresh[store].append(max(0.0, at - when))
+                cursor = await connection.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")
+                [(outside,)] = await cursor.fetchall()
+                self.most_outside = max(self.most_outside, outside)
+                await asyncio.sleep(LOOK_SECONDS)
+
+    async def probe(self) -> None:
+        """One after another, each document edited and then searched for."""
+        client = httpx.AsyncClient(base_url=self.run.endpoint("serve", "url"), timeout=30, trust_env=False)
+        async with client:
+            number = 0
+            while True:
+                number += 1
+                text = f"The probe {number} measures what probe{number}n needs to be found by anybody."
+                began = time.monotonic()
+                await self.publish([(f"probe-{number % 20}.md", text)], DOCUMENTS_LIVE, source="probe")
+                await asyncio.gather(*(self._found(client, mode, text, began) for mode in self.probes))
+                await asyncio.sleep(PROBE_SECONDS)
+
+    async def _found(self, client: httpx.AsyncClient, mode: str, text: str, began: float) -> None:
+        while time.monotonic() - began < PROBE_GIVEN_UP_SECONDS:
+            answer = await client.post("/v1/search", json={"query": text, "mode": mode, "top": 50})
+            if answer.status_code == 200 and any(text in one["text"] for one in answer.json()["results"]):
+                self.probes[mode].append(time.monotonic() - began)
+                return
+            await asyncio.sleep(ASK_SECONDS)
+        self.missed += 1
+
+    async def backfill(self, chunks: int) -> None:
+        for start in range(0, chunks // BACKFILL_CHUNKS, PAGE):
+            texts = [
+                (f"old-{n}.md", await asyncio.to_thread(self.corpus.text, 1_000_000 + n, BACKFILL_WORDS))
+                for n in range(start, start + PAGE)
+            ]
+            await self.publish(texts, DOCUMENTS_BACKFILL, source="old")
+
+    async def remember(self) -> None:
+        workers = {w["name"]: psutil.Process(w["pid"]) for w in self.run.penstock("status")["workers"]}
+        while True:
+            for name, process in workers.items():
+                self.memory.setdefault(name, []).append(round(process.memory_info().rss / 2**20))
+            await asyncio.sleep(MEMORY_SECONDS)
+
+
+@asynccontextmanager
+async def beside(*work: Any) -> AsyncIterator[list[asyncio.Task[None]]]:
+    """For as long as the block lasts; what fails meanwhile is raised at its end."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        yield tasks
+    finally:
+        failed = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for error in failed:
+            if error is not None:
+                raise error
+
+
+async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
+    kafka = KafkaSettings(bootstrap=run.endpoint("kafka", "bootstrap"))
+    async with producer(kafka) as sender:
+        load = Load(run, sender, Corpus())
+        await load.fill(given.documents)
+        filled = run.settle_graph()
+        began = time.monotonic()
+        async with beside(load.look(), load.probe(), load.remember(), load.backfill(given.backfill)):
+            edits = await load.edit(given.rate, began + given.seconds)
+            took = time.monotonic() - began
+            while load.waiting and time.monotonic() - began - took < LEFT_SECONDS:  # noqa: ASYNC110  look() tells
+                await asyncio.sleep(LOOK_SECONDS)
+        [(done,)] = run.sql(
+            "SELECT coalesce(sum(cardinality(m.chunk_ids)), 0) FROM manifests m"
+            " JOIN documents d ON d.id = m.document_id"
+            " JOIN index_state s ON s.document_id = d.id AND s.store = 'vectors' AND s.seq >= s.want_seq"
+            " WHERE d.source = 'old'"
+        )
+    return {
+        "seconds": round(took, 1), "edits": edits, "edits_per_s": round(edits / took, 1),
+        "publisher_behind_s": round(load.behind, 2),
+        "freshness": {of: spread(times) for of, times in load.fresh.items()},
+        "freshness_p99_s": spread(load.fresh["both"])["p99"], "never_settled": sum(map(len, load.waiting.values())),
+        "probes": {mode: spread(times) for mode, times in load.probes.items()}, "probes_missed": load.missed,
+        "backfilled_chunks": int(done), "backfill_chunks": given.backfill, "documents": given.documents,
+        "graph_after_filling_s": filled, "most_outside": load.most_outside,
+        "memory_mib": {name: {"first": seen[0], "last": seen[-1], "most": max(seen)}
+                       for name, seen in load.memory.items()},
+        "memory_mib_every_5_s": load.memory,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Freshness at a steady pace of edits, beside a backfill.")
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--rate", type=float, default=100.0, help="edits a second")
+    parser.add_argument("--backfill", type=int, default=100_000, help="chunks in the other lane; 0: none")
+    parser.add_argument("--documents", type=int, default=3_000, help="that are edited")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    given = parser.parse_args()
+    with running("freshness") as run:
+        result = {"machine": machine(), **asyncio.run(measure(run, given))}
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    if given.json:
+        print(json.dumps(result))
+        return
+    table = Table(title=f"{result['edits_per_s']} edits a second", show_header=False)
+    for key, value in result.items():
+        if key != "memory_mib_every_5_s":
+            table.add_row(key, str(value))
+    Console(highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""A whole running system for a benchmark: servers, workers and the query service in a state folder of their own, with
+bench.zero_cost for a model, so that the pipeline is measured."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+import psycopg
+
+from bench.zero_cost import DIMENSIONS, MODEL, zero_cost
+from pipeline.core.graph import GRAPH_FROM_ROWS
+from pipeline.settings import home
+
+PENSTOCK = str(Path(sys.executable).with_name("penstock"))
+GRAPH_WAIT_SECONDS = 1_800.0
+
+
+class Running:
+    """One home, its processes and what they took."""
+
+    def __init__(self, folder: Path, embedding: str) -> None:
+        self.folder = folder
+        self.library = folder / "library"
+        self.environment = {
+            **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+            "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1", "PENSTOCK_EMBEDDING_API_KEY": "none",
+            "PENSTOCK_EMBEDDING_MODEL": MODEL, "PENSTOCK_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
+            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
+        }  # fmt: skip
+
+    def penstock(self, *arguments: str) -> Any:
+        process = subprocess.run(
+            [PENSTOCK, *arguments, "--json"], env=self.environment, stdout=subprocess.PIPE, check=False
+        )
+        if process.returncode:
+            raise SystemExit(f"`penstock {' '.join(arguments)}` ended with {process.returncode}")
+        return json.loads(process.stdout)
+
+    def ingest(self) -> Mapping[str, Any]:
+        """What ``penstock ingest`` tells, and ``whole_s``: the process from its start to its end."""
+        began = time.perf_counter()
+        me = f"user:{getpass.getuser()}"  # as whom the query service is asked
+        told = self.penstock("ingest", str(self.library), "--acl", "staff", "--acl", me, "--wait")
+        return {**told, "whole_s": round(time.perf_counter() - began, 2)}
+
+    def endpoint(self, service: str, what: str) -> str:
+        return str(json.loads((self.folder / "endpoints.json").read_text())[service][what])
+
+    def sql(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.endpoint("postgres", "dsn"), autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def graphs(self) -> list[tuple[str, bool]]:
+        """Name of each HNSW index of the vectors, and whether it is usable."""
+        return self.sql(
+            "SELECT c.relname, i.indisvalid FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am a"
+            " ON a.oid = c.relam WHERE i.indrelid = 'chunks_g1'::regclass AND a.amname = 'hnsw'"
+        )
+
+    def outside(self) -> int:
+        """Rows that wait outside of the graph."""
+        return int(self.sql("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")[0][0])
+
+    def settle_graph(self) -> float:
+        """Wait until every row is in a graph; returns the seconds. A small table never has one."""
+        began = time.perf_counter()
+        while self.outside() or not (any(valid for _, valid in self.graphs()) or self._is_small()):
+            if time.perf_counter() - began > GRAPH_WAIT_SECONDS:
+                raise SystemExit(f"no graph over all rows within {GRAPH_WAIT_SECONDS:.0f} s: {self.graphs()}")
+            time.sleep(0.5)
+        return round(time.perf_counter() - began, 1)
+
+    def _is_small(self) -> bool:
+        return bool(self.sql("SELECT count(*) < %s FROM chunks_g1", GRAPH_FROM_ROWS)[0][0])
+
+    def memory(self) -> dict[str, int]:
+        """MiB (RSS) of each worker."""
+        return {
+            worker["name"]: round(psutil.Process(worker["pid"]).memory_info().rss / 2**20)
+            for worker in self.penstock("status")["workers"]
+        }
+
+
+@contextmanager
+def running(name: str) -> Iterator[Running]:
+    """A system of its own, empty, for as long as the block lasts; nothing of it is left."""
+    folder = home() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    with zero_cost() as address:
+        run = Running(folder, address)
+        subprocess.run([PENSTOCK, "up"], env=run.environment, check=True, stdout=sys.stderr)
+        try:
+            run.library.mkdir(parents=True)
+            yield run
+        finally:
+            subprocess.run([PENSTOCK, "down"], env=run.environment, check=True, stdout=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "load": os.getloadavg()[0], "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }  # fmt: skip
+
+
+def percentile(values: list[float], share: float) -> float | None:
+    """The value below which that share lies; None of nothing."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2) if ordered else None
+
+
+def spread(values: list[float]) -> dict[str, float | int | None]:
+    return {
+        "count": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99),
+        "max": round(max(values), 2) if values else None,
+    }  # fmt: skip

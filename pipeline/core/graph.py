@@ -1,0 +1,88 @@
+"""When a generation's rows enter its HNSW graph, and when a graph is built at all (docs/adr/0030)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+FRONT_ROWS = 4_000
+"""Most rows that shall wait outside of the graph: each query reads them all, in about 20 ms (5 µs a row of 1,536
+dimensions). Beyond it the backfill lane writes straight into the graph; live changes never do."""
+GRAPH_FROM_ROWS = 5_000
+"""A smaller table needs no graph: it is read whole in about 25 ms."""
+READ_WHOLE_ROWS = 50_000
+"""Most rows that are searched without a graph while a load goes on: about 250 ms a query."""
+GROWING_ROWS_A_SECOND = 100.0
+"""A table that grows faster is being loaded: its graph would take longer row by row than built afterwards."""
+BUILT_FASTER = 4
+"""A row costs 6 ms in a graph that is there and 1.2–2.5 ms in one that is built, all the others included: moving more
+than a quarter of a table's rows takes longer than building its graph anew."""
+
+Step = Literal["rest", "move", "build", "drop", "rename"]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """One HNSW index over a chunk table."""
+
+    name: str
+    valid: bool
+    partial: bool
+    """Over the rows that say so (in_graph); an older version's graph is over all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A chunk table and its graphs, as the keeper finds them."""
+
+    own: Graph | None
+    """The one that queries use."""
+    successor: Graph | None
+    """A partial one that takes the place of an older version's."""
+    older: Graph | None
+    """One over all rows, which was made for an older version's return (docs/upgrade.md)."""
+    rows: int
+    """Counted no further than just above READ_WHOLE_ROWS."""
+    waiting: int
+    """Rows outside of the graph, counted as far."""
+    growth: float | None
+    """Rows a second since the last look; None: this is the first."""
+    builds: bool
+    """Whether graphs are built here: the table is ours, and no command is filling it or building an index on it."""
+
+
+def next_step(table: Table) -> tuple[Step, Graph | None]:
+    """What to do now, and with which graph (build: None; drop and rename: that one). Each step leaves searches right,
+    and whoever is killed over one goes on from what the catalogue says."""
+    own, successor = table.own, table.successor
+    if table.builds and successor is not None:
+        if not successor.valid or (own is not None and own.valid and own.partial):
+            return "drop", successor
+        return ("rename", successor) if own is None else ("drop", own)
+    if table.builds and own is not None and not own.valid:
+        return "drop", own
+    if table.builds and own is not None and not own.partial:
+        return "build", None
+    if table.builds and own is not None and table.older is not None:
+        return "drop", table.older
+    if own is None:
+        if table.waiting:
+            return "move", None  # into no graph: that costs next to nothing
+        return ("build", None) if table.builds and _worth_a_graph(table) else ("rest", None)
+    if not (own.valid and own.partial and table.waiting):
+        return "rest", None
+    if (
+        table.builds
+        and table.waiting > FRONT_ROWS
+        and table.rows <= READ_WHOLE_ROWS
+        and table.waiting * BUILT_FASTER > table.rows
+    ):
+        return "drop", own
+    return "move", None
+
+
+def _worth_a_graph(table: Table) -> bool:
+    if table.rows > READ_WHOLE_ROWS:
+        return True
+    settled = table.growth is not None and table.growth < GROWING_ROWS_A_SECOND
+    return table.rows >= GRAPH_FROM_ROWS and settled

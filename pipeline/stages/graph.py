@@ -1,0 +1,186 @@
+"""Rows enter their generation's HNSW graph in the background, and graphs are built when that is cheaper than growing.
+
+The sinks write rows outside of the graph, where queries read them exactly; see docs/adr/0030-rows-before-the-graph.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+import structlog
+from psycopg.errors import UndefinedTable
+
+from pipeline.core.errors import PenstockError
+from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph, Step, Table, next_step
+from pipeline.core.model import Generation
+from pipeline.core.retry import backoff
+from pipeline.generations.tables import build_graph
+from pipeline.settings import PostgresSettings
+from pipeline.stores import graph
+from pipeline.stores.postgres import GRAPH_LOCK, Connection, translated, unlimited
+from pipeline.telemetry import Metrics
+
+log = structlog.get_logger()
+
+IDLE_SECONDS = 1.0
+"""Between two looks when there is nothing to do."""
+GROWTH_SECONDS = 3.0
+"""How long a table's growth is measured."""
+NOT_MINE_SECONDS = 5.0
+"""Between two looks whether the worker that had the turn is gone."""
+MOVE_SECONDS = 0.15
+"""What one transaction of moving shall take: a sink that wants one of its rows waits so long, and whoever waits for
+that sink too."""
+LEAST_MOVED, MOST_MOVED = 8, 200
+"""Rows of such a transaction: about 25 of 1,536 dimensions."""
+MOVED_WITHOUT_GRAPH = 1_000
+"""Rows where there is no graph for them yet: 0.1 s."""
+TURN_SECONDS = 2.0
+"""Rows are moved for so long before the table is looked at again."""
+RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 30.0
+
+Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
+
+
+@dataclass
+class _Seen:
+    """How large a table was at its last measuring, and how many rows a transaction moves into its graph."""
+
+    rows: int
+    at: float
+    growth: float | None = None
+    batch: int = LEAST_MOVED
+
+
+class GraphKeeper:
+    """Runs in every vectors worker; an advisory lock lets one of them work at a time. Law: killed anywhere, every
+    search is right, and the next one goes on from what the catalogue says."""
+
+    def __init__(
+        self,
+        settings: PostgresSettings,
+        generations: Generations,
+        metrics: Metrics,
+        *,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """generations: the living ones, by name. busy: whether documents wait for the same Postgres."""
+        self._settings = settings
+        self._generations = generations
+        self._metrics = metrics
+        self._busy = busy
+        self._seen: dict[str, _Seen] = {}
+
+    async def run(self) -> BaseException:
+        """Work until cancelled; a world that is down is waited for."""
+        failures = 0
+        while True:
+            wait = NOT_MINE_SECONDS
+            try:
+                async with unlimited(self._settings, "graph") as connection:
+                    await self._hold(connection)
+                failures = 0
+            except PenstockError as error:
+                wait = backoff(
+                    failures, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, random=random.random(),  # noqa: S311  jitter
+                    retry_after=None,
+                )  # fmt: skip
+                failures += 1
+                log.warning("graph_waits", reason=str(error)[:200], seconds=round(wait, 1))
+            await asyncio.sleep(wait)
+
+    async def _hold(self, connection: Connection) -> None:
+        """As long as the turn is ours: until cancelled. Returns at once when it is another worker's."""
+        cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [GRAPH_LOCK])
+        row = await cursor.fetchone()
+        if not (row and row[0]):
+            self._metrics.front_rows.clear()
+            return
+        await connection.execute("SET enable_seqscan = off")  # what waits is found by its index
+        while True:
+            worked = await self.turn(connection)
+            await asyncio.sleep(0.0 if worked else IDLE_SECONDS)
+
+    async def turn(self, connection: Connection) -> bool:
+        """One step for each generation; False: there was nothing to do. Raises Retryable, Misconfigured."""
+        worked = False
+        waiting: dict[str, int] = {}
+        with translated("graph"):
+            for generation in (await self._generations()).values():
+                try:
+                    table = await self._look(connection, generation)
+                    waiting[generation.name] = table.waiting
+                    step, of = next_step(table)
+                    if step == "move":
+                        worked |= await self._move(
+                            connection, generation, into_graph=bool(table.own or table.successor)
+                        )
+                    elif step != "rest":
+                        await self._change(connection, generation, step, of)
+                        worked = True
+                except UndefinedTable:  # retired meanwhile
+                    continue
+        self._metrics.front_rows.clear()
+        for name, rows in waiting.items():
+            self._metrics.front_rows.labels(name).set(rows)
+        return worked
+
+    async def _look(self, connection: Connection, generation: Generation) -> Table:
+        found = await graph.graphs(connection, generation)
+        own, successor = found.get(graph.own_name(generation)), found.get(graph.successor_name(generation))
+        front = await graph.has_waiting_index(connection, generation)
+        waiting = await graph.waiting(connection, generation, most=READ_WHOLE_ROWS + 1) if front else 0
+        builds = (
+            generation.state != "building"  # the command that fills it builds its graph
+            and await graph.may_build(connection, generation)
+            and not await graph.is_building(connection, generation)
+        )
+        rows = 0
+        if own is None or waiting > FRONT_ROWS:  # only then it matters
+            rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
+        growth = self._growth(generation.chunk_table, rows)
+        return Table(own, successor, found.get(graph.older_name(generation)), rows, waiting, growth, builds)
+
+    def _growth(self, table: str, rows: int) -> float | None:
+        """Rows a second, measured over GROWTH_SECONDS at least."""
+        now = monotonic()
+        seen = self._seen.setdefault(table, _Seen(rows, now))
+        if now - seen.at >= GROWTH_SECONDS:
+            seen.growth = (rows - seen.rows) / (now - seen.at)
+            seen.rows, seen.at = rows, now
+        return seen.growth
+
+    async def _change(self, connection: Connection, generation: Generation, step: Step, of: Graph | None) -> None:
+        """Build, drop or rename: minutes where the table is large; queries and writers go on."""
+        began, own = monotonic(), graph.own_name(generation)
+        log.info("graph_step", step=step, generation=generation.name)
+        if of is None:
+            beside = own in await graph.graphs(connection, generation)
+            await build_graph(connection, generation, name=graph.successor_name(generation) if beside else None)
+        elif step == "drop":
+            await graph.drop_graph(connection, of.name)
+        else:
+            await graph.rename_graph(connection, of.name, own)
+        log.info("graph_step_done", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
+
+    async def _move(self, connection: Connection, generation: Generation, *, into_graph: bool) -> bool:
+        """For TURN_SECONDS at most; False: nothing could be moved."""
+        seen = self._seen[generation.chunk_table]
+        until, any_moved = monotonic() + TURN_SECONDS, False
+        while monotonic() < until:
+            began = monotonic()
+            moved = await graph.move(connection, generation, limit=seen.batch if into_graph else MOVED_WITHOUT_GRAPH)
+            took = max(monotonic() - began, 1e-3)
+            self._metrics.graph_rows.inc(moved)
+            if not moved:
+                break
+            any_moved = True
+            if into_graph:
+                fitting = round(moved * MOVE_SECONDS / took)
+                seen.batch = max(LEAST_MOVED, min(MOST_MOVED, 2 * seen.batch, fitting))
+            await asyncio.sleep(took if self._busy() else 0.0)  # beside documents half of the time is theirs alone
+        return any_moved

@@ -1,0 +1,159 @@
+"""A generation's HNSW graph in pgvector, and the rows that wait outside of it (docs/adr/0030)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from psycopg import sql
+
+from pipeline.core.graph import FRONT_ROWS, Graph
+from pipeline.core.model import Generation, Lane
+from pipeline.stores.postgres import Connection
+
+_OPTIONS = "m = 16, ef_construction = 64"
+
+
+def own_name(generation: Generation) -> str:
+    return f"{generation.chunk_table}_hnsw"
+
+
+def successor_name(generation: Generation) -> str:
+    """Of a graph that is built beside an older version's."""
+    return f"{generation.chunk_table}_hnsw_new"
+
+
+def older_name(generation: Generation) -> str:
+    """Of a graph over all rows, made for an older version's return (docs/upgrade.md)."""
+    return f"{generation.chunk_table}_hnsw_all"
+
+
+async def graphs(connection: Connection, generation: Generation) -> dict[str, Graph]:
+    """The HNSW indexes of the chunk table, by name, those too that are being built."""
+    cursor = await connection.execute(
+        "SELECT c.relname, i.indisvalid, i.indpred IS NOT NULL FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
+        " JOIN pg_am a ON a.oid = c.relam WHERE i.indrelid = to_regclass(%s) AND a.amname = 'hnsw'",
+        [f'"{generation.chunk_table}"'],
+    )
+    return {name: Graph(name, valid, partial) for name, valid, partial in await cursor.fetchall()}
+
+
+async def has_front(connection: Connection, generation: Generation) -> bool:
+    """Whether any rows wait outside: there is a graph, or one is being built, of those that say in_graph. Without any
+    they are in the next one that is built, and in an older version's is every row."""
+    return any(graph.partial for graph in (await graphs(connection, generation)).values())
+
+
+async def has_waiting_index(connection: Connection, generation: Generation) -> bool:
+    """Whether rows that wait can be found. Without that index none waits: it is made before the graph is."""
+    cursor = await connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_index WHERE indexrelid = to_regclass(%s) AND indisvalid)",
+        [f'"{generation.chunk_table}_waiting"'],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+async def waiting(connection: Connection, generation: Generation, *, most: int) -> int:
+    """Rows outside of the graph, counted no further than ``most``."""
+    return await _count(connection, generation, sql.SQL("WHERE NOT in_graph"), most)
+
+
+async def rows(connection: Connection, generation: Generation, *, most: int) -> int:
+    return await _count(connection, generation, sql.SQL(""), most)
+
+
+async def _count(connection: Connection, generation: Generation, condition: sql.SQL, most: int) -> int:
+    # Ordered, so that the index is read: by the statistics of a moment ago it may be half of the table.
+    cursor = await connection.execute(
+        sql.SQL("SELECT count(*) FROM (SELECT id FROM {} {} ORDER BY id LIMIT %s) counted").format(
+            sql.Identifier(generation.chunk_table), condition
+        ),
+        [most],
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+async def writes_outside(connection: Connection, generation: Generation, lanes: Collection[Lane]) -> set[Lane]:
+    """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill writes
+    into the graph, slowly, when as many wait already as a query can read besides."""
+    if not lanes or not await has_front(connection, generation):
+        return set()
+    full = "backfill" in lanes and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
+    return {lane for lane in lanes if lane == "live" or not full}
+
+
+async def move(connection: Connection, generation: Generation, *, limit: int) -> int:
+    """Let so many of the waiting rows enter the graph; returns how many did. Rows that a sink holds are left alone, so
+    this waits for nobody; a sink that wants one of these waits for the end of the transaction."""
+    cursor = await connection.execute(
+        sql.SQL(
+            "UPDATE {table} SET in_graph = true WHERE id = ANY(ARRAY("
+            " SELECT id FROM {table} WHERE NOT in_graph ORDER BY id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED))"
+        ).format(table=sql.Identifier(generation.chunk_table)),
+        [limit],
+    )
+    return cursor.rowcount
+
+
+async def is_building(connection: Connection, generation: Generation) -> bool:
+    """Whether somebody is building an index on the table, as far as we may see."""
+    cursor = await connection.execute(
+        "SELECT EXISTS (SELECT FROM pg_stat_progress_create_index WHERE relid = to_regclass(%s))",
+        [f'"{generation.chunk_table}"'],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+async def may_build(connection: Connection, generation: Generation) -> bool:
+    """Whether this role may make and drop the table's indexes (deploy/roles: a worker may not)."""
+    cursor = await connection.execute(
+        "SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')"
+        " FROM pg_class c WHERE c.oid = to_regclass(%s)",
+        [f'"{generation.chunk_table}"'],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+async def drop_graph(connection: Connection, name: str) -> None:
+    """Outside a transaction; writers and queries go on."""
+    await connection.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(name)))
+
+
+async def rename_graph(connection: Connection, name: str, new: str) -> None:
+    await connection.execute(sql.SQL("ALTER INDEX {} RENAME TO {}").format(sql.Identifier(name), sql.Identifier(new)))
+
+
+async def create_graph(
+    connection: Connection, generation: Generation, *, name: str | None = None, concurrently: bool = False
+) -> None:
+    """The HNSW index over the generation's rows that say in_graph, and before it the one that finds the others.
+    Repeats are harmless. ``concurrently`` (outside a transaction): writers are not held up, and what an interrupted
+    attempt left is removed first."""
+    table = generation.chunk_table
+    await _create(
+        connection, f"{table}_waiting",
+        sql.SQL("{} (id) WHERE NOT in_graph").format(sql.Identifier(table)), concurrently=concurrently,
+    )  # fmt: skip
+    await _create(
+        connection, name or own_name(generation),
+        sql.SQL(f"{{}} USING hnsw (embedding {generation.vector_type}_cosine_ops) WITH ({_OPTIONS}) WHERE in_graph")
+        .format(sql.Identifier(table)), concurrently=concurrently,
+    )  # fmt: skip
+
+
+async def _create(connection: Connection, name: str, what: sql.Composed, *, concurrently: bool) -> None:
+    if concurrently:
+        cursor = await connection.execute(
+            "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass(%s)", [f'"{name}"']
+        )
+        row = await cursor.fetchone()
+        if row is not None and not row[0]:
+            await drop_graph(connection, name)
+    await connection.execute(
+        sql.SQL("CREATE INDEX {concurrently} IF NOT EXISTS {name} ON {what}").format(
+            concurrently=sql.SQL("CONCURRENTLY" if concurrently else ""), name=sql.Identifier(name), what=what
+        )
+    )

@@ -1,0 +1,68 @@
+"""When rows enter the graph, and when it is built: the decision alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.core.graph import FRONT_ROWS, GRAPH_FROM_ROWS, READ_WHOLE_ROWS, Graph, Table, next_step
+
+OWN = Graph("t_hnsw", valid=True, partial=True)
+BROKEN = Graph("t_hnsw", valid=False, partial=True)
+OLD = Graph("t_hnsw", valid=True, partial=False)
+NEXT = Graph("t_hnsw_new", valid=True, partial=True)
+BROKEN_NEXT = Graph("t_hnsw_new", valid=False, partial=True)
+
+
+def table(
+    own: Graph | None = None, successor: Graph | None = None, rows: int = 0, waiting: int = 0,
+    growth: float | None = 0.0, builds: bool = True, older: Graph | None = None,
+) -> Table:  # fmt: skip
+    return Table(own, successor, older, rows, waiting, growth, builds)
+
+
+@pytest.mark.parametrize(
+    ("found", "step"),
+    [
+        (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
+        (table(rows=GRAPH_FROM_ROWS), "build"),
+        (table(rows=GRAPH_FROM_ROWS, growth=None), "rest"),
+        (table(rows=READ_WHOLE_ROWS, growth=1_000.0), "rest"),
+        (table(rows=READ_WHOLE_ROWS + 1, growth=1_000.0), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, growth=1_000.0, builds=False), "rest"),
+    ],
+)
+def test_a_graph_is_built_when_a_load_has_settled_or_the_table_is_too_large_to_be_read_whole(
+    found: Table, step: str
+) -> None:
+    assert next_step(found) == (step, None)
+
+
+def test_rows_move_while_that_is_cheaper_than_building_anew() -> None:
+    assert next_step(table(OWN)) == ("rest", None)
+    assert next_step(table(OWN, waiting=1)) == ("move", None)
+    assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1)) == ("move", None), "too large to do without"
+    assert next_step(table(OWN, rows=40_000, waiting=9_000)) == ("move", None)
+    assert next_step(table(OWN, rows=40_000, waiting=11_000)) == ("drop", OWN)
+    assert next_step(table(OWN, rows=40_000, waiting=11_000, builds=False)) == ("move", None)
+    assert next_step(table(OWN, rows=4_000, waiting=4_000)) == ("move", None), "few take no long"
+
+
+def test_what_was_left_outside_of_a_graph_that_is_gone_is_let_in_before_the_next_is_built() -> None:
+    assert next_step(table(rows=20_000, waiting=1)) == ("move", None)
+
+
+def test_an_older_versions_graph_gives_way_and_each_step_follows_from_what_there_is() -> None:
+    steps = [
+        (table(OLD), ("build", None)), (table(OLD, BROKEN_NEXT), ("drop", BROKEN_NEXT)),
+        (table(OLD, NEXT), ("drop", OLD)), (table(None, NEXT), ("rename", NEXT)), (table(OWN), ("rest", None)),
+        (table(OWN, NEXT), ("drop", NEXT)), (table(OWN, older=OLD), ("drop", OLD)), (table(BROKEN), ("drop", BROKEN)),
+    ]  # fmt: skip
+    for found, step in steps:
+        assert next_step(found) == step
+        alone = table(found.own, found.successor, builds=False)
+        assert next_step(alone) == ("rest", None), "whoever may not build changes nothing"
+
+
+def test_nothing_moves_into_a_graph_that_is_not_whole() -> None:
+    assert next_step(table(BROKEN, waiting=5, builds=False)) == ("rest", None)
+    assert next_step(table(OLD, NEXT, waiting=5, builds=False)) == ("rest", None)
