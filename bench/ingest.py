@@ -1,11 +1,12 @@
 """From a folder into both stores: first load, nothing changed, edits, deletes, a paragraph at the top of a long one.
 
-    python -m bench.ingest [--documents 1000] [--with-graph]      # → bench/results/ingest.json
+    python -m bench.ingest [--documents 1000] [--with-graph] [--json FILE]      # → bench/results/ingest.json
 
 The whole pipeline with Kafka in between, as ``penstock up`` starts it, in a state folder of its own; each step is the
 command that a person types (``penstock ingest --wait --json``), timed by itself. The model is bench.zero_cost, 1536
-dimensions, so that the pipeline is measured. Without --with-graph the vectors have no HNSW index while they are loaded
-(the peers have none), and it is built, and timed, at the end.
+dimensions, so that the pipeline is measured; texts are bench.prose's, chunks of about 400 tokens. Without --with-graph
+the vectors have no HNSW index while they are loaded (the peers have none), and it is built, and timed, at the end.
+Where the first load's seconds go is told by process.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,15 +29,16 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from bench.load_corpus import Corpus
+from bench import processors
+from bench.prose import WORDS_A_CHUNK, text
 from bench.zero_cost import DIMENSIONS, MODEL, zero_cost
 from pipeline.settings import home
 
 RESULTS = Path(__file__).parent / "results" / "ingest.json"
-WORDS = 1_850
-"""Of a document: nine chunks of 400 tokens."""
-LONG_CHUNKS_WORDS = 105_000
-"""About 500 chunks."""
+CHUNKS = 9
+"""Of a document, about."""
+LONG_CHUNKS = 500
+"""Of the long one, about."""
 SHARE = 100
 """One document in so many is edited, and one deleted."""
 
@@ -52,6 +55,7 @@ class Run:
             **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
             "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1", "PENSTOCK_EMBEDDING_API_KEY": "none",
             "PENSTOCK_EMBEDDING_MODEL": MODEL, "PENSTOCK_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
+            "PENSTOCK_EMBEDDING_CHUNK_TOKENS": "400",
         }  # fmt: skip
 
     def penstock(self, *arguments: str) -> Any:
@@ -82,12 +86,13 @@ class Run:
         )
         return name, definition
 
-    def memory(self) -> dict[str, int]:
-        """MiB (RSS) of each worker."""
-        return {
-            worker["name"]: round(psutil.Process(worker["pid"]).memory_info().rss / 2**20)
-            for worker in self.penstock("status")["workers"]
-        }
+    def processes(self) -> dict[str, int]:
+        """Name → pid of each worker and server, the model among them."""
+        told = self.penstock("status")
+        named = {worker["name"]: worker["pid"] for worker in told["workers"] if worker["pid"]}
+        named |= {name: service["pid"] for name, service in told["services"].items() if service["pid"]}
+        model = [child.pid for child in psutil.Process().children() if "bench.zero_cost" in child.cmdline()]
+        return named | dict(zip(["model"], model, strict=True))
 
 
 def write(path: Path, text: str) -> None:
@@ -102,25 +107,36 @@ def lap(work: Callable[[], object]) -> float:
 
 def edit(path: Path) -> None:
     """One word in the middle."""
-    words = path.read_text().split(" ")
-    words[len(words) // 2] = "spillway"
-    write(path, " ".join(words))
+    whole = path.read_text()
+    word = re.compile(r"\b[a-z]{4,}\b").search(whole, len(whole) // 2)
+    assert word is not None
+    write(path, whole[: word.start()] + "spillway" + whole[word.end() :])
 
 
 def measure(run: Run, documents: int, *, with_graph: bool) -> dict[str, Any]:
-    corpus = Corpus()
     run.library.mkdir(parents=True)
     for n in range(documents):
-        write(run.library / f"{n:05}.md", corpus.text(n, WORDS))
+        write(run.library / f"{n:05}.md", text(n, CHUNKS * WORDS_A_CHUNK))
     result: dict[str, Any] = {}
     name, definition = run.graph()
     if not with_graph:
         run.sql(f'DROP INDEX "{name}"')
-    first = run.ingest()
-    result["first_load_s"], result["chunks"] = first["seconds"], first["chunks"]
-    result["first_load_chunks_per_s"] = round(first["chunks"] / first["seconds"], 1)
-    if not with_graph:
-        result["graph_s"] = lap(lambda: run.sql(definition))
+    processes = run.processes()
+    before = processors.seconds(processes)
+    with processors.watched(processes) as memory:
+        first = run.ingest()
+        result["first_load_s"], result["chunks"] = first["seconds"], first["chunks"]
+        result["first_load_chunks_per_s"] = round(first["chunks"] / first["seconds"], 1)
+        result["first_load_processor_s"] = processors.spent(before, processors.seconds(processes))
+        changes(run, result, documents, None if with_graph else definition)
+    peak = {name: max(filter(None, values), default=None) for name, values in memory.mib.items()}
+    return result | {"memory_peak_mib": peak, "memory": {"s": memory.at, "mib": memory.mib}}
+
+
+def changes(run: Run, result: dict[str, Any], documents: int, graph: str | None) -> None:
+    """What follows the first load. graph: the definition of the index that was left out."""
+    if graph:
+        result["graph_s"] = lap(lambda: run.sql(graph))
     unchanged = run.ingest()
     result |= {"unchanged_s": unchanged["seconds"], "unchanged_whole_s": unchanged["whole_s"],
                "unchanged_published": unchanged["published"]}  # fmt: skip
@@ -134,17 +150,17 @@ def measure(run: Run, documents: int, *, with_graph: bool) -> dict[str, Any]:
         path.unlink()
     result["delete_s"] = run.ingest()["seconds"]
     long = run.library / "long.md"
-    write(long, corpus.text(documents, LONG_CHUNKS_WORDS))
-    run.ingest()
+    write(long, text(documents, LONG_CHUNKS * WORDS_A_CHUNK))
+    result["long_chunks"] = run.ingest()["embedded"]
     write(long, "A paragraph that was not there before.\n\n" + long.read_text())
     result["insert_paragraph_reembedded"] = run.ingest()["embedded"]
-    return result | {"memory_mib": run.memory()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="From a folder into both stores, timed.")
     parser.add_argument("--documents", type=int, default=1_000)
     parser.add_argument("--with-graph", action="store_true", help="load under the live HNSW index")
+    parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
     folder = home() / "bench"
     shutil.rmtree(folder, ignore_errors=True)
@@ -158,11 +174,13 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     table = Table(title=f"{given.documents} documents", show_header=False)
     for key, value in result.items():
+        if key == "memory":
+            continue
         table.add_row(key, str(value))
     console.print(table)
     machine = {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30),
                "load": os.getloadavg()[0], "at": datetime.now(UTC).isoformat(timespec="seconds")}  # fmt: skip
-    RESULTS.write_text(json.dumps({"documents": given.documents, "with_graph": given.with_graph, "machine": machine,
+    given.json.write_text(json.dumps({"documents": given.documents, "with_graph": given.with_graph, "machine": machine,
                                    **result}, indent=1) + "\n")  # fmt: skip
 
 
