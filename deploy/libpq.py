@@ -45,7 +45,8 @@ def run(postgres: PostgresSettings, command: Sequence[str]) -> int:
         file.touch(mode=0o600)
         file.write_text(service_file(connection), "utf-8")
         env = {**os.environ, "PGSERVICEFILE": str(file), "PGSERVICE": SERVICE}
-        return subprocess.run([program, *command[1:]], env=env, check=False).returncode
+        code = subprocess.run([program, *command[1:]], env=env, check=False).returncode
+    return code if code >= 0 else 128 - code  # ended by a signal, as a shell tells it
 
 
 def main(command: Sequence[str]) -> int:
@@ -53,7 +54,9 @@ def main(command: Sequence[str]) -> int:
     if not command:
         typer.echo("usage: python -m deploy.libpq PROGRAM [ARGUMENT]...", err=True)
         return 2
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))  # the file goes, and the program
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ends, lambda number, _frame: sys.exit(128 + number))  # the file goes, and the program
+    signal.signal(signal.SIGINT, lambda _number, _frame: None)  # Ctrl-C is the program's: psql cancels a query by it
     try:
         return run(load().postgres, command)
     except PenstockError as error:

@@ -98,6 +98,31 @@ def test_nobody_sees_the_password_and_nothing_of_it_stays(environment: dict[str,
     assert not psql.is_running()
 
 
+def test_ctrl_c_cancels_the_programs_query_and_nothing_of_it_stays(
+    environment: dict[str, str], stack: Stack, tmp_path: Path
+) -> None:
+    """It killed the program, and showed where it had been interrupted."""
+    user = conninfo_to_dict(environment["PENSTOCK_POSTGRES_DSN"])["user"]
+    query = "SELECT count(*) FROM pg_stat_activity WHERE usename = %s AND query LIKE '%%pg_sleep%%'"
+    with (
+        psycopg.connect(stack.endpoints()["postgres"]["dsn"], autocommit=True) as admin,
+        subprocess.Popen(
+            [sys.executable, "-m", "deploy.libpq", "psql", "-c", "SELECT pg_sleep(60)"], env=environment, cwd=PROJECT,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        deadline = time.monotonic() + 50
+        while admin.execute(query, [user]).fetchone() != (1,):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in front of it
+        _, told = process.communicate(timeout=30)
+    assert (process.returncode, told.splitlines()) == (
+        1, ["Cancel request sent", "ERROR:  canceling statement due to user request"],
+    )  # fmt: skip
+    assert list(tmp_path.iterdir()) == []
+
+
 async def test_the_grants_are_given_after_an_upgrade_by_the_guides_own_command(stack: Stack) -> None:
     """By the owner, to processes that could do nothing with new tables before."""
     [command] = re.findall(r"\$ python -m deploy\.libpq (.*2-grants\.sql)$", GUIDE.read_text(), re.MULTILINE)
