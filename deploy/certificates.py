@@ -133,9 +133,7 @@ def _pem(certificate: x509.Certificate) -> str:
 
 def provide(folder: Path, owners: Mapping[str, int]) -> bool:
     """What this module's head says; owners: server → the number of its user. Returns whether something was made."""
-    places = {name: Certificate.of(name, folder / name) for name in owners}
-    needed = [folder / "ca" / "ca.crt", *(file for one in places.values() for file in (one.certificate, one.both))]
-    if all(file.exists() for file in needed):
+    if (folder / "ca" / "ca.crt").exists() and all(_whole(folder / name, name, owners[name]) for name in owners):
         return False
     authority = Authority(folder / "ca", "Penstock's own authority", LASTING)
     for name, owner in owners.items():
@@ -146,6 +144,14 @@ def provide(folder: Path, owners: Mapping[str, int]) -> bool:
         for file in (made.certificate, made.key, made.both):
             os.chown(file, owner, owner)
     return True
+
+
+def _whole(place: Path, name: str, owner: int) -> bool:
+    """Everything is there, and its server can read it: whoever was interrupted, or may not give files away, has left
+    keys that cannot be."""
+    made = Certificate.of(name, place)
+    files = (made.certificate, made.key, made.both)
+    return (place / "ca.crt").exists() and all(file.exists() and file.stat().st_uid == owner for file in files)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -62,11 +62,28 @@ def test_what_is_whole_stays_and_what_is_not_is_made_anew_together(
     assert main([str(folder), f"kafka={ME}", f"postgres={ME}"]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "certificates: there already"
     assert {file: file.read_bytes() for file in folder.rglob("*.*")} == before
-    (folder / "postgres" / "postgres.crt").unlink()
-    assert main([str(folder), f"kafka={ME}", f"postgres={ME}"]) == 0
-    assert "start whatever runs anew" in capsys.readouterr().out
-    assert not [file for file, content in before.items() if file.read_bytes() == content]
-    greet(folder, "postgres", "postgres")
+    for missing in ("postgres/postgres.crt", "postgres/postgres.key", "kafka/ca.crt", "ca/ca.crt"):
+        (folder / missing).unlink()
+        assert main([str(folder), f"kafka={ME}", f"postgres={ME}"]) == 0
+        assert "start whatever runs anew" in capsys.readouterr().out
+        assert not [file for file, content in before.items() if file.read_bytes() == content]
+        greet(folder, "postgres", "postgres")
+        before = {file: file.read_bytes() for file in before}
+
+
+def test_keys_that_could_not_be_given_to_their_server_are_not_taken_for_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step of docker-compose.yml is tried again when it fails: the second time it said that all was there."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError("chown")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "chown", forbidden)
+        for _ in range(2):
+            with pytest.raises(PermissionError):
+                main([str(tmp_path), f"kafka={ME + 1}"])
 
 
 @pytest.mark.parametrize("wrong", [[], ["FOLDER", "kafka"], ["FOLDER", "kafka=appuser"]])
