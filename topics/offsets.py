@@ -52,7 +52,14 @@ class Log:
 class Groups:
     """An async context manager. Names of topics and groups are given without the prefix and come back without it."""
 
-    def __init__(self, bootstrap: str, topic_prefix: str = "", security: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        topic_prefix: str = "",
+        security: Mapping[str, object] | None = None,
+        *,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
         """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options."""
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
@@ -60,7 +67,7 @@ class Groups:
             "bootstrap_servers": bootstrap, "request_timeout_ms": int(REQUEST_SECONDS * 1000), **dict(security or {}),
         }  # fmt: skip
         self._admin: Any = AIOKafkaAdminClient(**self._options)
-        self._patience = SETTLE_SECONDS
+        self._patience = settle_seconds
         """That is left, for all groups together."""
 
     async def __aenter__(self) -> Self:
@@ -90,10 +97,9 @@ class Groups:
 
     async def committed(self, group: str) -> dict[tuple[str, int], int]:
         """(topic, partition) → the offset that the group goes on from. One that it never committed is absent."""
-        if (
-            await self._described(group) is None
-        ):  # aiokafka takes a coordinator that is not ready for one without offsets
+        if await self._described(group) is None:
             return {}
+        # aiokafka takes a coordinator that is not ready for one without offsets: that it is has just been seen.
         async with self._explained():
             found = await self._admin.list_consumer_group_offsets(self._prefix + group)
         return {
@@ -140,7 +146,8 @@ class Groups:
     async def _described(self, group: str) -> Sequence[Any] | None:
         """Kafka's own words on the group: its code, …, its members, once there is a coordinator to ask. None: the
         cluster has never had a group. Whoever asks first has Kafka make the topic that it keeps groups in, which takes
-        it a few seconds: until then any group is somebody else's, or being loaded."""
+        it a few seconds: until then any group is somebody else's, or being loaded. Raises OffsetsUnavailable when that
+        takes too long: nothing committed would be another thing to say."""
         while True:
             async with self._explained():
                 try:
@@ -150,8 +157,11 @@ class Groups:
                     described = None
             if described is not None and for_code(described[0]) not in SETTLING:
                 return described
+            if self._patience <= 0 and described is not None:
+                why = for_code(described[0]).__name__
+                raise OffsetsUnavailable(f"Kafka at {self._bootstrap}: {why}; its groups are not ready yet, try again")
             if self._patience <= 0:
-                return described
+                return None
             self._patience -= ASK_AGAIN_SECONDS
             await asyncio.sleep(ASK_AGAIN_SECONDS)
 

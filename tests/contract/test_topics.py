@@ -55,7 +55,7 @@ async def test_groups_that_a_new_cluster_never_had_have_no_members_and_are_not_r
         at = mine.endpoints()["kafka"]["bootstrap"]
         await ensure_topics(at)
         groups = ["penstock-detect", "penstock-identities", "penstock-vectors"]
-        async with Groups(at) as kafka:
+        async with Groups(at, settle_seconds=120) as kafka:  # however slow this machine is
             for _ in range(20):  # all the while that Kafka makes that topic
                 assert [(await kafka.committed(group), await kafka.members(group)) for group in groups] == [
                     ({}, [])
