@@ -19,7 +19,7 @@ from pipeline.stores.elasticsearch import connect, translated
 from tests.processes import PROJECT
 from tests.secured_kit import SMALL
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 SCRIPT = PROJECT / "deploy" / "image" / "elasticsearch-users.sh"
 PASSWORDS = {"admin": "the first one's", "owner": "owner's own", "worker": "worker's own", "query": "query's own"}
