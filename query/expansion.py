@@ -92,6 +92,7 @@ async def embeddings(
             chunks=sql.Identifier(generation.chunk_table)
         ),
         [[passage.chunk_id for passage in passages]],
+        binary=True,  # as text, 1,536 numbers are parsed one by one
     )
     return {
         id_: np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value, dtype=np.float32)

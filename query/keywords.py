@@ -43,16 +43,15 @@ async def bm25(
     excluded: Collection[UUID] = (),
     more: Mapping[str, float] | None = None,
     limit: int,
-    timeout_seconds: float,
 ) -> list[Candidate]:
     """The best passages by keyword among those whose entry says that this caller may read them, best first.
 
     excluded: chunks that were offered before and turned out to be withheld; they shall not stand in the way again.
-    more: words that are asked for besides, and their worth.
+    more: words that are asked for besides, and their worth. es: with the timeout that a search has.
     Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
-        answer = await es.options(request_timeout=timeout_seconds).search(
+        answer = await es.search(
             index=generation.keyword_index,
             query=build(caller.tenant, readable, query, filters, excluded, more),
             size=limit,

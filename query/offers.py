@@ -27,7 +27,7 @@ from query.fusion import Ranking
 from query.keywords import bm25
 from query.model import Candidate, Facts, Mode, Passage, Ranker
 from query.steps import Steps
-from query.vectors import Asked, Tuning
+from query.vectors import Asked, Scan, Tuning
 from query.verify import describe, verify
 
 MOST_CANDIDATES = 1000
@@ -67,6 +67,8 @@ class Scope:
     filters: Filters
     snapshot: str
     """The ledger's, before any store was asked."""
+    scans: dict[int, Scan] = field(default_factory=dict, compare=False)
+    """By how many neighbours were wanted: how they are looked for. Found out once; the second look does the same."""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class Stores:
 
     def __init__(self, pool: Pool, es: AsyncElasticsearch, timeouts: Timeouts, tuning: Tuning) -> None:
         self._pool = pool
-        self._es = es
+        self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
         self.timeouts = timeouts
         self._tuning = tuning
 
@@ -174,7 +176,9 @@ class Stores:
                 require_same(made_by, scope.generation)
                 async with self.connection(2 * seconds, "vector search") as connection:
                     asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
-                    scan = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
+                    if limit not in scope.scans:
+                        scope.scans[limit] = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
+                    scan = scope.scans[limit]
                     offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
                         connection, asked, vector, scan, limit=limit, timeout_seconds=seconds, tuning=self._tuning
                     )
@@ -198,7 +202,7 @@ class Stores:
                 async with bounded(seconds, "Elasticsearch"):
                     offer.candidates = await bm25(
                         self._es, scope.generation, scope.caller, scope.readable, text,
-                        filters=scope.filters, excluded=withheld, more=more, limit=limit, timeout_seconds=seconds,
+                        filters=scope.filters, excluded=withheld, more=more, limit=limit,
                     )  # fmt: skip
         except PenstockError as error:
             offer.error = error

@@ -25,22 +25,27 @@ class Refers(Protocol):
     def document_id(self) -> UUID: ...
 
 
-# Whether the set may be read is asked beside each document (OFFSET 0): joined, a planner may begin at the access sets
-# and read every readable document.
+# One look at each index for each candidate (OFFSET 0): joined, a planner reads all documents to look up two hundred, or
+# begins at the access sets and reads every readable document.
 _VERIFY = """
     SELECT c.chunk_id, d.id, d.external_id, d.source, coalesce(d.title, ''), d.source_url, p.position - 1,
         d.author, d.media_type, d.source_modified_at
     FROM unnest(%(chunks)s::uuid[], %(documents)s::uuid[]) AS c (chunk_id, document_id)
-    JOIN documents d ON d.id = c.document_id
     CROSS JOIN LATERAL (
-        SELECT FROM access_sets a
-        WHERE a.id = d.access_id AND a.tenant = d.tenant
-          AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[] OFFSET 0
-    ) may_read
-    JOIN manifests m ON m.document_id = d.id AND m.generation = %(generation)s
-    CROSS JOIN LATERAL (SELECT array_position(m.chunk_ids, c.chunk_id) AS position OFFSET 0) p
-    WHERE d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL
-      AND p.position IS NOT NULL {filters}
+        SELECT id, tenant, access_id, external_id, source, title, source_url, author, media_type, source_modified_at
+        FROM documents d
+        WHERE d.id = c.document_id AND d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL
+            {filters} OFFSET 0
+    ) d
+    CROSS JOIN LATERAL (
+        SELECT tenant, acl_tags, required_tags FROM access_sets WHERE id = d.access_id OFFSET 0
+    ) a
+    CROSS JOIN LATERAL (
+        SELECT array_position(m.chunk_ids, c.chunk_id) AS position FROM manifests m
+        WHERE m.document_id = d.id AND m.generation = %(generation)s OFFSET 0
+    ) p
+    WHERE a.tenant = d.tenant AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[]
+      AND p.position IS NOT NULL
 """
 
 

@@ -79,7 +79,7 @@ async def test_who_is_let_into_ten_thousand_restricted_pages_is_answered_by_keyw
     async with library.pool.connection() as connection:
         now = await readable(connection, caller)
     many = Readable(now.access_ids, now.acl_tags, (*(f"wiki/r{n}" for n in range(10_000)),))
-    found = await bm25(library.es, library.generation, caller, many, "page", limit=10, timeout_seconds=20)
+    found = await bm25(library.es, library.generation, caller, many, "page", limit=10)
     assert len(found) == 2
 
 
