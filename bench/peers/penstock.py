@@ -29,8 +29,6 @@ def main() -> None:
     run.library = told.library
     command(run, "up")
     try:
-        name, _ = run.graph()
-        run.sql(f'DROP INDEX "{name}"')  # the peers have none
         dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]
         workers = [worker["pid"] for worker in run.penstock("status")["workers"]]
         serve(Driver(Rows(TABLE, "name", "text", "access", stored=STORED, dsn=dsn), lambda: sync(run, told),

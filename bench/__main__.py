@@ -1,0 +1,121 @@
+"""Every benchmark, one after another, each as a process of its own.
+
+    python -m bench [--quick] [--only PART]...      # → bench/results/latest.json, and a table beside the targets
+
+--quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it about an hour and a half. --only:
+these parts; what the file has of the others stays. A part that fails is named and the others are run. Each part's log
+and result lie in $PENSTOCK_HOME/bench-logs. The curves and the table of docs/performance.md are drawn from latest.json
+by ``python -m bench.curves``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.machine import description
+from bench.parts import PARTS, Part
+from bench.running import PENSTOCK
+from bench.targets import KEYS, picked, table
+from pipeline.settings import home
+
+LATEST = Path(__file__).parent / "results" / "latest.json"
+
+stderr = Console(stderr=True, highlight=False)
+
+
+@contextmanager
+def stack(log: IO[str]) -> Iterator[Mapping[str, str]]:
+    """The local stack, empty, for a part that starts none; yields the environment in which it is found."""
+    folder = home() / "bench-stack"
+    where = {**os.environ, "PENSTOCK_HOME": str(folder)}
+    subprocess.run([PENSTOCK, "up"], env=where, stdout=log, stderr=log, check=False)  # what fails, fails in the part
+    try:
+        yield where
+    finally:
+        subprocess.run([PENSTOCK, "down"], env=where, stdout=log, stderr=log, check=False)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(part: Part, *, quick: bool) -> dict[str, Any]:
+    """What the part wrote, with its ``seconds`` and the load around it; of one that failed {"failed": the reason}."""
+    logs = home() / "bench-logs"
+    written = logs / f"{part.name}.json"
+    logs.mkdir(parents=True, exist_ok=True)
+    sizes = part.quick if quick else part.full
+    command = [sys.executable, "-m", part.module, *sizes, "--json", *(() if part.prints else (str(written),))]
+    told = " ".join(command[1:])
+    written.unlink(missing_ok=True)
+    load, began = os.getloadavg()[0], time.monotonic()
+    with (logs / f"{part.name}.log").open("w") as log, stack(log) if part.stack else nullcontext(os.environ) as where:
+        output = subprocess.PIPE if part.prints else log
+        ended = subprocess.run(command, stdout=output, stderr=log, env=where, check=False)
+    if ended.returncode:
+        return {"failed": f"`{told}` ended with {ended.returncode}: {logs / part.name}.log says why"}
+    if part.prints:
+        written.write_bytes(ended.stdout)
+    if not written.exists():
+        return {"failed": f"`{told}` wrote no result to {written}"}
+    try:
+        result = json.loads(written.read_text())
+    except ValueError:
+        return {"failed": f"`{told}` wrote no JSON"}
+    around = {"load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}
+    return {"seconds": round(time.monotonic() - began, 1), **around, "result": result}
+
+
+def run_all(parts: Sequence[Part], latest: Path, *, quick: bool) -> dict[str, Any]:
+    """latest's content afterwards; it is written after each part, so that whoever stops it keeps what there is."""
+    known: Mapping[str, Any] = json.loads(latest.read_text()) if latest.exists() else {}
+    done: dict[str, Any] = dict(known.get("parts", {})) if known.get("quick") == quick else {}
+    whole: dict[str, Any] = {"quick": quick, "machine": description(), **dict.fromkeys(KEYS), "parts": done}
+    bar = Progress(
+        TextColumn("{task.description:24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=stderr
+    )
+    with bar:
+        task = bar.add_task("", total=len(parts))
+        for part in parts:
+            bar.update(task, description=part.name)
+            done[part.name] = run(part, quick=quick)
+            if "failed" in done[part.name]:
+                stderr.print(f"{part.name} failed: {done[part.name]['failed']}")
+            whole |= picked(done)
+            whole["machine"]["load_after"] = round(os.getloadavg()[0], 1)
+            latest.write_text(json.dumps(whole, indent=1) + "\n")
+            bar.advance(task)
+    return whole
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="small sizes: some minutes")
+    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], metavar="PART",
+                        help=f"may be repeated: {', '.join(part.name for part in PARTS)}")  # fmt: skip
+    parser.add_argument("--results", type=Path, metavar="FILE", help="in place of these files")
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    given = arguments()
+    chosen = [part for part in PARTS if not given.only or part.name in given.only]
+    results = given.results or (home() / "bench-quick.json" if given.quick else LATEST)
+    results.parent.mkdir(parents=True, exist_ok=True)
+    whole = run_all(chosen, results, quick=given.quick)
+    Console(highlight=False).print(table(whole))
+    return int(any("failed" in whole["parts"][part.name] for part in chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

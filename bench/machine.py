@@ -1,0 +1,61 @@
+"""The machine that a result was measured on, and the versions of what was measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from deploy.local import dist
+
+PROJECT = Path(__file__).parent.parent
+
+
+def description() -> dict[str, Any]:
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "clean": not _said("git", "status", "--porcelain", "--untracked-files=no"),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": versions(),
+        "load_before": round(os.getloadavg()[0], 1),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Of what the local stack runs."""
+    binaries = dist.postgres_bin()
+    control = next(binaries.parent.glob("share/**/extension/vector.control")).read_text()
+    return {
+        "python": platform.python_version(),
+        "postgres": (_said(str(binaries / "postgres"), "--version") or "").split()[-1],
+        "pgvector": re.findall(r"default_version = '(.+)'", control)[0],
+        "kafka": dist.VERSIONS["kafka"],
+        "elasticsearch": dist.VERSIONS["elasticsearch"],
+    }
+
+
+def _processor() -> str:
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return found[1] if found else platform.machine()
+
+
+def _said(*command: str) -> str | None:
+    """None: there is no such command here, or it is no repository."""
+    try:
+        done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

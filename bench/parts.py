@@ -1,0 +1,38 @@
+"""What `python -m bench` runs, in this order: module, and its arguments in full and in a hurry."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Part(NamedTuple):
+    name: str
+    """Of its result, in latest.json."""
+    module: str
+    full: tuple[str, ...] = ()
+    quick: tuple[str, ...] = ()
+    """Each also takes ``--json FILE`` …"""
+    prints: bool = False
+    """… or ``--json`` alone: then its result is what it prints."""
+    stack: bool = False
+    """Whether it wants a local stack that runs; the others start what they need."""
+
+
+def _load(documents: int, *, quick: int) -> Part:
+    return Part(f"ingest_{documents}", "bench.ingest", ("--documents", str(documents)), ("--documents", str(quick)))
+
+
+PARTS = (
+    Part("chunking", "bench.chunking"),
+    Part("embedding_client", "bench.embedding_client", (), ("--quick",)),
+    _load(100, quick=20),
+    _load(1_000, quick=100),
+    _load(5_000, quick=200),
+    Part("burst", "bench.burst", (), ("--chunks", "1000"), prints=True),
+    Part("freshness", "bench.freshness", (), ("--seconds", "30", "--backfill", "2000", "--documents", "300"), True),
+    Part("query", "bench.query", (), ("--quick",)),
+    Part("starts", "bench.starts", (), ("--quick",), stack=True),
+    Part("scaling", "bench.scaling", (), ("--quick",)),
+)
+MAIN_LOAD = "ingest_1000"
+"""The peers' condition: 1,000 documents, about 9,000 chunks."""
