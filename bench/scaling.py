@@ -1,0 +1,142 @@
+"""One worker and two of a kind on the same load: what a second process on other partitions adds.
+
+    python -m bench.scaling [--documents 500] [--quick] [--json FILE]      # → bench/results/scaling.json
+
+The workers of one store run, are ready, and are stopped in their tracks (SIGSTOP) while new documents pass detect; then
+they go on, and the clock runs until their store has all. So nothing but that stage works meanwhile, and its start is no
+part of it. The other store's worker is away.
+
+Two workers share the machine's processors with Postgres, Elasticsearch and Kafka: on two processors the ratio says how
+much of them one worker left unused, on more it would say how far the stage scales. ``processor_s`` is what each process
+took: that the sum hardly grows is what says that two workers do no work twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from bench import processors
+from bench.ingest import CHUNKS, Run, write
+from bench.prose import WORDS_A_CHUNK, text
+from bench.running import PENSTOCK
+from bench.zero_cost import zero_cost
+from deploy.local import workers
+from pipeline.settings import home
+
+RESULTS = Path(__file__).parent / "results" / "scaling.json"
+STORES = ("vectors", "keywords")
+POLL_SECONDS = 0.05
+STALLED_SECONDS = 300.0
+
+console = Console(highlight=False)
+
+
+def until(run: Run, statement: str, wanted: int) -> None:
+    """Waits until the statement answers that. Raises TimeoutError when it never does."""
+    deadline = time.monotonic() + STALLED_SECONDS
+    while run.sql(statement) != [(wanted,)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"after {STALLED_SECONDS:.0f} s not yet {wanted}: {statement}")
+        time.sleep(POLL_SECONDS)
+
+
+def settled(store: str) -> str:
+    return f"SELECT count(*) FROM index_state WHERE store = '{store}' AND seq >= want_seq"
+
+
+def instances(run: Run, store: str, count: int) -> dict[str, int]:
+    """So many workers of a store, ready; name → pid."""
+    started = [workers.start(run.folder, store, instance=n, env=run.environment, wait=True) for n in range(count)]
+    return {worker.name: worker.pid for worker in started if worker.pid is not None}
+
+
+def measure(run: Run, servers: Mapping[str, int], store: str, count: int, batch: int, documents: int) -> dict[str, Any]:
+    """Of the batch-th batch of documents, with so many workers. servers: name → pid of what works beside them."""
+    processes = instances(run, store, count)
+    until(run, settled(store), batch * documents)
+    chunks = int(run.sql("SELECT coalesce(sum(cardinality(chunk_ids)), 0) FROM manifests")[0][0])
+    held = [psutil.Process(pid) for pid in processes.values()]
+    for process in held:
+        process.suspend()
+    try:
+        for n in range(batch * documents, (batch + 1) * documents):
+            write(run.library / f"{n:06}.md", text(n, CHUNKS * WORDS_A_CHUNK))
+        run.penstock("ingest", str(run.library), "--acl", "staff")
+        until(run, f"SELECT count(*) FROM index_state WHERE store = '{store}'", (batch + 1) * documents)
+        chunks = int(run.sql("SELECT sum(cardinality(chunk_ids)) FROM manifests")[0][0]) - chunks
+        everyone = {**servers, **processes}
+        before = processors.seconds(everyone)
+    finally:
+        for process in held:
+            process.resume()
+    began = time.perf_counter()
+    until(run, settled(store), (batch + 1) * documents)
+    seconds = time.perf_counter() - began
+    return {
+        "workers": count, "seconds": round(seconds, 2), "chunks": chunks, "chunks_per_s": round(chunks / seconds),
+        "processor_s": processors.spent(before, processors.seconds(everyone)),
+    }  # fmt: skip
+
+
+def compare(run: Run, documents: int) -> dict[str, Any]:
+    run.library.mkdir(parents=True)
+    # Now, for afterwards some workers are away or do not answer, and `penstock status` ends with 1.
+    servers = {name: pid for name, pid in run.processes().items() if name not in STORES}
+    found: dict[str, Any] = {}
+    batch = 0
+    for store in STORES:
+        for other in {*STORES} - {store}:
+            workers.stop(run.folder, other)
+        rows = []
+        for count in (1, 2):
+            rows.append(measure(run, servers, store, count, batch, documents))
+            batch += 1
+        workers.stop(run.folder, f"{store}-1")
+        found[store] = {"ratio": round(rows[0]["seconds"] / rows[1]["seconds"], 2), "runs": rows}
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--documents", type=int, default=500, help="of each of the four batches")
+    parser.add_argument("--quick", action="store_true", help="100 documents")
+    parser.add_argument("--json", type=Path, default=RESULTS, metavar="FILE")
+    given = parser.parse_args(arguments)
+    documents = 100 if given.quick else given.documents
+    folder = home() / "bench-scaling"
+    shutil.rmtree(folder, ignore_errors=True)
+    load = os.getloadavg()[0]
+    with zero_cost() as address:
+        run = Run(folder, address)
+        subprocess.run([PENSTOCK, "up"], env=run.environment, check=True)
+        try:
+            found = compare(run, documents)
+        finally:
+            subprocess.run([PENSTOCK, "down"], env=run.environment, check=True)
+            shutil.rmtree(folder, ignore_errors=True)
+    table = Table("store", "workers", "chunks/s", "ratio", title=f"{documents} documents, {os.cpu_count()} processors")
+    for store, of in found.items():
+        for row in of["runs"]:
+            table.add_row(store, str(row["workers"]), str(row["chunks_per_s"]),
+                          str(of["ratio"]) if row["workers"] > 1 else "")  # fmt: skip
+    console.print(table)
+    whole = {"documents": documents, "cpus": os.cpu_count(), "load_before": round(load, 1), **found}
+    given.json.write_text(json.dumps(whole, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
