@@ -19,6 +19,8 @@ LONG_WORDS = 48_000
 """Of the long one: about 500 chunks."""
 SHARE = 100
 """One document in so many is changed at a time; those with the same remainder share a folder."""
+NEW_TEXTS = 10_000_000
+"""Numbers of the corpus' texts from here on are none of the library's first ones."""
 READERS, FEWER_READERS = "staff", "board"
 TOP = "A paragraph that was not there before.\n\n"
 NEW_PARAGRAPH = "Of this paragraph nothing is left: the one of {name} now tells of the lock keeper."
@@ -71,19 +73,20 @@ class Library:
             self._write(name, "\n\n".join(paragraphs))
 
     def add_long(self) -> None:
-        self._write("long.md", self._corpus.text(len(self.access), LONG_WORDS))
+        self._write("long.md", self._corpus.text(NEW_TEXTS, LONG_WORDS))
         self._publish()
 
     def insert_at_top(self) -> None:
         self._write("long.md", TOP + self.text("long.md"))
 
     def add_twins(self) -> tuple[str, str]:
-        names = ("twin-a.md", "twin-b.md")
-        text = self._corpus.text(len(self.access) + 1, WORDS)
-        for name in names:
-            self._write(name, text)
+        """Two pairs of equal files. Returns the first of one pair and the second of the other."""
+        for pair in ("1", "2"):
+            text = self._corpus.text(NEW_TEXTS + int(pair), WORDS)
+            for one in ("a", "b"):
+                self._write(f"twin-{pair}{one}.md", text)
         self._publish()
-        return names
+        return "twin-1a.md", "twin-2b.md"
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:

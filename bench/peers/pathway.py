@@ -44,6 +44,9 @@ SELECT name, access, md5(string_agg(md5(text), '' ORDER BY md5(text) COLLATE "C"
 """
 POLL_SECONDS = 0.1
 IDLE_SECONDS = 60.0
+START_SECONDS = 900.0
+"""Without a change in the table until it is taken for all that will come: of a pipeline that runs, of one that begins
+(what it reads first becomes one commit: nothing is seen before all of it is embedded)."""
 COMMIT_MS = 100
 
 
@@ -78,8 +81,9 @@ class Engine:
         publish_access(self._told)
         wanted = self._split()
         changed = time.perf_counter()
+        patience = IDLE_SECONDS
         if self._thread is None:
-            began = changed
+            began, patience = changed, START_SECONDS
             self._thread = threading.Thread(target=self._run, daemon=True)
             self._thread.start()
         with psycopg.connect(self._told.dsn, autocommit=True) as connection:
@@ -89,9 +93,10 @@ class Engine:
                 now = time.perf_counter()
                 if there != seen:
                     seen, changed = there, now
+                    patience = IDLE_SECONDS if there else patience
                 if there == wanted:
                     return now - began
-                if now - changed > IDLE_SECONDS:
+                if now - changed > patience:
                     return changed - began
                 if self._error is not None:
                     error, self._error, self._thread = self._error, None, None
@@ -144,10 +149,13 @@ def build(told: Given) -> None:
         str(told.state / "access"), schema=Access, autocommit_duration_ms=COMMIT_MS, name="access"
     )
     splitter = RecursiveSplitter(CHUNK_TOKENS, OVERLAP_TOKENS, encoding_name="cl100k_base")
+    cached = told.variant == "cache"  # its key is a whole batch: only batches of one are met again
     embedder = OpenAIEmbedder(
-        model=MODEL, api_key="none", batch_size=BATCH,
-        cache_strategy=pw.udfs.DiskCache() if told.variant == "cache" else None,
-    )  # fmt: skip
+        model=MODEL,
+        api_key="none",
+        batch_size=1 if cached else BATCH,
+        cache_strategy=pw.udfs.DiskCache() if cached else None,
+    )
     skipped = len(str(told.library)) + 1
     documents = files.select(
         name=pw.apply_with_type(lambda m: m["path"].as_str()[skipped:], str, pw.this._metadata), data=pw.this.data

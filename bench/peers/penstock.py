@@ -1,5 +1,6 @@
 """Penstock itself: a stack of its own as ``penstock up`` starts it; each command is ``penstock ingest --wait``, which
-returns when both stores have everything. Its workers run on in between, as the watching peers do.
+returns when both stores have everything. Its workers run on in between, as the watching peers do, and build the
+vectors' index when the load is over (docs/adr/0030), which no peer has.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from bench.ingest import Run
 from bench.peers.speaks import Driver, Given, Rows, given, serve
+from bench.running import PENSTOCK
 
 STORED = "chunks_g1"
 TABLE = f"""(
@@ -48,7 +50,7 @@ def sync(run: Run, told: Given) -> float:
 def repair(run: Run) -> None:
     """Audits until one finds nothing to mend (one that finds something ends with 1)."""
     for _ in range(REPAIRS_AT_MOST):
-        argv = [str(Path(sys.executable).with_name("penstock")), "audit", "--repair", "--json"]
+        argv = [PENSTOCK, "audit", "--repair", "--json"]
         told = subprocess.run(argv, env=run.environment, stdout=subprocess.PIPE, check=False)
         if json.loads(told.stdout)["clean"]:
             return
@@ -68,8 +70,7 @@ def write_policies(told: Given) -> None:
 
 
 def command(run: Run, verb: str) -> None:
-    penstock = Path(sys.executable).with_name("penstock")
-    subprocess.run([str(penstock), verb], env=run.environment, stdout=sys.stderr, check=True)
+    subprocess.run([PENSTOCK, verb], env=run.environment, stdout=sys.stderr, check=True)
 
 
 if __name__ == "__main__":

@@ -80,10 +80,10 @@ def _edit_paragraph(trial: Trial) -> Result:
     return _judged(trial, lambda: trial.library.edit_paragraph(names), names)
 
 
-def _delete_twin(trial: Trial) -> Result:
-    _, gone = trial.library.add_twins()
+def _delete_twins(trial: Trial) -> Result:
+    gone = trial.library.add_twins()
     loaded = trial.sync()
-    return _judged(trial, lambda: trial.library.delete([gone])) | {"embedded_for_both": loaded.embedded}
+    return _judged(trial, lambda: trial.library.delete(gone)) | {"embedded_for_all": loaded.embedded}
 
 
 def _embedder_fails(trial: Trial) -> Result:
@@ -130,6 +130,6 @@ def _rows_vanish(trial: Trial) -> Result:
 
 
 _CASES: dict[str, Callable[[Trial], Result]] = {
-    "a": _edit_paragraph, "b": _delete_twin, "c": _embedder_fails, "e": _burst, "f": _restrict, "g": _again,
+    "a": _edit_paragraph, "b": _delete_twins, "c": _embedder_fails, "e": _burst, "f": _restrict, "g": _again,
     "d": _rows_vanish,
 }  # fmt: skip

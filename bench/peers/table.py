@@ -14,7 +14,7 @@ MEASURES = (
     "rows gone", "paragraph on top of a long document: texts", "peak RSS, MB",
 )  # fmt: skip
 CASES = {
-    "a": "one paragraph edited", "b": "one of two equal files deleted", "c": "embedder fails mid-update",
+    "a": "one paragraph edited", "b": "of two equal files one deleted (two pairs)", "c": "embedder fails mid-update",
     "d": "10 % of the rows vanish", "e": "burst of 429", "f": "only the access changed", "g": "nothing changed",
 }  # fmt: skip
 
