@@ -19,13 +19,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from pipeline.core.errors import Misconfigured
 from pipeline.credentials import SecretFilesSource, whole_dsn
-
-ENDPOINTS_FILE = "endpoints.json"
-
-
-def home() -> Path:
-    """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder."""
-    return Path(os.environ.get("PENSTOCK_HOME", ".penstock")).absolute()
+from pipeline.home import ENDPOINTS_FILE as ENDPOINTS_FILE
+from pipeline.home import home as home
 
 
 def dist() -> Path:

@@ -1,39 +1,22 @@
-"""The ``penstock`` command: registers every command and turns errors into one line and an exit code.
+"""The ``penstock`` command: knows every command (pipeline/cli/lazy.py) and turns errors into one line and an exit code.
 
 Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was used wrongly.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
-from pipeline.cli.ask import ask
-from pipeline.cli.audit import audit
-from pipeline.cli.connector import connector
-from pipeline.cli.dead import dead
-from pipeline.cli.eval import evaluate
-from pipeline.cli.generation import generation
-from pipeline.cli.golden import golden
-from pipeline.cli.ingest import ingest, watch
-from pipeline.cli.mcp import mcp
-from pipeline.cli.plan import plan
-from pipeline.cli.rebuild import rebuild
-from pipeline.cli.recover import recover
-from pipeline.cli.search import search
-from pipeline.cli.serve import serve
-from pipeline.cli.stack import down, up
-from pipeline.cli.status import status
-from pipeline.cli.why import why
+from pipeline.cli import logs
+from pipeline.cli.lazy import Commands
 from pipeline.core.errors import PenstockError
 
 app = typer.Typer(
     name="penstock",
+    cls=Commands,
     help="Keeps a company's knowledge searchable: documents → Kafka → pgvector and Elasticsearch → hybrid search.",
     no_args_is_help=True,
     add_completion=False,
@@ -45,6 +28,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         typer.echo(f"penstock {version('penstock')}")
         raise typer.Exit
 
@@ -56,19 +41,15 @@ def root(
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print which version this is.")
     ] = False,
 ) -> None:
-    import structlog
-
-    # What is said beside an answer, from warnings on, never comes between the answer's lines; workers say all of it.
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
-    )
-    context.call_on_close(structlog.reset_defaults)
+    if context.invoked_subcommand != "search":  # which most often needs no library that logs
+        logs.beside_the_answer(context)
 
 
 @app.command()
 def migrate() -> None:
     """Create or update what the workers need: schema, topics, the first generation, its index. Repeats are harmless."""
+    import asyncio
+
     from pipeline.cli.setup import prepare
 
     for line in asyncio.run(prepare()) or ["Everything is up to date."]:
@@ -81,6 +62,8 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords, 
 
     Example: penstock worker detect
     """
+    import asyncio
+
     from pipeline.settings import load
     from pipeline.telemetry import configure_logging
 
@@ -99,15 +82,6 @@ def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords, 
     from pipeline.stream.worker import run
 
     asyncio.run(run(name, load()))
-
-
-for command in (up, down, status, serve, mcp, ingest, watch, search, ask, why, rebuild, recover, audit, plan):
-    app.command()(command)
-app.command("eval")(evaluate)
-app.add_typer(dead)
-app.add_typer(connector)
-app.add_typer(golden)
-app.add_typer(generation)
 
 
 def main() -> None:

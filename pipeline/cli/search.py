@@ -1,35 +1,27 @@
-"""``penstock search``: ask both stores, as somebody."""
+"""``penstock search``: ask both stores, as somebody; by the running query service, where that can answer."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli import logs, search_service
 from pipeline.cli.moment import past_moment
+from pipeline.cli.search_show import show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from query.access import Caller
     from query.filters import Filters
-    from query.model import Found, Mode, Result
+    from query.model import Found, Mode
 
-SNIPPET_CHARACTERS = 320
-COMMON = frozenset(
-    ("and", "are", "but", "can", "does", "for", "from", "how", "into", "not", "that", "the", "this", "was", "what",
-     "when", "where", "which", "who", "why", "with")
-)  # fmt: skip
-"""Not worth a highlight."""
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def search(
+    context: typer.Context,
     query: Annotated[str, typer.Argument(help="What to look for, in your own words.")],
     tenant: Annotated[str, typer.Option(help="Whose documents.")] = "default",
     principals: Annotated[
@@ -66,28 +58,49 @@ def search(
 
     Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
     """
-    from query.filters import Filters
-    from query.model import BadQuery, as_json
-
     if not principals and not tags:
         from pipeline.cli.readers import local_user
 
         principals = [local_user("say who asks with --as or --tag")]
+    principals, tags = principals or [], tags or []
+    asked = {
+        "query": query, "top": top, "mode": mode,
+        "filters": {
+            "sources": tuple(sources or ()), "authors": tuple(authors or ()), "media_types": tuple(media_types or ()),
+            "since": since, "before": before,
+        },
+    }  # fmt: skip
+    found = None
+    if len(principals) == 1 and not tags:  # over HTTP one person asks, and nobody says which tags that person holds
+        found = search_service.ask(asked, tenant=tenant, principal=principals[0])
+    if found is None:
+        logs.beside_the_answer(context)
+        found = _here(asked, tenant, principals, tags)
+    if json_output:
+        typer.echo(json.dumps(found, ensure_ascii=False))
+        return
+    show(found, query, tenant, [*(f"user:{p}" for p in principals), *tags])
+
+
+def _here(asked: dict[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
+    """By this process, from the stores themselves."""
+    import asyncio
+
+    from query.filters import Filters
+    from query.model import BadQuery, as_json
+
+    narrowed = Filters(**asked["filters"])
     try:
-        filters = Filters(tuple(sources or ()), tuple(authors or ()), tuple(media_types or ()), since, before)
-        caller, found = asyncio.run(_search(query, tenant, principals or [], tags or [], top, mode, filters))  # type: ignore[arg-type]  # checked there
+        found = asyncio.run(_search(asked["query"], tenant, principals, tags, asked["top"], asked["mode"], narrowed))
     except BadQuery as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from error
-    if json_output:
-        typer.echo(json.dumps(as_json(found), ensure_ascii=False))
-        return
-    _show(found, query, caller, [*(f"user:{p}" for p in principals or []), *(tags or [])])
+    return as_json(found)
 
 
 async def _search(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
-) -> tuple[Caller, Found]:
+) -> Found:
     from pipeline import tracing
     from query.filters import check as check_filters
     from query.model import check
@@ -100,7 +113,9 @@ async def _search(
 
 async def _found(
     query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
-) -> tuple[Caller, Found]:
+) -> Found:
+    import asyncio
+
     from pipeline.settings import dist, load
     from query.embedders import GenerationEmbedders
 
@@ -115,101 +130,4 @@ async def _found(
 
     async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
-        return caller, await library.search(query, caller, top=top, mode=mode, filters=filters)
-
-
-def _show(found: Found, query: str, caller: Caller, names: Sequence[str]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=120)
-    for number, result in enumerate(found.results, start=1):
-        _show_result(console, number, result, query)
-    if noise := _noise(found):
-        console.print(noise)
-    elif not found.results:
-        who = " ".join(names)
-        console.print(
-            f"Nothing readable as {escape(who)} in tenant {escape(caller.tenant)} matches; use --tag or --as."
-        )
-    for reason in found.degraded:
-        console.print(f"[yellow]incomplete:[/] {escape(reason)}")
-    steps = ", ".join(f"{s.name} {s.took_ms:g}" for s in found.steps)
-    console.print(f"[dim]{found.took_ms:g} ms ({escape(steps)})[/]")
-
-
-def _noise(found: Found) -> str | None:
-    """Why what was found is not shown."""
-    why = next((step.facts for step in found.steps if step.name == "confidence"), {})
-    if found.relevant or "cosine" not in why:
-        return None
-    return f"Nothing relevant: the nearest passage has a cosine of {why['cosine']}, below the floor of {why['floor']}."
-
-
-def _show_result(console: Console, number: int, result: Result, query: str) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from pipeline.cli.output import printable
-
-    passage = result.passage
-    ranks = ", ".join(f"{ranker} #{rank}" for ranker, rank in sorted(result.ranks.items(), reverse=True))
-    if result.rerank_score is not None:
-        ranks += f", reranked {result.rerank_score:.3f}"
-    console.print(
-        Text.assemble(
-            f"{number:>2}. ",
-            (printable(passage.title or passage.external_id), "bold"),
-            (f"  {ranks}  {result.score:.4f}", "dim"),
-        ),
-        soft_wrap=True,
-    )
-    place = printable(passage.source_url or f"{passage.source}/{passage.external_id}")
-    console.print(Padding(Text(place, "cyan"), (0, 0, 0, 4)))
-    if about := _about(result):
-        console.print(Padding(Text(printable(about), "dim"), (0, 0, 0, 4)))
-    text = Text(printable(snippet(result.text, query)))
-    if words := wanted(query):
-        text.highlight_regex(re.compile(rf"\b(?:{'|'.join(words)})\w*", re.IGNORECASE), "bold yellow")
-    console.print(Padding(text, (0, 0, 1, 4)))
-
-
-def _about(result: Result) -> str:
-    """Where in its document, by whom, from when, and where else."""
-    at = result.source_modified_at
-    others = [passage.title or passage.external_id for passage in result.also]
-    parts = [
-        " › ".join(result.headings),
-        result.author or "",
-        f"{at:%Y-%m-%d}" if at else "",
-        f"also in {', '.join(others)}" if others else "",
-    ]
-    return "  ·  ".join(part for part in parts if part)
-
-
-def wanted(query: str) -> list[str]:
-    """The query's words, cut to roughly their stem, as regular expressions; longest first."""
-    words = {word.lower() for word in re.findall(r"\w+", query) if len(word) > 2} - COMMON
-    stems = {re.sub(r"(?:ing|ed|es|s|e)$", "", word) if len(word) > 4 else word for word in words}
-    return [re.escape(word) for word in sorted(stems, key=lambda w: (-len(w), w))]
-
-
-def snippet(text: str, query: str) -> str:
-    """The stretch of a passage, on one line, that holds most different words of the query."""
-    flat = " ".join(text.split())
-    if len(flat) <= SNIPPET_CHARACTERS:
-        return flat
-    hits = [(m.start(), w) for w in wanted(query) for m in re.finditer(rf"\b{w}", flat, re.IGNORECASE)]
-    starts = sorted({0, *(max(0, start - 60) for start, _ in hits)})
-
-    def different_words(start: int) -> int:
-        return len({w for at, w in hits if start <= at < start + SNIPPET_CHARACTERS})
-
-    start = max(starts, key=lambda s: (different_words(s), -s))
-    start = flat.rfind(" ", 0, start) + 1 if start else 0
-    end = start + SNIPPET_CHARACTERS
-    if end < len(flat):
-        end = max(flat.rfind(" ", start, end), start + SNIPPET_CHARACTERS // 2)
-    return ("… " if start else "") + flat[start:end] + (" …" if end < len(flat) else "")
+        return await library.search(query, caller, top=top, mode=mode, filters=filters)

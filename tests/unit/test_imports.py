@@ -17,7 +17,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline.tracing",),
     ("pipeline.traced",),
     ("pipeline.logs",),
-    ("pipeline.credentials",),
+    ("pipeline.credentials", "pipeline.home"),
     ("pipeline.settings", "pipeline.telemetry"),
     ("pipeline.stores", "pipeline.embedding"),
     ("pipeline",),  # whatever is not named elsewhere: ledger, stages, kafka …

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pipeline.cli.search import SNIPPET_CHARACTERS, snippet, wanted
+from pipeline.cli.search_show import SNIPPET_CHARACTERS, snippet, wanted
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from query.access import Readable
 from query.embedder import QueryEmbedder, bounded
