@@ -111,13 +111,14 @@ def verdict(target: Target, value: float | None) -> str:
 
 
 def rows(latest: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """What, target, measured, verdict: of every target."""
+    """What, target, measured, verdict: of every target. Small sizes are not judged."""
     told = []
     for target in TARGETS:
         value = number(latest.get(target.key))
         sign, unit = ("≥" if target.better == "more" else "≤"), f" {target.unit}".rstrip()
         measured = "–" if value is None else f"{value:,g}{unit}"
-        told.append((target.what, f"{sign} {target.goal:,g}{unit}", measured, verdict(target, value)))
+        judged = "a small size" if latest.get("quick") and value is not None else verdict(target, value)
+        told.append((target.what, f"{sign} {target.goal:,g}{unit}", measured, judged))
     return told
 
 

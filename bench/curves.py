@@ -1,0 +1,176 @@
+"""The results' curves as SVG, and the table of docs/performance.md.
+
+    python -m bench.curves      # bench/results/latest.json → docs/performance/*.svg and the marked part of the document
+
+The same results give the same files, byte for byte. A curve whose part was not measured is left as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.__main__ import LATEST
+from bench.parts import MAIN_LOAD, PARTS
+from bench.targets import rows
+
+DOCS = Path(__file__).parent.parent / "docs"
+DOCUMENT = DOCS / "performance.md"
+PICTURES = DOCS / "performance"
+MARKED = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
+INCHES = (7.0, 3.5)
+
+Results = Mapping[str, Any]
+"""Part → its result."""
+
+
+def results(latest: Mapping[str, Any]) -> Results:
+    return {name: part["result"] for name, part in latest["parts"].items() if "result" in part}
+
+
+# Curves: each raises KeyError where its part was not measured
+
+
+def first_load(axes: Axes, found: Results) -> None:
+    """Cost against size."""
+    loads = sorted(
+        (found[part.name] for part in PARTS if part.name.startswith("ingest_") and part.name in found),
+        key=lambda load: load["chunks"],
+    )
+    if not loads:
+        raise KeyError(MAIN_LOAD)
+    axes.plot([load["chunks"] for load in loads], [load["first_load_s"] for load in loads], marker="o")
+    axes.set_xlabel("chunks")
+    axes.set_ylabel("first load into both stores, s")
+    axes.set_xlim(left=0)
+
+
+def memory(axes: Axes, found: Results) -> None:
+    if "freshness" in found:
+        sampled = found["freshness"]["memory_mib_every_5_s"]
+        series = {name: ([5.0 * n for n in range(len(values))], values) for name, values in sampled.items()}
+    else:
+        load = found[MAIN_LOAD]["memory"]
+        series = {name: (load["s"][: len(values)], values) for name, values in load["mib"].items()}
+    for name, (at, values) in sorted(series.items()):
+        axes.plot(at, [float("nan") if value is None else value for value in values], label=name)
+    axes.set_xlabel("seconds of load")
+    axes.set_ylabel("resident, MiB")
+    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+
+
+def processor_seconds(axes: Axes, found: Results) -> None:
+    took = found[MAIN_LOAD]["first_load_processor_s"]
+    axes.barh(list(took)[::-1], list(took.values())[::-1])
+    axes.set_xlabel("processor seconds of the first load")
+
+
+def query(axes: Axes, found: Results) -> None:
+    curve = found["query"]["curve"]
+    axes.plot([row["chunks"] for row in curve], [row["p95_ms"] for row in curve], marker="o", label="p95")
+    axes.plot([row["chunks"] for row in curve], [row["p50_ms"] for row in curve], marker="o", label="p50")
+    axes.set_xlabel("chunks")
+    axes.set_ylabel("hybrid search, one client, ms")
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False)
+
+
+def freshness(axes: Axes, found: Results) -> None:
+    """By store: half of the changes, 99 in 100, all."""
+    of = found["freshness"]["freshness"]
+    shares = ("p50", "p99", "max")
+    for name, spread in of.items():
+        axes.plot(shares, [spread[share] for share in shares], marker="o", label=name)
+    axes.set_ylabel("from change to searchable, s")
+    axes.legend(frameon=False)
+
+
+CURVES: Mapping[str, Callable[[Axes, Results], None]] = {
+    "first-load": first_load, "processor-seconds": processor_seconds, "memory": memory, "query": query,
+    "freshness": freshness,
+}  # fmt: skip
+
+
+def draw(found: Results, folder: Path) -> list[str]:
+    """Names of the curves that were drawn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = []
+    with mpl.rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none", "font.size": 10, "axes.grid": True,
+                         "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip
+        for name, curve in CURVES.items():
+            figure = Figure(figsize=INCHES, layout="constrained")
+            axes = figure.add_subplot()
+            try:
+                curve(axes, found)
+            except KeyError:
+                continue
+            if name != "processor-seconds":
+                axes.set_ylim(bottom=0)
+            figure.savefig(folder / f"{name}.svg", metadata={"Date": None, "Creator": None})
+            drawn.append(name)
+    return drawn
+
+
+# The document
+
+
+def marked(latest: Mapping[str, Any]) -> str:
+    """What stands between the document's markers."""
+    machine = latest["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    lines = [
+        f"Measured {machine['at'][:10]} at {machine['commit']}{'' if machine['clean'] else ' with local changes'}:"
+        f" {machine['processor']}, {machine['cores']} processors, {machine['memory_gib']} GiB; {versions};"
+        f" load {machine['load_before']} before and {machine.get('load_after', '?')} after.",
+        "**In a hurry** (`--quick`): the sizes are small, the numbers a smoke test." if latest["quick"] else "",
+        "",
+        "| | target | measured | |",
+        "|---|---|---|---|",
+        *(f"| {' | '.join(row)} |" for row in rows(latest)),
+    ]
+    seconds = latest["parts"].get(MAIN_LOAD, {}).get("result", {}).get("first_load_processor_s")
+    if seconds:
+        lines += ["", "| processor seconds of the first load | |", "|---|---|",
+                  *(f"| {name} | {value:.1f} |" for name, value in seconds.items()),
+                  f"| together | {sum(seconds.values()):.1f} |"]  # fmt: skip
+    lines += [
+        f"\n![{name.replace('-', ' ')}](performance/{name}.svg)"
+        for name in CURVES
+        if (PICTURES / f"{name}.svg").exists()
+    ]
+    failed = [f"{name}: {part['failed']}" for name, part in latest["parts"].items() if "failed" in part]
+    if failed:
+        lines += ["", "Parts that failed: " + "; ".join(failed)]
+    return "\n".join(line for n, line in enumerate(lines) if line or lines[n - 1]) + "\n"
+
+
+def written(document: str, latest: Mapping[str, Any]) -> str:
+    """The document with what was measured between its markers."""
+    return MARKED.sub(lambda found: found[1] + marked(latest) + found[2], document)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.curves", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--results", type=Path, default=LATEST, metavar="FILE")
+    given = parser.parse_args(arguments)
+    if not given.results.exists():
+        sys.stderr.write(f"{given.results} is not there: run `python -m bench` first\n")
+        return 1
+    latest = json.loads(given.results.read_text())
+    drawn = draw(results(latest), PICTURES)
+    DOCUMENT.write_text(written(DOCUMENT.read_text(), latest))
+    sys.stdout.write(f"{', '.join(drawn)} in {PICTURES.name}/; the table in {DOCUMENT.name}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
