@@ -173,4 +173,5 @@ def _lives(process: psutil.Process) -> bool:
     except psutil.NoSuchProcess:
         lives = False
     reap(process.pid)  # also one that has ended this moment: its Popen would warn when we end
-    return lives
+    child = _children.get(process.pid)  # a zombie is also who has ended but for other threads, as Java does for a while
+    return lives or (child is not None and child.returncode is None)

@@ -16,6 +16,12 @@ from deploy.local.service import as_server_user
 
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 DEAF = [sys.executable, "-c", f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEPS[2]}"]
+ENDS_LATER = [
+    sys.executable, "-c", "import ctypes, signal, threading, time; signal.signal(15, signal.SIG_IGN);"
+    " threading.Thread(target=time.sleep, args=(60,)).start(); print('up', flush=True);"
+    " ctypes.CDLL(None).pthread_exit(None)",
+]  # fmt: skip
+"""Its first thread has ended, and another has not: the kernel calls it a zombie."""
 PARENT = [sys.executable, "-c", f"import subprocess; subprocess.Popen(['sleep', '60']); {SLEEPS[2]}"]
 
 
@@ -49,6 +55,16 @@ def test_a_later_process_of_the_same_pid_is_not_ours(tmp_path: Path) -> None:
 def test_what_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     entry = started(DEAF, tmp_path)
     process.stop([psutil.Process(entry.pid)], ask=signal.SIGTERM, grace_seconds=0.3)
+    assert process.exit_code(entry.pid) == -signal.SIGKILL
+
+
+def test_what_is_a_zombie_but_for_a_thread_is_waited_for(tmp_path: Path) -> None:
+    """Java is so for a while when it ends: it was taken for gone, and nobody asked for its exit status."""
+    entry = started(ENDS_LATER, tmp_path)
+    server = psutil.Process(entry.pid)
+    while server.status() != psutil.STATUS_ZOMBIE:
+        assert server.is_running()
+    process.stop([server], ask=signal.SIGTERM, grace_seconds=0.3)
     assert process.exit_code(entry.pid) == -signal.SIGKILL
 
 
