@@ -40,7 +40,8 @@ stderr = Console(stderr=True, highlight=False)
 def stack(log: IO[str]) -> Iterator[Mapping[str, str]]:
     """The local stack, empty, for a part that starts none; yields the environment in which it is found."""
     folder = home() / "bench-stack"
-    where = {**os.environ, "PENSTOCK_HOME": str(folder)}
+    graphs_fit = {"PENSTOCK_POSTGRES_SHARED_BUFFERS_MB": "1024"}
+    where = {**graphs_fit, **os.environ, "PENSTOCK_HOME": str(folder)}
     subprocess.run([PENSTOCK, "up"], env=where, stdout=log, stderr=log, check=False)  # what fails, fails in the part
     try:
         yield where

@@ -75,9 +75,10 @@ def processor_seconds(axes: Axes, found: Results) -> None:
 
 
 def query(axes: Axes, found: Results) -> None:
-    curve = found["query"]["curve"]
-    axes.plot([row["chunks"] for row in curve], [row["p95_ms"] for row in curve], marker="o", label="p95")
-    axes.plot([row["chunks"] for row in curve], [row["p50_ms"] for row in curve], marker="o", label="p50")
+    sizes = found["query"]["sizes"]
+    for share in ("p95", "p50"):
+        times = [size["searches"]["100 %"][f"{share}_ms"] for size in sizes]
+        axes.plot([size["chunks"] for size in sizes], times, marker="o", label=share)
     axes.set_xlabel("chunks")
     axes.set_ylabel("hybrid search, one client, ms")
     axes.set_xlim(left=0)

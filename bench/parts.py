@@ -30,7 +30,7 @@ PARTS = (
     _load(5_000, quick=200),
     Part("burst", "bench.burst", (), ("--chunks", "1000"), prints=True),
     Part("freshness", "bench.freshness", (), ("--seconds", "30", "--backfill", "2000", "--documents", "300"), True),
-    Part("query", "bench.query", (), ("--quick",)),
+    Part("query", "bench.query", (), ("--quick",), stack=True),
     Part("starts", "bench.starts", (), ("--quick",), stack=True),
     Part("scaling", "bench.scaling", (), ("--quick",)),
 )
