@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from deploy.local import dist
 from deploy.local.secured import compose_kafka
 from deploy.local.service import Place
+from pipeline.core.errors import PenstockError
 from pipeline.kafka import producer, security
 from pipeline.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
 from pipeline.stores.elasticsearch import connect, translated
@@ -38,6 +39,18 @@ def kafka_settings(site: Site, login: str, **more: Any) -> KafkaSettings:
 async def knock_at_kafka(site: Site, **more: Any) -> None:
     async with producer(kafka_settings(site, "penstock_detect", **more)):
         pass
+
+
+async def let_in_by_kafka(site: Site, **more: Any) -> None:
+    """As soon as the broker has read what its controller has been told of the user. Raises PenstockError if never."""
+    deadline = asyncio.get_running_loop().time() + 30
+    while True:
+        try:
+            return await knock_at_kafka(site, **more)
+        except PenstockError:
+            if asyncio.get_running_loop().time() > deadline:
+                raise
+        await asyncio.sleep(0.1)
 
 
 def kafkas_health(site: Site, folder: Path) -> subprocess.CompletedProcess[str]:

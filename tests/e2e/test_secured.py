@@ -31,6 +31,7 @@ from tests.secured_knocks import (
     knock_at_elasticsearch,
     knock_at_kafka,
     knock_at_postgres,
+    let_in_by_kafka,
     producer_of,
     showing,
 )
@@ -247,7 +248,7 @@ async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_pa
     for password, other in (("first", "second"), ("second", "first")):
         assert site.make_kafka_users({"penstock_canary": password})[1].startswith("passwords: penstock_canary\n")
         canary = {"sasl_username": "penstock_canary", "sasl_password": password}
-        await knock_at_kafka(site, **canary)
+        await let_in_by_kafka(site, **canary)
         assert "refuses the login" in await told(site, knock_at_kafka(site, **{**canary, "sasl_password": other}))
     await knock_at_kafka(site)  # the others are who they were
     code, _, errors = site.make_kafka_users({})
