@@ -1,0 +1,97 @@
+"""One person's searches: how long each takes, whether the nearest are found, and what more chunks cost.
+
+    python -m bench.query [--quick] [--library FOLDER] [--json FILE]
+
+10,000, 30,000 and 100,000 chunks of 1,536 dimensions (--quick: 2,000 alone), a library of its own for each, on the
+running local stack; --library: one that ``python -m bench.load_library --dimensions 1536`` holds, and no other. Of
+each: hybrid searches over HTTP, both looks, nothing cached, one client; and recall@10 against an exact scan, for callers
+who may read all, a tenth, a hundredth and a thousandth of the documents. bench/query_load.py presses harder.
+
+Postgres should hold the graph in memory (PENSTOCK_POSTGRES_SHARED_BUFFERS_MB=1024 when the stack is started).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import structlog
+
+from bench.load_corpus import Corpus, WordVectors
+from bench.load_library import filled, opened
+from bench.load_runs import SHARES, Run, press
+from bench.load_service import served
+from bench.machine import description
+from bench.query_load import recall
+
+DIMENSIONS = 1_536
+SIZES = (10_000, 30_000, 100_000)
+WARM_SECONDS = 3.0
+RESULTS = Path(__file__).parent / "results" / "query.json"
+
+
+async def of(chunks: int, seconds: float, held: Path | None) -> dict[str, Any]:
+    """What one library shows. chunks: of the one that is made, where none is held."""
+    corpus = Corpus()
+    vectors = WordVectors(DIMENSIONS, corpus)
+    async with AsyncExitStack() as closing:
+        if held is None:
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+            library = await closing.enter_async_context(filled(corpus, vectors, chunks, folder))
+        else:
+            folder, library = held, await closing.enter_async_context(opened(vectors, held))
+        [(rows,)] = await library.execute(f"SELECT count(*) FROM {library.generation.chunk_table}")
+        [(buffers,)] = await library.execute("SHOW shared_buffers")
+        searches = {}
+        async with served(folder, DIMENSIONS, {}) as (address, service):
+            for share in [*SHARES][::-1]:
+                async with aiohttp.ClientSession(address) as session:
+                    questions = corpus.questions(21)
+                    await press(session, service, Run(share, 1), questions, WARM_SECONDS)
+                    run = Run(share, 1)
+                    await press(session, service, run, questions, seconds)
+                searches[share] = run.row()
+        return {
+            "chunks": rows, "shared_buffers": buffers, "searches": searches,
+            "recall": await recall(library, corpus, vectors),
+        }  # fmt: skip
+
+
+async def main(sizes: Sequence[int], seconds: float, held: Path | None, written: Path) -> None:
+    report: dict[str, Any] = {"machine": description(), "dimensions": DIMENSIONS, "sizes": []}
+    for chunks in sizes:
+        one = await of(chunks, seconds, held)
+        report["sizes"].append(one)
+        report["query_p50_ms"] = one["searches"]["100 %"]["p50_ms"]
+        report["query_p95_ms"] = one["searches"]["100 %"]["p95_ms"]
+        report["recall_at_10"] = {share: found["recall@10"] for share, found in one["recall"].items()}
+        report["machine"]["load_after"] = round(os.getloadavg()[0], 1)
+        written.parent.mkdir(exist_ok=True)
+        written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        for share, row in one["searches"].items():
+            print(
+                f"{one['chunks']:>7} chunks, {share:>6} readable: p50 {row['p50_ms']} ms, p95 {row['p95_ms']} ms,"
+                f" the service's processor {row['service_cpu_ms_per_request']} ms;"
+                f" recall@10 {report['recall_at_10'][share]:.3f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="2,000 chunks, few searches")
+    parser.add_argument("--library", type=Path, help="folder of a library that another process holds")
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    sizes = (0,) if given.library else (2_000,) if given.quick else SIZES
+    asyncio.run(main(sizes, 3.0 if given.quick else 20.0, given.library, given.json))
