@@ -42,6 +42,8 @@ CREATE TABLE chunks (key text PRIMARY KEY, name text NOT NULL, text text NOT NUL
 DIGEST = """
 SELECT name, access, md5(string_agg(md5(text), '' ORDER BY md5(text) COLLATE "C")) FROM chunks GROUP BY name, access
 """
+REQUESTS = 64
+"""Open at a time, when each is one text: without a bound all texts of a commit are asked for at once, and time out."""
 POLL_SECONDS = 0.1
 IDLE_SECONDS = 60.0
 START_SECONDS = 900.0
@@ -154,6 +156,7 @@ def build(told: Given) -> None:
         model=MODEL,
         api_key="none",
         batch_size=1 if cached else BATCH,
+        capacity=REQUESTS if cached else None,
         cache_strategy=pw.udfs.DiskCache() if cached else None,
     )
     skipped = len(str(told.library)) + 1

@@ -90,8 +90,10 @@ def _embedder_fails(trial: Trial) -> Result:
     names = trial.library.some(2)
     trial.embedding.spoil(inputs_left=len(names) // 2)
     trial.library.edit_paragraph(names)
-    failed = trial.sync(healed_after=HEALED_AFTER_SECONDS)
-    stand = {row.source for row in trial.rows()}
+    stand: set[str] = set()
+    failed = trial.sync(
+        healed_after=HEALED_AFTER_SECONDS, before_healing=lambda: stand.update(row.source for row in trial.rows())
+    )
     meanwhile = {"error_meanwhile": failed.error, "waited": failed.waited, "embedded_meanwhile": failed.embedded,
                  "gone_meanwhile": len(set(names) - stand)}  # fmt: skip
     return _judged(trial, _nothing, names) | meanwhile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +84,17 @@ class Trial:
         shutil.rmtree(home)
         drop_database(dsn, database)
 
-    def sync(self, command: str = "sync", *, healed_after: float | None = None) -> Told:
-        """healed_after: seconds after which the embedding server's faults are lifted if there is no answer yet."""
+    def sync(
+        self, command: str = "sync", *, healed_after: float | None = None, before_healing: Callable[[], object] = int
+    ) -> Told:
+        """healed_after: seconds after which the embedding server's faults are lifted if there is no answer yet.
+        before_healing: what is looked at until then."""
         before = self._counted  # a peer that watches may have begun before it was told
         self.process.say(command)
         answer = None
         if healed_after is not None:
             answer = self.process.answered(healed_after)
+            before_healing()
             self.embedding.heal()
         waited = healed_after is not None and answer is None
         answer = answer or self.process.answered(SYNC_SECONDS)
