@@ -4,7 +4,7 @@
 
 10,000, 30,000 and 100,000 chunks of 1,536 dimensions (--quick: 2,000 alone), a library of its own for each, on the
 running local stack; --library: one that ``python -m bench.load_library --dimensions 1536`` holds, and no other. Of
-each: hybrid searches over HTTP, both looks, nothing cached, one client; and recall@10 against an exact scan, for callers
+each: hybrid searches over HTTP, both looks, uncached, one client; and recall@10 against an exact scan, for
 who may read all, a tenth, a hundredth and a thousandth of the documents. bench/query_load.py presses harder.
 
 Postgres should hold the graph in memory (PENSTOCK_POSTGRES_SHARED_BUFFERS_MB=1024 when the stack is started).
