@@ -8,7 +8,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test faults screenshots check format unit up down clean
+.PHONY: help setup demo test faults bench bench-peers screenshots check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -30,6 +30,8 @@ demo: setup  ## the main job on real input, from nothing
 test: setup  ## everything, against real services started by the tests
 	$(BIN)/python -m deploy.local.browser
 	$(BIN)/python -m deploy.local.prometheus
+	$(BIN)/python -m deploy.local.postgres_tls
+	$(BIN)/python -m deploy.local.elasticsearch_users
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -37,6 +39,13 @@ test: setup  ## everything, against real services started by the tests
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
+
+bench: setup  ## every benchmark, half an hour on a quiet machine: bench/results/latest.json and docs/performance.md
+	$(BIN)/python -m bench
+	$(BIN)/python -m bench.curves
+
+bench-peers: setup  ## the same work by Penstock and by six peers, each in an environment of its own: docs/peers.md
+	$(BIN)/python -m bench.peers
 
 screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
 	$(BIN)/python -m deploy.local.browser

@@ -92,7 +92,8 @@ def passwords_in(folder: Path, users: set[str]) -> dict[str, str]:
     try:
         found = {user: (folder / user).read_text("utf-8").strip() for user in users if (folder / user).exists()}
     except (OSError, UnicodeDecodeError) as error:
-        raise Misconfigured(f"{folder}: the passwords of Kafka's users cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "one is not UTF-8"  # its own text shows a byte of it
+        raise Misconfigured(f"{folder}: the passwords of Kafka's users cannot be read: {why}") from error
     empty = sorted(user for user, password in found.items() if not password)
     if empty or not found:
         what = f"{', '.join(empty)}: empty" if empty else f"no file is named as one of {', '.join(sorted(users))}"
