@@ -13,6 +13,8 @@ import argparse
 import json
 import os
 import platform
+import signal
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -37,6 +39,7 @@ stderr = Console(stderr=True, highlight=False)
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and drivers end with it
     given = _arguments()
     chosen = [peer for peer in PEERS if not given.only or peer.name in given.only]
     known = json.loads(given.results.read_text()) if given.results.exists() else {}
