@@ -125,10 +125,11 @@ def exists(command: str) -> bool:
     if program != "penstock":
         return program == "curl"
     found: Any = get_command(app)
+    context = found.make_context("penstock", ["--help"], resilient_parsing=True)
     while words and isinstance(found, typer.core.TyperGroup) and not words[0].startswith("-"):
-        if words[0] not in found.commands:
+        found = found.get_command(context, words.pop(0))
+        if found is None:
             return False
-        found = found.commands[words.pop(0)]
     options = {name for parameter in found.params for name in parameter.opts} | {"--help"}
     return all(word in options for word in words if word.startswith("--"))
 
