@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -57,6 +58,14 @@ Pool = AsyncConnectionPool[Connection]
 _GIVING: set[asyncio.Future[None]] = set()
 
 
+async def _to_its_end(giving_back: Coroutine[Any, Any, None]) -> None:
+    """Whatever happens to the caller."""
+    giving = asyncio.ensure_future(giving_back)
+    _GIVING.add(giving)  # the loop itself holds tasks weakly
+    giving.add_done_callback(_GIVING.discard)
+    await asyncio.shield(giving)
+
+
 class _Pool(AsyncConnectionPool[Connection]):
     """When one connection comes back dead, those that lie idle are replaced too: after a cut all are dead, and each
     would cost a breaker's trial its turn (minutes, as the trials come later and later; psycopg's own check before
@@ -66,18 +75,20 @@ class _Pool(AsyncConnectionPool[Connection]):
     cancelled return loses the connection, and the pool counts it for ever.
 
     A pipeline that is cancelled while it ends stays switched on (psycopg 3.3, about one in a hundred): the next one's
-    statements would go unanswered until something is fetched. Such a connection is closed instead."""
+    statements would go unanswered until something is fetched. Such a connection is closed when it would be given out:
+    earlier, while whoever was cancelled is still on the way out, psycopg's generators would meet a closed one."""
+
+    async def getconn(self, timeout: float | None = None) -> Connection:
+        while (conn := await super().getconn(timeout)).pgconn.pipeline_status != PipelineStatus.OFF:
+            await conn.close()
+            await _to_its_end(super().putconn(conn))
+        return conn
 
     async def putconn(self, conn: Connection) -> None:
-        giving = asyncio.ensure_future(self._give_back(conn))
-        _GIVING.add(giving)  # the loop itself holds tasks weakly
-        giving.add_done_callback(_GIVING.discard)
-        await asyncio.shield(giving)
+        await _to_its_end(self._give_back(conn))
 
     async def _give_back(self, conn: Connection) -> None:
         dead = conn.closed
-        if not dead and conn.pgconn.pipeline_status != PipelineStatus.OFF:
-            await conn.close()
         await super().putconn(conn)
         if dead and not self.closed:
             await self.drain()
