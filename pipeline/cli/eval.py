@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -53,11 +52,9 @@ def evaluate(
 
     Example: penstock eval ../shared/data/cranfield --json
     """
-    from pipeline.telemetry import configure_logging
     from query.evaluation.dataset import BadDataset, read
     from query.evaluation.report import report, values_of
 
-    configure_logging(level=logging.WARNING)
     if load and (principals or tags):
         typer.echo("error: --as and --tag say who asks of documents that are there: add --no-load", err=True)
         raise typer.Exit(2)
