@@ -16,6 +16,7 @@ from typing import Any
 
 import faust
 import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 
 from pipeline.core.model import Lane
@@ -154,7 +155,6 @@ class Consumption:
         log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
 
     async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
-        self._progress.open(assigned)
         self.assigned.set()
         log.info("partitions_assigned", stage=self._stage.name, count=len(assigned))
 
@@ -216,6 +216,23 @@ class Consumption:
 def _consumer_class(progress: Progress[Any]) -> type:
     class Consumer(FaustConsumer):
         """Commits our done prefix and nothing else: faust's own rule passes over gaps in a fresh group."""
+
+        async def on_partitions_assigned(self, assigned: Any, generation_id: int = 0) -> None:
+            progress.open(assigned)  # before all else: faust lets records through while its signal is still being sent
+            await super().on_partitions_assigned(assigned, generation_id)
+
+        async def seek_to_committed(self) -> Any:
+            """Seek everything that is assigned. aiokafka's own leaves alone what has no committed offset, and faust has
+            perhaps read and dropped records of it by then."""
+
+            async def seek(consumer: AIOKafkaConsumer) -> dict[TopicPartition, int | None]:
+                committed: dict[TopicPartition, int | None] = await consumer.seek_to_committed()
+                for tp in consumer.assignment() & committed.keys():
+                    if not committed[tp]:
+                        consumer.seek(tp, 0)  # below what is kept, it becomes the earliest: auto_offset_reset
+                return committed
+
+            return await self._thread.call_thread(seek, self._thread._ensure_consumer())
 
         def _new_offset(self, tp: Any) -> int | None:
             self._acked[tp].clear()

@@ -1,6 +1,7 @@
 """A worker whose only work is to write down, durably, what it was given: ``python -m tests.e2e.writes_down``.
 
-Prints ``ready`` when it has its partitions. The consuming module is the real one; the stage is slow now and then.
+Prints ``ready`` when it has its partitions. The consuming module is the real one; the stage is slow now and then, and
+one of the steps in which faust takes partitions over can be made slow too, as on a busy machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from pipeline.stages.stage import Incoming
 from pipeline.stream.consume import Consumption
 from pipeline.telemetry import Metrics, configure_logging
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+SLOW_SIGNAL_SECONDS = 2.0
 
 
 class WritesDown:
@@ -42,11 +45,17 @@ class WritesDown:
         raise AssertionError(f"nothing here is at fault: {record.offset} {error}")
 
 
-async def main(log: Path, slow: float) -> None:
+async def main(log: Path, slow: float, slow_signal: str) -> None:
     settings = load()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     consumption = Consumption(WritesDown(log, slow), kafka=settings.kafka, stream=settings.stream, metrics=Metrics())
+
+    async def take(*_: object, **__: object) -> None:
+        await asyncio.sleep(SLOW_SIGNAL_SECONDS)
+
+    if slow_signal:
+        getattr(consumption.app, slow_signal).connect(take, weak=False)
     async with consumption.running():
         crashed = asyncio.create_task(consumption.crashed())
         assigned = asyncio.create_task(consumption.assigned.wait())
@@ -63,4 +72,4 @@ async def main(log: Path, slow: float) -> None:
 
 if __name__ == "__main__":
     configure_logging()
-    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3]))
