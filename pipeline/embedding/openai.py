@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import numpy as np
-import openai
+from pydantic_core import to_json
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.embedding.answers import Answer, read
 from pipeline.embedding.batches import batched
-from pipeline.embedding.pace import Pace
+from pipeline.embedding.http import Endpoint
+from pipeline.embedding.pace import Pace, Place
 from pipeline.embedding.port import Embedded, Vectors
-from pipeline.embedding.refusals import Rejected, failure, outcome, why
+from pipeline.embedding.refusals import Rejected, failure, outcome
 from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
 from pipeline.settings import EmbeddingSettings
@@ -84,13 +83,11 @@ class OpenAIEmbedder:
         self._kept: dict[str, Vectors] = {}
         """Text → what arrived for it in a call that failed: paid for, and asked for again in a moment."""
         self._pace = Pace(parallel=settings.parallel_requests, base_seconds=backoff_base_seconds)
-        url = settings.base_url or OPENAI_URL
-        self._host = urlsplit(url).hostname or url
-        self._client = openai.AsyncOpenAI(
-            base_url=url, api_key=_key(settings), max_retries=0, timeout=settings.timeout_seconds
-        )
-        # At DEBUG this logger writes whole requests, documents included.
-        logging.getLogger("openai").setLevel(logging.INFO)
+        self._server = Endpoint(settings.base_url or OPENAI_URL, _key(settings), settings.timeout_seconds)
+        self._host = self._server.host
+        self._asked: dict[str, str | int] = {"model": self.model, "encoding_format": settings.encoding_format}
+        if settings.send_dimensions:
+            self._asked["dimensions"] = self.dimensions
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self._tokens.count(texts)
@@ -124,7 +121,7 @@ class OpenAIEmbedder:
         return only_row(Embedded(call.vectors, call.refused))
 
     async def aclose(self) -> None:
-        await self._client.close()
+        await self._server.aclose()
 
     def _call(self, texts: list[str], patience: float) -> _Call:
         return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))
@@ -212,36 +209,32 @@ class OpenAIEmbedder:
             call.proven = True
 
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
-        return await self._pace.run(lambda: self._measured(texts), size=sum(map(len, texts)), deadline=deadline)
+        size = sum(map(len, texts))
+        return await self._pace.run(lambda place: self._measured(texts, place), size=size, deadline=deadline)
 
-    async def _measured(self, texts: list[str]) -> Answer:
+    async def _measured(self, texts: list[str], place: Place) -> Answer:
         began = time.perf_counter()
         try:
             with embeddings(self.model, len(texts), self._host) as measured:
-                answer = await self._request(texts, measured)
+                answer = await self._request(texts, place, measured)
         except (Retryable, Misconfigured, Rejected) as error:
             self.on_request(outcome(error), time.perf_counter() - began)
             raise
         self.on_request("answered", time.perf_counter() - began)
         return answer
 
-    async def _request(self, texts: list[str], measured: Call) -> Answer:
+    async def _request(self, texts: list[str], place: Place, measured: Call) -> Answer:
         """One HTTP request. Raises Retryable, Misconfigured or Rejected."""
-        try:
-            response = await self._client.embeddings.with_raw_response.create(
-                input=texts,
-                model=self.model,
-                encoding_format=self._settings.encoding_format,
-                dimensions=self.dimensions if self._settings.send_dimensions else openai.omit,
-            )
-        except openai.APIConnectionError as error:
-            raise Retryable(f"the embedding server {self._host} cannot be reached: {why(error)}") from error
-        except openai.APIStatusError as error:
-            measured.facts["http.response.status_code"] = error.status_code
-            raise failure(error, self._host) from error
-        measured.sent = len(response.http_response.request.content)
-        measured.received = len(response.http_response.content)
-        answer = read(response.http_response.content, inputs=len(texts), dimensions=self.dimensions)
+        body = to_json({"input": texts, **self._asked})
+        measured.sent = len(body)
+        response = await self._server.post(body)
+        measured.received = len(response.body)
+        if response.status != 200:
+            measured.facts["http.response.status_code"] = response.status
+            raise failure(response, self._host)
+        place.give_back()
+        # In a thread, so that the request that waited for the place is sent before this answer is read.
+        answer = await asyncio.to_thread(read, response.body, inputs=len(texts), dimensions=self.dimensions)
         measured.facts["gen_ai.usage.input_tokens"] = answer.tokens
         return answer
 

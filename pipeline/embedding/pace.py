@@ -22,6 +22,29 @@ class Throttled(Deferred):
     """The server asks the whole client, not one request, to slow down: more came than it allows."""
 
 
+class Place:
+    """One of the requests that may be under way at once."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._held = False
+
+    async def __aenter__(self) -> Place:
+        await self._places.acquire()
+        self._held = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """When the answer has arrived, before the work on it: the server is free for the next one. At the end of the
+        request it happens by itself."""
+        if self._held:
+            self._held = False
+            self._places.release()
+
+
 class Pace:
     """Law: after one request was throttled, or told when to come back, no request of this client starts before it."""
 
@@ -32,7 +55,7 @@ class Pace:
         self._rate = Rate()
         self._running = 0
 
-    async def run(self, request: Callable[[], Awaitable[T]], *, size: int, deadline: float) -> T:
+    async def run(self, request: Callable[[Place], Awaitable[T]], *, size: int, deadline: float) -> T:
         """The request's result, tried again after every Retryable until ``deadline`` (of time.monotonic) would pass
         while waiting; then raises the last Retryable, with the time that is left to wait. size: of what it carries, in
         any unit that is the same for all requests."""
@@ -46,13 +69,13 @@ class Pace:
             if not self._running:
                 self._rate.rests(time.monotonic())
 
-    async def _until(self, request: Callable[[], Awaitable[T]], size: int, deadline: float) -> T:
+    async def _until(self, request: Callable[[Place], Awaitable[T]], size: int, deadline: float) -> T:
         attempt = 0
         while True:
-            async with self._places:
+            async with Place(self._places) as place:
                 await self._allowed(size, deadline)
                 try:
-                    result = await request()
+                    result = await request(place)
                 except Retryable as error:
                     failure = error
                 else:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
-import openai
+from pydantic_core import from_json
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
+from pipeline.embedding.http import Response
 from pipeline.embedding.pace import Throttled
 from pipeline.telemetry import EmbeddingOutcome
 
@@ -27,13 +30,15 @@ class Rejected(Exception):
         self.message = message
 
 
-def failure(error: openai.APIStatusError, host: str) -> Retryable | Misconfigured | Rejected:
+def failure(response: Response, host: str) -> Retryable | Misconfigured | Rejected:
     """An answer that is an error, as what the pipeline does about it."""
-    status = error.status_code
-    label = _label(error)
-    match classify_http(status, error.code or error.type):
+    status = response.status
+    error = _error(response.body)
+    kind_of_error = str(error.get("code") or error.get("type") or "error")
+    label = re.sub(r"[^\w.-]", "", kind_of_error)[:60]
+    match classify_http(status, kind_of_error):
         case "retry":
-            wait = retry_after_seconds(error.response.headers, now=datetime.now(UTC))
+            wait = retry_after_seconds(response.headers, now=datetime.now(UTC))
             kind = Throttled if status == 429 else Retryable
             return kind(f"the embedding server {host} answers {status} {label}", retry_after=wait)
         case "quota":
@@ -43,7 +48,7 @@ def failure(error: openai.APIStatusError, host: str) -> Retryable | Misconfigure
                 retry_after=QUOTA_WAIT_SECONDS,
             )
         case "poison":
-            return Rejected(status, label, _message(error))
+            return Rejected(status, label, " ".join(str(error.get("message", "")).split())[:200])
         case "misconfigured":
             return Misconfigured(
                 f"the embedding server {host} answers {status} {label}: "
@@ -67,16 +72,12 @@ def outcome(error: Retryable | Misconfigured | Rejected) -> EmbeddingOutcome:
             return "rejected"
 
 
-def why(error: openai.APIConnectionError) -> str:
-    cause = error.__cause__
-    return "timed out" if isinstance(error, openai.APITimeoutError) else type(cause or error).__name__
-
-
-def _label(error: openai.APIStatusError) -> str:
-    return re.sub(r"[^\w.-]", "", str(error.code or error.type or "error"))[:60]
-
-
-def _message(error: openai.APIStatusError) -> str:
-    """The server's own words, on one line."""
-    words = error.body.get("message") if isinstance(error.body, dict) else error.body
-    return " ".join(str(words or error.message).split())[:200]
+def _error(body: bytes) -> Mapping[str, Any]:
+    """The error's ``code``, ``type`` and ``message``, as far as they are there: under "error" as OpenAI writes it, or
+    bare; a body that is no JSON (a proxy's page) is all message."""
+    try:
+        told = from_json(body)
+    except ValueError:
+        return {"message": body[:1_000].decode(errors="replace")}
+    error = told.get("error", told) if isinstance(told, dict) else told
+    return error if isinstance(error, dict) else {"message": error}

@@ -144,6 +144,29 @@ async def test_a_wrong_model_or_address(fake: FakeOpenAI, option: dict[str, str]
             await embedder.embed_documents(TEXTS)
 
 
+@pytest.mark.parametrize(
+    "address", ["models.example/v1", "ftp://models.example", "http://", "http://[::1", "http://a:b"]
+)
+def test_an_address_that_is_none_is_a_setting_to_mend(address: str) -> None:
+    with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_BASE_URL"):
+        OpenAIEmbedder(EmbeddingSettings(provider="openai", base_url=address), byte_pairs())
+
+
+def test_a_key_that_no_header_can_hold_is_a_setting_to_mend() -> None:
+    settings = EmbeddingSettings(provider="openai", base_url="http://models.example", api_key=SecretStr("secret\n"))
+    with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_API_KEY") as caught:
+        OpenAIEmbedder(settings, byte_pairs())
+    assert "secret" not in str(caught.value)
+
+
+async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:
+    texts = [f"{number} " + "word " * 500 for number in range(500)]
+    async with connected(fake, batch_tokens=10_000_000) as embedder:
+        fake.faults.errors = 1  # sent twice
+        await vectors_of(embedder, texts)
+    assert (fake.stats.requests, fake.stats.largest_batch) == (2, 500)
+
+
 # Poison.
 
 

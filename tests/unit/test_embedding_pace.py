@@ -8,7 +8,7 @@ import time
 import pytest
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.embedding.pace import Pace, Throttled
+from pipeline.embedding.pace import Pace, Place, Throttled
 
 
 def soon(seconds: float = 5.0) -> float:
@@ -20,13 +20,13 @@ async def test_after_one_throttled_request_no_other_starts_before_its_time() -> 
     throttled_until = 0.0
     starts: list[float] = []
 
-    async def throttled_once() -> None:
+    async def throttled_once(_place: Place) -> None:
         nonlocal throttled_until
         if not throttled_until:
             throttled_until = time.monotonic() + 0.2
             raise Throttled("slow down", retry_after=0.2)
 
-    async def other() -> None:
+    async def other(_place: Place) -> None:
         starts.append(time.monotonic())
 
     first = asyncio.create_task(pace.run(throttled_once, size=1, deadline=soon()))
@@ -42,11 +42,11 @@ async def test_a_failing_server_holds_only_the_failing_request() -> None:
     pace = Pace(parallel=4, base_seconds=10.0)
     failed = asyncio.Event()
 
-    async def fails() -> None:
+    async def fails(_place: Place) -> None:
         failed.set()
         raise Retryable("500")
 
-    async def other() -> str:
+    async def other(_place: Place) -> str:
         return "done"
 
     waiting = asyncio.create_task(pace.run(fails, size=1, deadline=soon(60)))
@@ -58,7 +58,7 @@ async def test_a_failing_server_holds_only_the_failing_request() -> None:
 async def test_it_tries_until_the_deadline_and_says_how_long_to_wait() -> None:
     attempts = 0
 
-    async def request() -> None:
+    async def request(_place: Place) -> None:
         nonlocal attempts
         attempts += 1
         raise Retryable("down")
@@ -72,7 +72,7 @@ async def test_it_tries_until_the_deadline_and_says_how_long_to_wait() -> None:
 
 
 async def test_a_past_deadline_still_allows_one_attempt() -> None:
-    async def request() -> str:
+    async def request(_place: Place) -> str:
         return "done"
 
     assert await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=time.monotonic() - 1) == "done"
@@ -81,7 +81,7 @@ async def test_a_past_deadline_still_allows_one_attempt() -> None:
 async def test_other_errors_are_not_tried_again() -> None:
     attempts = 0
 
-    async def request() -> None:
+    async def request(_place: Place) -> None:
         nonlocal attempts
         attempts += 1
         raise Misconfigured("wrong key")
@@ -89,3 +89,31 @@ async def test_other_errors_are_not_tried_again() -> None:
     with pytest.raises(Misconfigured):
         await Pace(parallel=1, base_seconds=0.01).run(request, size=1, deadline=soon())
     assert attempts == 1
+
+
+async def test_a_place_given_back_early_is_free_for_the_next_one() -> None:
+    pace = Pace(parallel=1, base_seconds=0.01)
+    begun: list[str] = []
+    read = asyncio.Event()
+
+    async def reads(place: Place) -> str:
+        begun.append("first")
+        place.give_back()
+        place.give_back()
+        await read.wait()
+        return "first"
+
+    async def holds(_place: Place) -> str:
+        begun.append("other")
+        await read.wait()
+        return "other"
+
+    first = asyncio.create_task(pace.run(reads, size=1, deadline=soon()))
+    others = [asyncio.create_task(pace.run(holds, size=1, deadline=soon())) for _ in range(2)]
+    while len(begun) < 2:
+        await asyncio.sleep(0)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert begun == ["first", "other"], "one place, given back once"
+    read.set()
+    assert await asyncio.gather(first, *others) == ["first", "other", "other"]

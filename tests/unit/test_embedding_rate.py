@@ -14,7 +14,7 @@ import pytest
 from bench.embedding_client import Bucket
 from pipeline.core.errors import Retryable
 from pipeline.embedding import pace as module
-from pipeline.embedding.pace import Pace, Throttled
+from pipeline.embedding.pace import Pace, Place, Throttled
 from pipeline.embedding.rate import Rate
 
 LATENCY = 0.05
@@ -57,7 +57,7 @@ class Server:
     answered: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
 
-    async def __call__(self) -> None:
+    async def __call__(self, place: Place) -> None:
         now = self.loop.now
         wait = self.bucket.take(1.0, now)
         (self.refused if wait else self.answered).append(now)
@@ -110,10 +110,10 @@ def test_a_server_that_refuses_from_the_start_has_said_nothing_of_a_rate(loop: S
     server = Server(loop, Bucket(1_000.0, room=100.0))
     refusals = iter(range(6))
 
-    async def hesitant() -> None:
+    async def hesitant(place: Place) -> None:
         if next(refusals, None) is not None:
             raise Throttled("429", retry_after=1.0)
-        await server()
+        await server(place)
 
     async def all_at_once() -> None:
         of = pace()

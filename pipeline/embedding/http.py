@@ -1,0 +1,85 @@
+"""One address that speaks OpenAI's embeddings protocol: a POST, and what came back. aiohttp reads a large answer in a
+third of httpx's processor time, and every worker has it loaded already, for Kafka or for Elasticsearch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from urllib.parse import SplitResult, urlsplit
+
+import aiohttp
+
+from pipeline.core.errors import Misconfigured, Retryable
+
+IDLE_SECONDS = 4.0
+"""How long an unused connection is kept: uvicorn, which vLLM runs on, hangs up after 5."""
+BUFFER_BYTES = 2**20
+"""Read before the answer's reader must have caught up; at aiohttp's 64 kB the socket is paused again and again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    status: int
+    headers: Mapping[str, str]
+    """Their names in any case."""
+    body: bytes
+
+
+class Endpoint:
+    """Belongs to the event loop that first posts. Takes the machine's proxy settings (HTTPS_PROXY, NO_PROXY)."""
+
+    def __init__(self, base_url: str, key: str, timeout_seconds: float) -> None:
+        """Raises Misconfigured where nothing could be sent with this address or this key."""
+        parts = _address(base_url)
+        if not (key.isascii() and key.isprintable()):
+            raise Misconfigured(
+                "PENSTOCK_EMBEDDING_API_KEY holds something that no HTTP header can: a line's end, perhaps",
+                service="embedding",
+            )
+        self.host = parts.hostname or ""
+        self._url = parts._replace(path=f"{parts.path.rstrip('/')}/embeddings").geturl()
+        self._headers = {"content-type": "application/json", "user-agent": "penstock"}
+        if parts.username is None:  # else the address itself says who asks
+            self._headers["authorization"] = f"Bearer {key}"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def post(self, body: bytes) -> Response:
+        """Whatever the server answers. Raises Retryable where it does not."""
+        try:
+            # From a file, piece by piece: one large write would hold up the event loop.
+            async with self._open().post(self._url, data=BytesIO(body), headers=self._headers) as response:
+                return Response(response.status, response.headers, await response.read())
+        except TimeoutError as error:
+            raise Retryable(f"the embedding server {self.host} cannot be reached: timed out") from error
+        except aiohttp.ClientError as error:
+            raise Retryable(f"the embedding server {self.host} cannot be reached: {type(error).__name__}") from error
+
+    async def aclose(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    def _open(self) -> aiohttp.ClientSession:
+        # Made here and not before: it belongs to a running event loop.
+        if self._session is None or self._session.closed:
+            # As many connections as are asked for: what is too many, the pace decides.
+            connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=self._timeout, read_bufsize=BUFFER_BYTES, trust_env=True
+            )
+        return self._session
+
+
+def _address(url: str) -> SplitResult:
+    # The address is not shown: some hold a password.
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except ValueError:  # brackets that do not close, a port that is none
+        pass
+    raise Misconfigured(
+        "PENSTOCK_EMBEDDING_BASE_URL is not an http(s) address, such as https://models.example.com/v1",
+        service="embedding",
+    )
