@@ -12,8 +12,11 @@ GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in about 25 ms."""
 READ_WHOLE_ROWS = 50_000
 """Most rows that are searched without a graph while a load goes on: about 250 ms a query."""
-GROWING_ROWS_A_SECOND = 100.0
-"""A table that grows faster is being loaded: its graph would take longer row by row than built afterwards."""
+BUSY_DOCUMENTS = 20
+"""While more wait for a store, they go first: a graph takes both processors from the stores that somebody waits for,
+and what it is built of may be replaced meanwhile."""
+BUILT_AT_LATEST_SECONDS = 120.0
+"""So long a table that is never at rest is read whole."""
 BUILT_FASTER = 4
 """A row costs 6 ms in a graph that is there and 1.2–2.5 ms in one that is built, all the others included: moving more
 than a quarter of a table's rows takes longer than building its graph anew."""
@@ -45,8 +48,10 @@ class Table:
     """Counted no further than just above READ_WHOLE_ROWS."""
     waiting: int
     """Rows outside of the graph, counted as far."""
-    growth: float | None
-    """Rows a second since the last look; None: this is the first."""
+    busy: bool
+    """Whether more than BUSY_DOCUMENTS wait for a store."""
+    without_seconds: float
+    """How long it has been without a graph, and large enough for one, as far as the keeper has seen."""
     builds: bool
     """Whether graphs are built here: the table is ours, and no command is filling it or building an index on it."""
 
@@ -78,11 +83,13 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
         and table.waiting * BUILT_FASTER > table.rows
     ):
         return "drop", own
+    if table.busy and table.waiting <= FRONT_ROWS:
+        return "rest", None
     return "move", None
 
 
 def _worth_a_graph(table: Table) -> bool:
     if table.rows > READ_WHOLE_ROWS:
         return True
-    settled = table.growth is not None and table.growth < GROWING_ROWS_A_SECOND
+    settled = not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS
     return table.rows >= GRAPH_FROM_ROWS and settled

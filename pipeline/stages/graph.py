@@ -15,7 +15,16 @@ import structlog
 from psycopg.errors import UndefinedTable
 
 from pipeline.core.errors import PenstockError
-from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph, Step, Table, next_step
+from pipeline.core.graph import (
+    BUSY_DOCUMENTS,
+    FRONT_ROWS,
+    GRAPH_FROM_ROWS,
+    READ_WHOLE_ROWS,
+    Graph,
+    Step,
+    Table,
+    next_step,
+)
 from pipeline.core.model import Generation
 from pipeline.core.retry import backoff
 from pipeline.generations.tables import build_graph
@@ -28,8 +37,8 @@ log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
 """Between two looks when there is nothing to do."""
-GROWTH_SECONDS = 3.0
-"""How long a table's growth is measured."""
+BUSY_SHARE = 0.25
+"""Of the time, in which rows are moved beside documents that are being written."""
 NOT_MINE_SECONDS = 5.0
 """Between two looks whether the worker that had the turn is gone."""
 MOVE_SECONDS = 0.15
@@ -48,11 +57,10 @@ Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
 
 @dataclass
 class _Seen:
-    """How large a table was at its last measuring, and how many rows a transaction moves into its graph."""
+    """Since when a table has been without the graph that it is large enough for, and how many rows a transaction moves
+    into it."""
 
-    rows: int
-    at: float
-    growth: float | None = None
+    without_since: float | None = None
     batch: int = LEAST_MOVED
 
 
@@ -60,19 +68,11 @@ class GraphKeeper:
     """Runs in every vectors worker; an advisory lock lets one of them work at a time. Law: killed anywhere, every
     search is right, and the next one goes on from what the catalogue says."""
 
-    def __init__(
-        self,
-        settings: PostgresSettings,
-        generations: Generations,
-        metrics: Metrics,
-        *,
-        busy: Callable[[], bool] = lambda: False,
-    ) -> None:
-        """generations: the living ones, by name. busy: whether documents wait for the same Postgres."""
+    def __init__(self, settings: PostgresSettings, generations: Generations, metrics: Metrics) -> None:
+        """generations: the living ones, by name."""
         self._settings = settings
         self._generations = generations
         self._metrics = metrics
-        self._busy = busy
         self._seen: dict[str, _Seen] = {}
 
     async def run(self) -> BaseException:
@@ -117,7 +117,7 @@ class GraphKeeper:
                     step, of = next_step(table)
                     if step == "move":
                         worked |= await self._move(
-                            connection, generation, into_graph=bool(table.own or table.successor)
+                            connection, generation, into_graph=bool(table.own or table.successor), busy=table.busy
                         )
                     elif step != "rest":
                         await self._change(connection, generation, step, of)
@@ -142,17 +142,14 @@ class GraphKeeper:
         rows = 0
         if own is None or waiting > FRONT_ROWS:  # only then it matters
             rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
-        growth = self._growth(generation.chunk_table, rows)
-        return Table(own, successor, found.get(graph.older_name(generation)), rows, waiting, growth, builds)
-
-    def _growth(self, table: str, rows: int) -> float | None:
-        """Rows a second, measured over GROWTH_SECONDS at least."""
-        now = monotonic()
-        seen = self._seen.setdefault(table, _Seen(rows, now))
-        if now - seen.at >= GROWTH_SECONDS:
-            seen.growth = (rows - seen.rows) / (now - seen.at)
-            seen.rows, seen.at = rows, now
-        return seen.growth
+        busy = await graph.pending(connection, most=BUSY_DOCUMENTS + 1) > BUSY_DOCUMENTS
+        seen = self._seen.setdefault(generation.chunk_table, _Seen())
+        if own is not None or rows < GRAPH_FROM_ROWS:
+            seen.without_since = None
+        elif seen.without_since is None:
+            seen.without_since = monotonic()
+        without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
+        return Table(own, successor, found.get(graph.older_name(generation)), rows, waiting, busy, without, builds)
 
     async def _change(self, connection: Connection, generation: Generation, step: Step, of: Graph | None) -> None:
         """Build, drop or rename: minutes where the table is large; queries and writers go on."""
@@ -167,7 +164,9 @@ class GraphKeeper:
             await graph.rename_graph(connection, of.name, own)
         log.info("graph_step_done", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
 
-    async def _move(self, connection: Connection, generation: Generation, *, into_graph: bool) -> bool:
+    async def _move(
+        self, connection: Connection, generation: Generation, *, into_graph: bool, busy: bool | None
+    ) -> bool:
         """For TURN_SECONDS at most; False: nothing could be moved."""
         seen = self._seen[generation.chunk_table]
         until, any_moved = monotonic() + TURN_SECONDS, False
@@ -182,5 +181,5 @@ class GraphKeeper:
             if into_graph:
                 fitting = round(moved * MOVE_SECONDS / took)
                 seen.batch = max(LEAST_MOVED, min(MOST_MOVED, 2 * seen.batch, fitting))
-            await asyncio.sleep(took if self._busy() else 0.0)  # beside documents half of the time is theirs alone
+            await asyncio.sleep(took * (1 / BUSY_SHARE - 1) if busy else 0.0)
         return any_moved

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from psycopg import sql
 
-from pipeline.core.graph import FRONT_ROWS, Graph
+from pipeline.core.graph import FRONT_ROWS, READ_WHOLE_ROWS, Graph
 from pipeline.core.model import Generation, Lane
 from pipeline.stores.postgres import Connection
 
@@ -75,12 +75,35 @@ async def _count(connection: Connection, generation: Generation, condition: sql.
 
 
 async def writes_outside(connection: Connection, generation: Generation, lanes: Collection[Lane]) -> set[Lane]:
-    """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill writes
-    into the graph, slowly, when as many wait already as a query can read besides."""
+    """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill of a
+    large table writes into the graph, slowly, when as many wait already as a query can read besides."""
     if not lanes or not await has_front(connection, generation):
         return set()
-    full = "backfill" in lanes and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
+    full = (
+        "backfill" in lanes
+        and await _is_large(connection, generation)
+        and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
+    )
     return {lane for lane in lanes if lane == "live" or not full}
+
+
+async def _is_large(connection: Connection, generation: Generation) -> bool:
+    """Whether the table is too large to be searched without a graph: by Postgres's own count, about."""
+    cursor = await connection.execute(
+        "SELECT greatest(pg_stat_get_live_tuples(oid), reltuples) > %s FROM pg_class WHERE oid = to_regclass(%s)",
+        [READ_WHOLE_ROWS, f'"{generation.chunk_table}"'],
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
+
+
+async def pending(connection: Connection, *, most: int) -> int:
+    """Documents that wait for a store of any generation and have not failed, counted no further than ``most``."""
+    cursor = await connection.execute(
+        "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 LIMIT %s) waiting", [most]
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
 
 
 async def move(connection: Connection, generation: Generation, *, limit: int) -> int:

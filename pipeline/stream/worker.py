@@ -141,11 +141,8 @@ class _Parts:
             busy=lambda: bool(documents.report()["in_flight"]),
         )  # fmt: skip
 
-    def graphs(self, documents: Consumption) -> GraphKeeper:
-        """documents: whose writes go first."""
-        return GraphKeeper(
-            self.settings.postgres, self.generations, self.metrics, busy=lambda: bool(documents.report()["in_flight"])
-        )
+    def graphs(self) -> GraphKeeper:
+        return GraphKeeper(self.settings.postgres, self.generations, self.metrics)
 
     def audit(self) -> BackgroundAudit:
         es = connect(self.settings.elasticsearch)
@@ -201,7 +198,7 @@ async def run(name: str, settings: Settings) -> None:
         if name == "vectors":
             spending = Spending(pool, metrics)
             stack.push_async_callback(spending.note)  # what the drained batches cost
-            ending += [parts.conversations(consuming[0]).run(), parts.graphs(consuming[0]).run(), spending.run()]
+            ending += [parts.conversations(consuming[0]).run(), parts.graphs().run(), spending.run()]
         log.info("worker_started", worker=name)
         await _until_stopped(stop, ending)
         log.info("worker_draining", worker=name)

@@ -152,6 +152,7 @@ async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(graph, "FRONT_ROWS", 10)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", -2)  # it was never analysed: -1 rows
     await library.put(*pages(9))
     backfill = await library.accept(*pages(5, first=100))
     await library.execute("UPDATE documents SET lane = 'backfill' WHERE id = ANY(%s)", backfill)
@@ -179,9 +180,11 @@ async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_h
         assert await outside(library) == 20, "what comes now is in the graph that will be"
         assert await keeper.turn()
         assert await outside(library) == 0
+        monkeypatch.setattr(keeping, "BUSY_DOCUMENTS", 0)
+        later = await library.accept(*pages(1, first=40))
         await keeper.rest()
-        assert await names(library) == {}, "how fast it grows is not known yet"
-        monkeypatch.setattr(keeping, "GROWTH_SECONDS", 0.001)
+        assert await names(library) == {}, "a document waits for its stores: it goes first"
+        await library.converge(*later)
         await keeper.rest()
         assert [(g.name, g.valid, g.partial) for g in (await names(library)).values()] == [
             ("chunks_g1_hnsw", True, True)
@@ -217,7 +220,6 @@ async def test_what_a_killed_build_left_is_removed_and_made_again(
     library: Library, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
-    monkeypatch.setattr(keeping, "GROWTH_SECONDS", 0.001)
     if name.endswith("_new"):
         await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
         await library.execute(OLDER)

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.core.graph import FRONT_ROWS, GRAPH_FROM_ROWS, READ_WHOLE_ROWS, Graph, Table, next_step
+from pipeline.core.graph import (
+    BUILT_AT_LATEST_SECONDS,
+    FRONT_ROWS,
+    GRAPH_FROM_ROWS,
+    READ_WHOLE_ROWS,
+    Graph,
+    Table,
+    next_step,
+)
 
 OWN = Graph("t_hnsw", valid=True, partial=True)
 BROKEN = Graph("t_hnsw", valid=False, partial=True)
@@ -15,9 +23,9 @@ BROKEN_NEXT = Graph("t_hnsw_new", valid=False, partial=True)
 
 def table(
     own: Graph | None = None, successor: Graph | None = None, rows: int = 0, waiting: int = 0,
-    growth: float | None = 0.0, builds: bool = True, older: Graph | None = None,
+    busy: bool = False, without_seconds: float = 0.0, builds: bool = True, older: Graph | None = None,
 ) -> Table:  # fmt: skip
-    return Table(own, successor, older, rows, waiting, growth, builds)
+    return Table(own, successor, older, rows, waiting, busy, without_seconds, builds)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +33,10 @@ def table(
     [
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
-        (table(rows=GRAPH_FROM_ROWS, growth=None), "rest"),
-        (table(rows=READ_WHOLE_ROWS, growth=1_000.0), "rest"),
-        (table(rows=READ_WHOLE_ROWS + 1, growth=1_000.0), "build"),
-        (table(rows=READ_WHOLE_ROWS + 1, growth=1_000.0, builds=False), "rest"),
+        (table(rows=READ_WHOLE_ROWS, busy=True), "rest"),
+        (table(rows=READ_WHOLE_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True), "build"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True, builds=False), "rest"),
     ],
 )
 def test_a_graph_is_built_when_a_load_has_settled_or_the_table_is_too_large_to_be_read_whole(
@@ -45,6 +53,8 @@ def test_rows_move_while_that_is_cheaper_than_building_anew() -> None:
     assert next_step(table(OWN, rows=40_000, waiting=11_000)) == ("drop", OWN)
     assert next_step(table(OWN, rows=40_000, waiting=11_000, builds=False)) == ("move", None)
     assert next_step(table(OWN, rows=4_000, waiting=4_000)) == ("move", None), "few take no long"
+    assert next_step(table(OWN, waiting=FRONT_ROWS, busy=True)) == ("rest", None), "documents go first"
+    assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1, busy=True)) == ("move", None)
 
 
 def test_what_was_left_outside_of_a_graph_that_is_gone_is_let_in_before_the_next_is_built() -> None:
