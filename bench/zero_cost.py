@@ -3,8 +3,9 @@
     python -m bench.zero_cost --port 0 --latency-ms 50      # prints its address; GET /stats counts what it was asked
 
 A text's vector is one of POOL unit vectors, made beforehand and chosen by the text's checksum: answering is joining
-strings. It counts no tokens and keeps no limits; for those there is tests/fakes/openai.py. ``POST /faults`` takes some
-of the fields of Faults ({} changes nothing).
+bytes. The latency is the whole time from a request's head to its answer, this server's own work within. It counts no
+tokens and keeps no limits; for those there is tests/fakes/openai.py. ``POST /faults`` takes some of the fields of
+Faults ({} changes nothing).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -24,6 +26,7 @@ from zlib import crc32
 
 import numpy as np
 from aiohttp import web
+from pydantic_core import from_json
 
 DIMENSIONS = 1_536
 POOL = 4_096
@@ -50,8 +53,9 @@ class ZeroCost:
     def __init__(self, latency_seconds: float) -> None:
         rows = np.random.default_rng(1).standard_normal((POOL, DIMENSIONS)).astype(np.float32)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-        self._base64 = [base64.b64encode(row.tobytes()).decode() for row in rows]
-        self._floats = [json.dumps(row.tolist()) for row in rows[:64]]  # whoever asks for floats pays for reading them
+        self._base64 = [b'"%b"}' % base64.b64encode(row.tobytes()) for row in rows]
+        # Whoever asks for floats pays for reading them.
+        self._floats = [b"%b}" % json.dumps(row.tolist()).encode() for row in rows[:64]]
         self._latency = latency_seconds
         self.stats = Stats()
         self.faults = Faults()
@@ -63,24 +67,26 @@ class ZeroCost:
         return app
 
     async def _embeddings(self, request: web.Request) -> web.Response:
-        body = await request.json()
+        began = time.monotonic()
+        body = from_json(await request.read())
         texts = [body["input"]] if isinstance(body["input"], str) else body["input"]
         self.stats.requests += 1
         if (refused := self._refused(len(texts))) is not None:
             return refused
         self.stats.inputs += len(texts)
         self.stats.bytes += sum(map(len, texts))
-        await asyncio.sleep(self._latency)
-        rows = ",".join(f'{{"object":"embedding","index":{n},"embedding":{self._row(text, body)}}}'
-                        for n, text in enumerate(texts))  # fmt: skip
-        answer = f'{{"object":"list","model":"{MODEL}","data":[{rows}],"usage":{{"prompt_tokens":0,"total_tokens":0}}}}'
-        return web.Response(body=answer.encode(), content_type="application/json")
+        answer = self._answer(texts, body.get("encoding_format"))
+        await asyncio.sleep(began + self._latency - time.monotonic())
+        return web.Response(body=answer, content_type="application/json")
 
-    def _row(self, text: str, body: dict[str, object]) -> str:
-        number = crc32(text.encode())
-        if body.get("encoding_format") == "base64":
-            return f'"{self._base64[number % POOL]}"'
-        return self._floats[number % len(self._floats)]
+    def _answer(self, texts: Sequence[str], encoding_format: object) -> bytes:
+        vectors = self._base64 if encoding_format == "base64" else self._floats
+        pieces = [b'{"object":"list","model":"%b","data":[' % MODEL.encode()]
+        for index, text in enumerate(texts):
+            pieces.append(b'%b{"object":"embedding","index":%d,"embedding":' % (b"," if index else b"", index))
+            pieces.append(vectors[crc32(text.encode()) % len(vectors)])
+        pieces.append(b'],"usage":{"prompt_tokens":0,"total_tokens":0}}')
+        return b"".join(pieces)
 
     def _refused(self, texts: int) -> web.Response | None:
         left = self.faults.inputs_left

@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.core.errors import Misconfigured, Retryable
 
+FLOAT, FLOAT_BYTES = "<f4", 4
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """rows: float32 (inputs, dimensions) in the order of the inputs, as the server scaled them."""
+    """rows: float32 (inputs, dimensions) in the order of the inputs, as the server scaled them; read-only."""
 
     rows: NDArray[np.float32]
     tokens: int
@@ -44,7 +46,7 @@ def read(body: bytes, *, inputs: int, dimensions: int) -> Answer:
     vectors have another dimension."""
     try:
         response = _Response.model_validate_json(body)
-        rows = [_numbers(row.embedding) for row in response.data]
+        rows = [_floats(row.embedding) for row in response.data]
     except (ValidationError, ValueError) as error:
         # The cause would quote the body: name it by its kind only.
         raise Retryable(f"the embedding server's answer cannot be read ({type(error).__name__})") from None
@@ -53,20 +55,24 @@ def read(body: bytes, *, inputs: int, dimensions: int) -> Answer:
         raise Retryable(
             f"the embedding server answered {len(order)} rows for {inputs} inputs, or numbered them wrongly"
         )
-    if wrong := {len(row) for row in rows} - {dimensions}:
+    if wrong := {len(row) // FLOAT_BYTES for row in rows} - {dimensions}:
         raise Misconfigured(
             f"the embedding server answers vectors of {min(wrong)} dimensions, the settings say {dimensions}: "
             "set PENSTOCK_EMBEDDING_DIMENSIONS, or PENSTOCK_EMBEDDING_SEND_DIMENSIONS where the model can shorten",
             service="embedding",
         )
-    sorted_rows = np.empty((inputs, dimensions), dtype=np.float32)
-    sorted_rows[order] = rows
+    matrix = np.frombuffer(b"".join(rows), dtype=FLOAT).reshape(inputs, dimensions).astype(np.float32, copy=False)
     usage = response.usage or _Usage()
-    return Answer(sorted_rows, usage.total_tokens or usage.prompt_tokens)
+    return Answer(
+        matrix if order == sorted(order) else matrix[np.argsort(order)], usage.total_tokens or usage.prompt_tokens
+    )
 
 
-def _numbers(embedding: bytes | list[float | None]) -> NDArray[np.float32]:
-    if isinstance(embedding, bytes):
-        return np.frombuffer(embedding, dtype="<f4").astype(np.float32, copy=False)
-    with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and its row unusable
-        return np.array([np.nan if number is None else number for number in embedding], dtype=np.float32)
+def _floats(embedding: bytes | list[float | None]) -> bytes:
+    """As base64 carries them. Raises ValueError."""
+    if not isinstance(embedding, bytes):
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and its row unusable
+            return np.array([np.nan if number is None else number for number in embedding], dtype=FLOAT).tobytes()
+    if len(embedding) % FLOAT_BYTES:
+        raise ValueError("not a number of float32")
+    return embedding

@@ -10,7 +10,6 @@ from pydantic import SecretStr
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import ChunkParams, CountTokens, EmbeddingService, Generation
 from pipeline.embedding import convert
-from pipeline.embedding.local import LocalEmbedder
 from pipeline.embedding.port import Embedder
 from pipeline.embedding.tokens import Tokens, byte_pairs, word_pieces
 from pipeline.settings import EmbeddingSettings
@@ -33,6 +32,8 @@ def embedder(settings: EmbeddingSettings, models: Path) -> Embedder:
         raise Misconfigured(f"PENSTOCK_EMBEDDING_DIMENSIONS: {convert.MODEL} has {convert.DIMENSIONS}, nothing else")
     if settings.input_window not in (None, convert.MAX_TOKENS - 2):
         raise Misconfigured(f"PENSTOCK_EMBEDDING_INPUT_WINDOW: {convert.MODEL} reads {convert.MAX_TOKENS - 2} tokens")
+    from pipeline.embedding.local import LocalEmbedder  # here: who only counts tokens need not wait for numpy
+
     return LocalEmbedder(
         convert.prepare(models),
         threads=settings.threads,

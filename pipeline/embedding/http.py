@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from urllib.parse import SplitResult, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
+from yarl import URL
 
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -27,7 +29,8 @@ class Response:
 
 
 class Endpoint:
-    """Belongs to the event loop that first posts. Takes the machine's proxy settings (HTTPS_PROXY, NO_PROXY)."""
+    """Belongs to the event loop that first posts. Goes through the proxy that the machine names (HTTPS_PROXY,
+    NO_PROXY)."""
 
     def __init__(self, base_url: str, key: str, timeout_seconds: float) -> None:
         """Raises Misconfigured where nothing could be sent with this address or this key."""
@@ -65,9 +68,12 @@ class Endpoint:
         if self._session is None or self._session.closed:
             # As many connections as are asked for: what is too many, the pace decides.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
+            # aiohttp's trust_env would look for the proxy, and into ~/.netrc, in a thread for each request.
+            proxy, proxy_auth = _proxy(self._url)
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=self._timeout, read_bufsize=BUFFER_BYTES, trust_env=True
-            )
+                connector=connector, timeout=self._timeout, read_bufsize=BUFFER_BYTES,
+                proxy=proxy, proxy_auth=proxy_auth,
+            )  # fmt: skip
         return self._session
 
 
@@ -83,3 +89,13 @@ def _address(url: str) -> SplitResult:
         "PENSTOCK_EMBEDDING_BASE_URL is not an http(s) address, such as https://models.example.com/v1",
         service="embedding",
     )
+
+
+def _proxy(url: str) -> tuple[URL | None, aiohttp.BasicAuth | None]:
+    target = urlsplit(url)
+    proxies = getproxies()
+    named = proxies.get(target.scheme) or proxies.get("all")
+    if not named or proxy_bypass(target.netloc.rpartition("@")[2]):
+        return None, None
+    proxy = URL(named if "://" in named else f"http://{named}")
+    return proxy.with_user(None), aiohttp.BasicAuth.from_url(proxy)

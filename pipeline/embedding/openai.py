@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from pydantic_core import to_json
@@ -36,6 +37,9 @@ QUERY_PATIENCE_SECONDS = 2.0
 """A person waits for a query: give up early, keyword search answers without us."""
 KEPT_VECTORS = 4_096
 """Most that are kept of calls that failed, 25 MB at 1,536 dimensions; the oldest go first."""
+LETTERS_AT_ONCE, BYTES_AT_ONCE = 2**18, 2**20
+"""Texts to count and an answer to read that take the event loop about a millisecond; what is larger goes to a thread
+(which costs a third of one)."""
 PROBE = "penstock"
 """A text that every model takes: what it rejects, it rejects for its parameters."""
 
@@ -94,7 +98,7 @@ class OpenAIEmbedder:
 
     async def embed_documents(self, texts: Sequence[str]) -> Embedded:
         keep, refused = triage(texts)
-        fitted, sizes, truncated = await asyncio.to_thread(self._fit, [self.document_prefix + texts[i] for i in keep])
+        fitted, sizes, truncated = await self._fitted([self.document_prefix + texts[i] for i in keep])
         if truncated:
             self.on_truncated(truncated)
         call = self._call(fitted, self._patience)
@@ -105,8 +109,10 @@ class OpenAIEmbedder:
         except PenstockError:
             self._keep(call)
             raise
-        vectors = np.zeros((len(texts), self.dimensions), dtype=np.float32)
-        vectors[keep] = call.vectors
+        vectors = call.vectors
+        if refused:
+            vectors = self._zeros(len(texts))
+            vectors[keep] = call.vectors
         refused.update({keep[index]: reason for index, reason in call.refused.items()})
         return Embedded(vectors, refused, call.tokens)
 
@@ -114,7 +120,7 @@ class OpenAIEmbedder:
         keep, refused = triage([text])
         if refused:
             return only_row(Embedded(self._zeros(1), refused))
-        fitted, _, _ = await asyncio.to_thread(self._fit, [self.query_prefix + text])
+        fitted, _, _ = await self._fitted([self.query_prefix + text])
         call = self._call(fitted, min(self._patience, QUERY_PATIENCE_SECONDS))
         await self._batch(call, keep)
         self.on_question(call.tokens, call.tokens * self._settings.price_per_million_tokens / 1_000_000)
@@ -145,6 +151,10 @@ class OpenAIEmbedder:
 
     def _zeros(self, rows: int) -> Vectors:
         return np.zeros((rows, self.dimensions), dtype=np.float32)
+
+    async def _fitted(self, texts: list[str]) -> tuple[list[str], list[int], int]:
+        """As _fit, in a thread where that takes long."""
+        return self._fit(texts) if sum(map(len, texts)) < LETTERS_AT_ONCE else await asyncio.to_thread(self._fit, texts)
 
     def _fit(self, texts: list[str]) -> tuple[list[str], list[int], int]:
         """Texts cut to the window, their token counts, and how many were cut."""
@@ -184,6 +194,9 @@ class OpenAIEmbedder:
             call.proven = True
         else:
             await self._prove(call)
+        if good.all():
+            call.vectors[indexes] = unit(answer.rows)
+            return
         call.vectors[np.array(indexes)[good]] = unit(answer.rows[good])
         call.refused.update({index: NOT_FINITE for index, fine in zip(indexes, good, strict=True) if not fine})
 
@@ -233,8 +246,9 @@ class OpenAIEmbedder:
             measured.facts["http.response.status_code"] = response.status
             raise failure(response, self._host)
         place.give_back()
+        reading = partial(read, response.body, inputs=len(texts), dimensions=self.dimensions)
         # In a thread, so that the request that waited for the place is sent before this answer is read.
-        answer = await asyncio.to_thread(read, response.body, inputs=len(texts), dimensions=self.dimensions)
+        answer = reading() if len(response.body) < BYTES_AT_ONCE else await asyncio.to_thread(reading)
         measured.facts["gen_ai.usage.input_tokens"] = answer.tokens
         return answer
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pipeline.core.model import Generation
 from pipeline.telemetry import EmbeddingOutcome
 
-Vectors = NDArray[np.float32]
+if TYPE_CHECKING:  # a tenth of a second to import, for processes that only name the type
+    import numpy as np
+    from numpy.typing import NDArray
+
+Vectors: TypeAlias = "NDArray[np.float32]"
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,19 @@ def test_a_key_that_no_header_can_hold_is_a_setting_to_mend() -> None:
     assert "secret" not in str(caught.value)
 
 
+async def test_the_machines_proxy_is_gone_through(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", fake.address)
+    async with connected(fake, base_url="http://models.invalid/v1") as embedder:
+        await vectors_of(embedder, TEXTS)
+    monkeypatch.setenv("no_proxy", "models.invalid")
+    async with connected(fake, base_url="http://models.invalid/v1", patience=0.0) as embedder:
+        with pytest.raises(Retryable, match=r"models\.invalid cannot be reached"):
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 1
+
+
 async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:
     texts = [f"{number} " + "word " * 500 for number in range(500)]
     async with connected(fake, batch_tokens=10_000_000) as embedder:
