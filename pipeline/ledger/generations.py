@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
 from psycopg.types.json import Jsonb
 
 from pipeline.core.errors import Misconfigured
@@ -141,6 +140,8 @@ async def check_model(connection: Connection, generation: Generation, embedder: 
 
     The first caller stores the reference text's vector; later ones compare theirs. Raises Misconfigured.
     """
+    import numpy as np  # here: a tenth of a second to import, and only who embeds compares vectors
+
     if not _made_by(generation, embedder):
         raise Misconfigured(
             f"settings name {embedder.model} ({embedder.dimensions} dimensions), but generation {generation.name} was"

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
-from pipeline.core.chunking import chunk
 from pipeline.core.identity import chunk_ids
 from pipeline.core.model import CountTokens, Generation, Manifest, Store
 from pipeline.ledger import work
@@ -20,7 +19,9 @@ Counters = Callable[[Generation], CountTokens]
 def build_manifest(
     document: UUID, text: str, media_type: str, digest: bytes, generation: Generation, count_tokens: CountTokens
 ) -> Manifest:
-    """Cut a text as a generation wants it."""
+    """Cut a text as a generation wants it. Runs in a thread."""
+    from pipeline.core.chunking import chunk  # here: the parsers take a tenth of a second to import; sinks rarely cut
+
     chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens)
     return Manifest(
         digest,

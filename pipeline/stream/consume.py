@@ -17,6 +17,7 @@ from typing import Any
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from faust.tables import TableManager
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 
 from pipeline.core.model import Lane
@@ -34,6 +35,8 @@ POLL_RECORDS = 20
 SPAN_RECORDS = 10_000
 """Of one partition, from the oldest that is not done to the newest read: about a megabyte of marks."""
 COMMIT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 1.0
+"""The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
 DRAIN_SECONDS = 12.0
 """How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
 
@@ -57,7 +60,7 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
         "broker_commit_interval": 1.0,
         "stream_wait_empty": False,
         "broker_session_timeout": stream.session_timeout_seconds,
-        "broker_heartbeat_interval": 3,
+        "broker_heartbeat_interval": HEARTBEAT_SECONDS,
         "broker_rebalance_timeout": 180,
         "broker_request_timeout": 240,
         "broker_max_poll_interval": 86_400,
@@ -70,7 +73,23 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
         "web_enabled": False,
         "web_tables_enabled": False,
         "web_router_enabled": False,
+        "TableManager": _NoTables,
     }
+
+
+class _NoTables(TableManager):
+    """faust waits a second for tables to be declared before it subscribes, and with it for its agents' topics: one that
+    comes later is subscribed to after 45 s. We have no tables, and wait for the topics themselves."""
+
+    async def on_start(self) -> None:
+        wanted = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
+        while not self.should_stop:  # faust tells nobody that a topic was added
+            if wanted <= {topic for there in self.app.topics for topic in there.topics}:
+                break
+            await asyncio.sleep(0.005)
+        if not self.should_stop:
+            await self._update_channels()
+            await self.recovery.start()
 
 
 def _credentials(kafka: KafkaSettings) -> Any:
