@@ -171,7 +171,9 @@ class _Said:
         words = _WORD.findall(text.lower())
         shingles = zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False)
         hashes = frozenset(map(hash, shingles))
-        numbers = frozenset((*held(text), *(word for word in words if any(map(str.isdigit, word)))))
+        numbers = frozenset(
+            (*held(text), *(word for word in words if not word.isalpha() and any(map(str.isdigit, word))))
+        )
         return cls(hashes, nsmallest(SKETCH, hashes), numbers)
 
     def is_like(self, other: _Said) -> bool:
