@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,15 @@ class SecretFilesSource(SecretsSettingsSource):
             os.listdir(str(self.secrets_dir))  # pydantic's own would only warn
             return super().__call__()
         except (OSError, SettingsError) as error:
+            if field := re.search(r'parsing value for field "(\w+)"', str(error)):
+                name = f"{self.settings_cls.model_config.get('env_prefix', '')}{field[1]}".upper()
+                raise Misconfigured(f"{SECRETS_DIR}: the file {name} holds no JSON; give it as JSON") from error
             why = error.strerror if isinstance(error, OSError) else "a file in it leads out of it, or cannot be read"
             raise Misconfigured(f"{SECRETS_DIR} names {self.secrets_dir}: {why}; mount it, or unset it") from error
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
-            return (
-                None,
-                field_name,
-                False,
-            )  # a whole part: a file of its name (`penstock_canary`) is somebody's password
+            return None, field_name, False  # a whole part: a file `penstock_canary` is somebody's password
         return super().get_field_value(field, field_name)
 
 

@@ -67,6 +67,13 @@ def test_a_folder_of_secrets_that_is_not_there_stops_the_process(monkeypatch: py
         load()
 
 
+def test_a_file_that_should_hold_json_and_does_not_is_named_and_not_quoted(secrets: Path) -> None:
+    (secrets / "PENSTOCK_EMBEDDING_API_KEYS").write_text("hunter2")
+    with pytest.raises(Misconfigured, match="the file PENSTOCK_EMBEDDING_API_KEYS holds no JSON") as told:
+        load()
+    assert "hunter2" not in str(told.value)
+
+
 def test_a_connectors_token_may_stand_in_a_file(secrets: Path, tmp_path: Path) -> None:
     (secrets / "PENSTOCK_BOOK_TOKEN").write_text("t\n")
     (secrets / "PENSTOCK_BOOK_SECRET").write_text("s\n")
