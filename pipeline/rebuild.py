@@ -10,8 +10,9 @@ from time import monotonic
 from pipeline.core.errors import Misconfigured
 from pipeline.core.model import Store
 from pipeline.generations.building import Builder, OnProgress, patiently
+from pipeline.generations.indexes import holds_entries
 from pipeline.generations.opening import open_builder
-from pipeline.generations.tables import holds_entries, rows, wanted, written
+from pipeline.generations.tables import rows, wanted, written
 from pipeline.ledger import builds, clearing, generations
 from pipeline.ledger.builds import Build
 from pipeline.settings import Settings

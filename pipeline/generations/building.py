@@ -16,8 +16,9 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane, Store
+from pipeline.generations.indexes import index_exists
 from pipeline.generations.limits import Feed
-from pipeline.generations.tables import build_graph, index_exists
+from pipeline.generations.tables import build_graph
 from pipeline.ledger import builds, clearing, filling, generations
 from pipeline.ledger.builds import Build, Outstanding
 from pipeline.ledger.documents import Identity

@@ -17,8 +17,9 @@ from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
 from pipeline.generations.building import Builder
 from pipeline.generations.estimate import Estimate, estimate
+from pipeline.generations.indexes import holds_entries
 from pipeline.generations.limits import Feed, Limits
-from pipeline.generations.tables import holds_entries, wanted, written
+from pipeline.generations.tables import wanted, written
 from pipeline.ledger import builds, clearing, generations
 from pipeline.ledger.builds import Build
 from pipeline.settings import EmbeddingSettings

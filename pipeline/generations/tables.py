@@ -1,29 +1,17 @@
-"""What stands in a generation's table and index, and the graph over the table."""
+"""What shall stand in a generation's stores, what stands in its table, and the graph over the table."""
 
 from __future__ import annotations
 
-from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 from psycopg.errors import DiskFull
 
 from pipeline.core.model import Generation, Store
 from pipeline.ledger import filling
-from pipeline.stores.elasticsearch import translated
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import Connection
 
 GRAPH_BYTES_A_ROW = 500
 """What HNSW (m = 16) takes for a row besides its vector while it is built."""
-
-
-async def index_exists(es: AsyncElasticsearch, index: str) -> bool:
-    with translated(f"look for index {index}"):
-        return bool(await es.indices.exists(index=index))
-
-
-async def holds_entries(es: AsyncElasticsearch, index: str) -> bool:
-    with translated(f"look into index {index}"):
-        return bool((await es.count(index=index, ignore_unavailable=True, allow_no_indices=True))["count"])
 
 
 async def wanted(connection: Connection, generation: Generation) -> tuple[int, int, int]:

@@ -1,0 +1,57 @@
+"""The detect worker: documents, identities, conversations from their topics to the ledger; sweep, audit, vitals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from importlib import import_module
+from typing import Any
+
+from pipeline.conversations.record import Conversations
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.stages.detect import Detect
+from pipeline.stages.identities import Identities
+from pipeline.stages.stage import Stage
+from pipeline.stages.sweep import Sweeper
+from pipeline.stream.consume import Consumption
+from pipeline.stream.parts import Parts
+from pipeline.vitals import SINK_TOPICS, Vitals
+
+
+class DetectWorker:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._stages: list[Stage] = []
+
+    async def stages(self) -> list[Stage]:
+        parts, settings = self._parts, self._parts.settings
+        detect = Detect(
+            parts.pool, parts.producer, parts.dead, parts.announcer, parts.counters, parts.metrics,
+            batch_size=parts.batch_size("detect"), grace_seconds=settings.stream.sweep_after_seconds,
+        )  # fmt: skip
+        conversations = Conversations(
+            parts.pool, parts.dead, lambda texts: byte_pairs().count(texts), parts.metrics, settings.conversations
+        )
+        self._stages = [detect, Identities(parts.pool, parts.dead), conversations]
+        return self._stages
+
+    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+        parts, stream = self._parts, self._parts.settings.stream
+        sweeper = Sweeper(
+            parts.pool, parts.producer, parts.announcer, parts.metrics,
+            interval_seconds=stream.sweep_interval_seconds, again_in_seconds=stream.sweep_after_seconds * 2,
+        )  # fmt: skip
+        watched = {**{stage.name: stage.topics for stage in self._stages}, **SINK_TOPICS}
+        vitals = Vitals(parts.pool, parts.settings.kafka, watched, parts.metrics, every_seconds=stream.vitals_seconds)
+        return [sweeper.run(), self._audit(), vitals.run()]
+
+    async def _audit(self) -> BaseException:
+        # Half a second in a thread: the audit alone needs Elasticsearch's client here, and documents come first.
+        await asyncio.to_thread(import_module, "pipeline.audit.background")
+        from pipeline.audit.background import BackgroundAudit
+        from pipeline.stores.elasticsearch import connect
+
+        parts = self._parts
+        es = connect(parts.settings.elasticsearch)
+        parts.stack.push_async_callback(es.close)
+        return await BackgroundAudit(parts.pool, es, parts.producer, parts.metrics, parts.settings.audit).run()

@@ -1,0 +1,32 @@
+"""The keywords worker: keeps Elasticsearch equal to the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Stage
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.keywords import Keywords
+from pipeline.stream.consume import Consumption
+from pipeline.stream.parts import Parts
+
+
+class KeywordsWorker:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def stages(self) -> list[Stage]:
+        parts = self._parts
+        store = Keywords(connect(parts.settings.elasticsearch))
+        parts.stack.push_async_callback(store.aclose)
+        stage = KeywordSink(
+            parts.pool, store, parts.generations, Chunker(parts.counters), parts.announcer, parts.dead, parts.metrics,
+            batch_size=parts.batch_size("keywords"),
+        )  # fmt: skip
+        return [stage]
+
+    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+        return []

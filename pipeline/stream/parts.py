@@ -1,0 +1,71 @@
+"""What every kind of worker is built from, and what a kind is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, Protocol
+
+from pipeline.core.model import CountTokens, Generation
+from pipeline.embedding.choose import token_counter
+from pipeline.ledger import generations
+from pipeline.settings import Settings, dist
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.stage import Stage
+from pipeline.stores.postgres import Pool, translated
+from pipeline.stream.consume import Consumption
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+MODELS = "models"
+"""Folder under dist() that holds converted models."""
+
+BATCH_FACTOR = {"detect": 0.5, "vectors": 0.25, "keywords": 2.0}
+"""Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
+
+
+def _counter(generation: Generation) -> CountTokens:
+    """The tokenizer is loaded by whoever counts first, in a thread: up to half a second that no start waits for."""
+    loaded = cache(partial(token_counter, generation, dist() / MODELS))
+    return lambda texts: loaded()(texts)
+
+
+@dataclass
+class Parts:
+    """What the stages are built from. stack: closes what they open, when the worker ends."""
+
+    settings: Settings
+    pool: Pool
+    producer: Producer
+    metrics: Metrics
+    stack: AsyncExitStack
+
+    def __post_init__(self) -> None:
+        self.counters: Callable[[Generation], CountTokens] = cache(_counter)
+        self.dead = DeadLetters(
+            self.pool, self.producer, self.metrics, per_minute=self.settings.stream.dead_letters_per_minute
+        )
+        self.announcer = Announcer(self.pool, self.producer, self.metrics)
+
+    def batch_size(self, name: str) -> int:
+        return max(1, round(self.settings.stream.batch_size * BATCH_FACTOR[name]))
+
+    async def generations(self) -> dict[str, Generation]:
+        with translated("generations"):
+            async with self.pool.connection() as connection:
+                return {g.name: g for g in await generations.writable(connection)}
+
+
+class Kind(Protocol):
+    """What a worker of one name does."""
+
+    async def stages(self) -> list[Stage]:
+        """Raises Misconfigured at once when nothing could work."""
+        ...
+
+    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+        """What runs for ever beside the stages, in their order."""
+        ...

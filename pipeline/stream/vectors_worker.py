@@ -1,0 +1,56 @@
+"""The vectors worker: embeds, and keeps pgvector equal to the ledger; its graphs, conversations' vectors and bills."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from pipeline.conversations.embed import ConversationVectors
+from pipeline.core.model import Generation
+from pipeline.generations.models import Models
+from pipeline.ledger import generations
+from pipeline.settings import dist
+from pipeline.spending import Spending
+from pipeline.stages.graph import GraphKeeper
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Stage
+from pipeline.stages.vectors import VectorSink
+from pipeline.stream.consume import Consumption
+from pipeline.stream.parts import MODELS, Parts
+
+
+class VectorsWorker:
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._models = Models(parts.pool, parts.settings.embedding, parts.metrics, dist() / MODELS)
+
+    async def stages(self) -> list[Stage]:
+        parts, models = self._parts, self._models
+        parts.stack.push_async_callback(models.aclose)
+        parts.metrics.embedding_price = parts.settings.embedding.price_per_million_tokens
+        parts.metrics.embedding_budget.set(parts.settings.embedding.daily_budget)
+        async with parts.pool.connection() as connection:
+            active = await generations.active(connection)
+        await models.of(active)  # a wrong one refuses to start; another generation's is met when its work comes
+
+        async def living() -> dict[str, Generation]:
+            there = await parts.generations()
+            await models.keep(there.values())
+            return there
+
+        stage = VectorSink(
+            parts.pool, models, living, Chunker(parts.counters), parts.announcer, parts.dead, parts.metrics,
+            batch_size=parts.batch_size("vectors"),
+        )  # fmt: skip
+        return [stage]
+
+    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+        parts, documents = self._parts, consuming[0]
+        spending = Spending(parts.pool, parts.metrics)
+        parts.stack.push_async_callback(spending.note)  # what the drained batches cost
+        conversations = ConversationVectors(
+            parts.pool, self._models, parts.metrics, parts.settings.conversations,
+            busy=lambda: bool(documents.report()["in_flight"]),  # documents' work goes first
+        )  # fmt: skip
+        graphs = GraphKeeper(parts.settings.postgres, parts.generations, parts.metrics)
+        return [conversations.run(), graphs.run(), spending.run()]

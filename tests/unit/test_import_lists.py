@@ -1,0 +1,41 @@
+"""What a command or a worker imports before it does anything: whoever starts it waits for all of that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PARSERS = ("bs4", "lxml", "markdown_it", "pypdf", "tree_sitter")
+ANSWERS = ("fastapi", "mcp", "openai", "uvicorn")
+STORES = ("aiokafka", "elasticsearch", "faust", "psycopg")
+MODELS = ("ctranslate2", "numpy", "scipy", "tiktoken", "tokenizers")
+TRACING = ("opentelemetry.sdk",)
+"""Of what many processes need, the heavy parts."""
+
+WORKER = "pipeline.cli.main, pipeline.settings, pipeline.telemetry, pipeline.stream.worker"
+UNNEEDED = {
+    "pipeline.cli.main": (
+        *PARSERS, *ANSWERS, *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+    ),
+    "pipeline.cli.main, pipeline.cli.search": (
+        *PARSERS, *ANSWERS, *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+    ),
+    f"{WORKER}, pipeline.stream.detect_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING, "elasticsearch"),
+    f"{WORKER}, pipeline.stream.keywords_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING),
+    f"{WORKER}, pipeline.stream.vectors_worker": (*PARSERS, *ANSWERS, *TRACING, "elasticsearch", "scipy"),
+}  # fmt: skip
+"""What a process imports, and what must not come with it."""
+
+
+@pytest.mark.parametrize("modules", UNNEEDED)
+def test_a_process_that_starts_waits_for_no_library_of_others(modules: str) -> None:
+    program = f"import {modules}, json, sys; print(json.dumps(sorted(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = set(json.loads(ran.stdout))
+    assert "pipeline.cli.main" in loaded
+    assert [name for name in UNNEEDED[modules] if name in loaded] == []
