@@ -233,19 +233,24 @@ class Search:
                 async with bounded(self._stores.timeouts.vectors * SECOND_LOOK, "the second look"):
                     chosen = expansion.weighed([(h.passage.chunk_id, h.text, h.score) for h in hits])
                     facts["passages"] = len(chosen)
-                    made_by, vector = await asyncio.shield(embedding)
-                    held = await self._stores.embeddings(scope, chosen)
-                    nearer: Embedding = asyncio.get_running_loop().create_future()
-                    nearer.set_result((made_by, expansion.moved(vector, chosen, held)))
-                    offers, passages = await self._stores.offers(
-                        question, scope, nearer, inner, depth=depth, spare=SPARE,
-                        more=expansion.typical(chosen, [hit.text for hit in hits]),
-                    )  # fmt: skip
+                    nearer = asyncio.create_task(self._nearer(scope, embedding, chosen))
+                    try:
+                        offers, passages = await self._stores.offers(
+                            question, scope, nearer, inner, depth=depth, spare=SPARE,
+                            more=expansion.typical(chosen, [hit.text for hit in hits]),
+                        )  # fmt: skip
+                    finally:
+                        await _give_up(nearer)
                     if errors := [offer.error for offer in offers.values() if offer.error is not None]:
                         raise errors[0]
         except PenstockError:
             return None  # the step says why
         return ranked(offers, passages, inner, depth), passages
+
+    async def _nearer(self, scope: Scope, embedding: Embedding, chosen: Sequence[expansion.Weighed]) -> Embedded:
+        """The question's vector, moved. Elasticsearch is asked meanwhile."""
+        made_by, vector = await asyncio.shield(embedding)
+        return made_by, expansion.moved(vector, chosen, await self._stores.embeddings(scope, chosen))
 
     async def _results(self, question: Question, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         named = identifiers(question.text) if question.mode != "vector" else ()

@@ -39,7 +39,9 @@ class LocalSettings(BaseSettings):
     port_elasticsearch: int | None = Field(None, ge=1, le=65535)
     heap_kafka_mb: int = Field(512, ge=128)
     heap_elasticsearch_mb: int = Field(512, ge=256)
-    postgres_shared_buffers_mb: int = Field(256, ge=16)
+    postgres_shared_buffers_mb: int = Field(1024, ge=16)
+    """Taken page by page as it is used. The graph of 100,000 chunks of 1,536 dimensions is 389 MB, and a walk over it
+    takes half as long again where it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
