@@ -115,5 +115,5 @@ class Pace:
         if isinstance(failure, Throttled) or failure.retry_after is not None:
             self._not_before = max(self._not_before, time.monotonic() + wait)
         if isinstance(failure, Throttled):
-            self._rate.refused(time.monotonic(), self._not_before)
+            self._rate.refused(time.monotonic(), self._not_before, failure.retry_after)
         return wait

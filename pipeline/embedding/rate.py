@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from math import inf
+
 ENOUGH = 10
 """Answers that make a measurement. A server that refuses from the start has said nothing of a rate."""
 IDLE_SECONDS = 1.0
 """A longer pause in which nobody wanted anything is not part of a measurement."""
-DOUBLED_SECONDS = 7.0
-"""After a refusal the rate grows by (t / DOUBLED_SECONDS)²: slowly near what was learned, so that refusals are rare;
-fast later, so that what was learned in a bad moment is forgotten in a minute."""
-BACK = 0.8
+DOUBLED_SECONDS = 20.0
+"""After a refusal the rate grows by (t / DOUBLED_SECONDS)³: hardly at all near what was learned, for a refusal costs a
+second's wait with most servers; fast later, so that what was learned in a bad moment is forgotten in a minute."""
+DOUBLED_SECONDS_UNSURE = 5.0
+"""The same as long as nothing but one measurement is known: a wait of a second is in it, and it may be far too low."""
+SURE = 2.0
+"""A rate that is refused before it has grown so much was about right."""
+ONE_SECOND = 1.0
+"""A shorter wait was told by a server that counts in less, and is about what one request costs. Most round up."""
+BACK = 0.9
 """Of the rate at which a server refused, what is tried next, unless it was measured to answer more."""
 
 
@@ -28,6 +36,7 @@ class Rate:
         self._size = 0
         self._seconds_per_request = 0.0
         self._seconds_per_size = 0.0
+        self._sure = False
         self._refused_until = 0.0
         self._idle_from = float("-inf")
 
@@ -52,10 +61,13 @@ class Rate:
         self._requests += 1
         self._size += size
 
-    def refused(self, now: float, until: float) -> None:
-        """One was, and none starts before ``until``. Those that were under way with it only make the wait longer."""
+    def refused(self, now: float, until: float, told: float | None = None) -> None:
+        """One was, and none starts before ``until``. Those that were under way with it only make the wait longer.
+        told: seconds to wait, in the server's own words."""
         if now >= self._refused_until:
-            slower = 1 / (BACK * self._grown(now))
+            grown = self._grown(now)
+            self._sure = self._seconds_per_request > 0 and grown < SURE
+            slower = 1 / (BACK * grown)
             self._seconds_per_request *= slower
             self._seconds_per_size *= slower
             if self._requests >= ENOUGH:
@@ -63,12 +75,15 @@ class Rate:
                 self._seconds_per_request = _shorter(self._seconds_per_request, seconds / self._requests)
                 self._seconds_per_size = _shorter(self._seconds_per_size, seconds / self._size)
                 self._measure_from(until)
+            elif not self._seconds_per_request and told is not None and told < ONE_SECOND:
+                self._seconds_per_request, self._seconds_per_size = told, inf
         self._refused_until = max(self._refused_until, until)
         self._next = max(self._next, until)
         self._idle_from = max(self._idle_from, until)
 
     def _grown(self, now: float) -> float:
-        return 1.0 + (max(0.0, now - self._refused_until) / DOUBLED_SECONDS) ** 2
+        doubled = DOUBLED_SECONDS if self._sure else DOUBLED_SECONDS_UNSURE
+        return 1.0 + (max(0.0, now - self._refused_until) / doubled) ** 3
 
     def _measure_from(self, moment: float) -> None:
         self._since = moment

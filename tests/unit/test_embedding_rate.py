@@ -6,6 +6,7 @@ import asyncio
 import math
 import random
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -50,9 +51,26 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLoop]:
 
 
 @dataclass
+class Window:
+    """Lets ``rate`` requests through in any second."""
+
+    rate: float
+    room: float = 1.0
+    _let: deque[float] = field(default_factory=deque)
+
+    def take(self, cost: float, now: float) -> float:
+        while self._let and self._let[0] <= now - 1.0:
+            self._let.popleft()
+        if len(self._let) + cost > self.rate:
+            return self._let[0] + 1.0 - now
+        self._let.append(now)
+        return 0.0
+
+
+@dataclass
 class Server:
     loop: SimulatedLoop
-    bucket: Bucket
+    bucket: Bucket | Window
     whole_seconds: bool = True
     answered: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
@@ -89,11 +107,23 @@ def pace() -> Pace:
         (Bucket(60.0, room=1.0), True),
         (Bucket(5.0, room=10.0), True),
         (Bucket(0.5, room=60.0), True),
+        (Bucket(20.0, room=0.5), True),
+        (Window(20.0), True),
+        (Window(5.0), False),
     ],
-    ids=["20 a second", "20 a second, none saved up", "60 a second", "5 a second, 50 saved up", "30 a minute"],
+    ids=[
+        "20 a second",
+        "20 a second, none saved up",
+        "60 a second",
+        "5 a second, 50 saved up",
+        "30 a minute",
+        "20 a second, half of it saved up",
+        "20 in any second",
+        "5 in any second",
+    ],
 )
 def test_most_of_a_limit_is_used_and_little_is_asked_beyond(
-    loop: SimulatedLoop, bucket: Bucket, whole_seconds: bool
+    loop: SimulatedLoop, bucket: Bucket | Window, whole_seconds: bool
 ) -> None:
     server = Server(loop, bucket, whole_seconds)
     loop.run_until_complete(press(pace(), server, loop.now + SECONDS))
@@ -101,7 +131,7 @@ def test_most_of_a_limit_is_used_and_little_is_asked_beyond(
     ends = begins + SECONDS - 2 * LEARNING_SECONDS
     answered = sum(begins <= at < ends for at in server.answered)
     assert answered >= 0.8 * bucket.rate * (ends - begins)
-    asked = sorted(at for at in (*server.answered, *server.refused) if begins <= at < ends)
+    asked = sorted(at for at in (*server.answered, *server.refused) if server.refused[0] < at < ends)
     most = max(bisect_left(asked, start + WINDOW) - n for n, start in enumerate(asked))
     assert most <= bucket.rate * (WINDOW + bucket.room)
 
@@ -166,3 +196,16 @@ def test_small_requests_do_not_wait_for_what_large_ones_cost() -> None:
     assert rate.next(11.0) - 11.0 < 0.01
     rate.start(11.0, 4_000)
     assert rate.next(11.0) - 11.0 > 0.5
+
+
+def test_a_wait_told_in_less_than_a_second_is_about_what_one_request_costs() -> None:
+    rate = Rate()
+    rate.wakes(0.0)
+    rate.refused(0.1, 0.15, told=0.05)
+    rate.start(0.15, 1_000)
+    assert rate.next(0.15) - 0.15 == pytest.approx(0.05)
+    of_whole_seconds = Rate()
+    of_whole_seconds.wakes(0.0)
+    of_whole_seconds.refused(0.1, 1.1, told=1.0)
+    of_whole_seconds.start(1.1, 1_000)
+    assert of_whole_seconds.next(1.1) == 1.1
