@@ -11,8 +11,8 @@ from elasticsearch import AsyncElasticsearch
 from pipeline.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
+from query.answers import chat as chats
 from query.answers.answers import Answers
-from query.answers.chat import OpenAIChat
 from query.budget import Budget, share
 from query.embedder import Embedders
 from query.embedders import GenerationEmbedders
@@ -75,7 +75,7 @@ async def open_service(
         reranker = await open_reranker(query.rerank, lambda outcome: metrics.reranked(outcome, price))
         if reranker is not None:
             closing.push_async_callback(reranker.aclose)
-        chat = OpenAIChat.by_settings(query.chat)
+        chat = chats.by_settings(query.chat)
         if chat is not None:
             closing.push_async_callback(chat.aclose)
         timeouts = Timeouts(keywords=budget.keywords, vectors=budget.vectors, ledger=budget.ledger, embed=budget.embed)

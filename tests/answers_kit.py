@@ -9,8 +9,8 @@ from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from query.access import Caller
+from query.answers import chat as chats
 from query.answers.answers import Answers
-from query.answers.chat import OpenAIChat
 from query.answers.model import Answer, Done, Event, Numbered
 from query.material import CallerClass, Material, Question
 from query.model import Passage, Result
@@ -72,7 +72,7 @@ async def answering(
 ) -> AsyncIterator[Answers]:
     """fields: of ChatSettings."""
     by = settings(fake, **fields)
-    chat = OpenAIChat.by_settings(by)
+    chat = chats.by_settings(by)
     try:
         yield Answers(ByHand(given), chat, pool, by, metrics=metrics)
     finally:

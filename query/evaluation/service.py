@@ -17,8 +17,9 @@ from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access import Caller, identify
+from query.answers import chat as chats
 from query.answers.answers import Answers
-from query.answers.chat import Chat, OpenAIChat
+from query.answers.chat import Chat
 from query.answers.model import Done, Sources
 from query.embedder import Embedders
 from query.evaluation import golden as judgements
@@ -180,7 +181,7 @@ async def once(service: Service) -> Means | None:
 
 @asynccontextmanager
 async def _of(service: Service) -> AsyncIterator[Evaluation]:
-    chat = OpenAIChat.by_settings(service.query.chat)
+    chat = chats.by_settings(service.query.chat)
     settings = service.query.evaluation
     try:
         yield Evaluation(

@@ -11,8 +11,9 @@ import pytest
 from pipeline.core.errors import Misconfigured, Retryable
 from query.access import Caller
 from query.answers.answers import CROWDED, NO_MODEL, Answers
-from query.answers.chat import OpenAIChat
+from query.answers.chat import by_settings
 from query.answers.model import NO_INFORMATION, Cited, Delta, Done, Failed, Sources, answer_json, sources_json
+from query.answers.openai_chat import OpenAIChat
 from query.answers.prompt import Message
 from query.conversations import History, Piece
 from query.material import CallerClass, Material, Question
@@ -241,5 +242,5 @@ async def test_a_key_or_a_model_that_is_wrong_names_its_setting(fake: FakeChat) 
         assert "wrong" not in str(refused.value)
         await chat.aclose()
     with pytest.raises(Misconfigured, match="PENSTOCK_CHAT_MODEL"):
-        OpenAIChat.by_settings(ChatSettings(base_url=fake.url))
-    assert OpenAIChat.by_settings(ChatSettings()) is None
+        by_settings(ChatSettings(base_url=fake.url))
+    assert by_settings(ChatSettings()) is None

@@ -22,7 +22,7 @@ from deploy.local.stack import Stack
 from pipeline.cli.main import app
 from pipeline.core.errors import Retryable
 from query import retrieval
-from query.answers.chat import OpenAIChat
+from query.answers.openai_chat import OpenAIChat
 from query.embedder import QueryEmbedder
 from query.evaluation import golden as judgements
 from query.evaluation import place

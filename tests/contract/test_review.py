@@ -14,8 +14,8 @@ import pytest
 from query import review
 from query.access import Caller
 from query.answers.answers import Answers
-from query.answers.chat import OpenAIChat
 from query.answers.model import NO_INFORMATION, Answer
+from query.answers.openai_chat import OpenAIChat
 from query.conversations import History, Piece
 from query.material import CallerClass, Material, Question
 from query.model import BadQuery
