@@ -7,7 +7,8 @@ running local stack; --library: one that ``python -m bench.load_library --dimens
 each: hybrid searches over HTTP, both looks, uncached, one client; and recall@10 against an exact scan, for
 who may read all, a tenth, a hundredth and a thousandth of the documents. bench/query_load.py presses harder.
 
-Postgres should hold the graph in memory (PENSTOCK_POSTGRES_SHARED_BUFFERS_MB=1024 when the stack is started).
+Postgres should hold the graph in memory: 1 GB of shared_buffers, which the local stack has unless
+PENSTOCK_POSTGRES_SHARED_BUFFERS_MB says otherwise.
 """
 
 from __future__ import annotations
