@@ -20,7 +20,7 @@ from query.http.health import Health
 from query.http.limits import Limits
 from query.http.problems import MEDIA_TYPE, Kind, Problem
 from query.http.told import ProblemTold
-from query.mcp import transports as mcp
+from query.mcp import endpoint as mcp
 from query.page.router import router as page
 from query.service import Service
 

@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import cast
 
-from fastapi import FastAPI
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from pipeline.core.errors import Misconfigured
 from query.access import Caller
 from query.http.auth import LOOPBACK_NAMES
-from query.http.problems import Problem
 from query.http.who import Who
 from query.mcp.server import Context, server
 from query.service import Service
 from query.settings import ServeSettings
 
-PATH = "/mcp"
 
-
-class _Endpoint:
-    """Stateless, one JSON answer a request: any of several processes may take the next one, each request carries its
-    own proof of who asks (``query.http.gate`` has checked it), and nothing of a caller outlives its request."""
-
-    path = PATH
-
-    def __init__(self, sessions: StreamableHTTPSessionManager) -> None:
-        self._sessions = sessions
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["route"] = self  # for the gate's metrics
-        if scope["method"] != "POST":  # GET would wait for messages that never come, and hold a caller's place
-            problem = Problem("method-not-allowed", "POST is taken here", headers={"Allow": "POST"})
-            await problem.response()(scope, receive, send)
-            return
-        await self._sessions.handle_request(scope, receive, send)
-
-
-def mount(app: FastAPI, service: Service) -> None:
-    """Serve it at PATH of an application whose gate is ``query.http.gate``, for as long as that serves."""
+@asynccontextmanager
+async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
+    """Yields what handles the requests of callers whom ``query.http.gate`` has let in."""
 
     async def identify(context: Context) -> Caller:
         who = getattr(context.request and context.request.state, "who", None)
@@ -54,19 +32,12 @@ def mount(app: FastAPI, service: Service) -> None:
         return await service.search.identify(asker.tenant, principals=asker.principals, tags=asker.tags)
 
     serve = service.query.serve
-    sessions = StreamableHTTPSessionManager(
+    manager = StreamableHTTPSessionManager(
         server(service, identify), json_response=True, stateless=True, security_settings=security(serve),
         max_request_body_size=serve.max_body_bytes,
     )  # fmt: skip
-    app.router.routes.append(Route(PATH, endpoint=_Endpoint(sessions), include_in_schema=False))
-    others = app.router.lifespan_context
-
-    @asynccontextmanager
-    async def lifespan(application: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
-        async with others(application) as state, sessions.run():
-            yield state or {}
-
-    app.router.lifespan_context = lifespan
+    async with manager.run():
+        yield manager.handle_request
 
 
 def security(serve: ServeSettings) -> TransportSecuritySettings:

@@ -19,8 +19,8 @@ from mcp_types import TextContent
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from query.http.app import described
+from query.mcp.endpoint import mount
 from query.mcp.shapes import FETCHED_CHARACTERS, NOTICE
-from query.mcp.transports import mount
 from query.service import Service
 from tests.contract.http_kit import as_, service_over
 from tests.contract.mcp_kit import CANARY, HOSTILE, SEARCH, WAY_IN, Person, call, connected, line, refused

@@ -28,7 +28,7 @@ UNNEEDED = {
     f"{WORKER}, pipeline.stream.detect_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING, "elasticsearch"),
     f"{WORKER}, pipeline.stream.keywords_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING),
     "pipeline.cli.main, pipeline.cli.serve, query.http.serve": (
-        *PARSERS, *TRACING, "ctranslate2", "faust", "openai", "scipy", "tiktoken", "tokenizers",
+        *PARSERS, *TRACING, "ctranslate2", "faust", "mcp", "openai", "scipy", "tiktoken", "tokenizers",
     ),
     f"{WORKER}, pipeline.stream.vectors_worker": (*PARSERS, *ANSWERS, *TRACING, "elasticsearch", "scipy"),
 }  # fmt: skip

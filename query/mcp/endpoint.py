@@ -1,0 +1,77 @@
+"""The server's place in the query service, behind its gate. The protocol's library is imported once that serves: it
+takes a second, as long as all the rest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from query.http.problems import Problem
+from query.service import Service
+
+PATH = "/mcp"
+
+
+class _Endpoint:
+    """Stateless, one JSON answer a request: any of several processes may take the next one, each request carries its
+    own proof of who asks (``query.http.gate`` has checked it), and nothing of a caller outlives its request."""
+
+    path = PATH
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._stop = asyncio.Event()
+        self._handler: asyncio.Future[ASGIApp] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["route"] = self  # for the gate's metrics
+        if scope["method"] != "POST":  # GET would wait for messages that never come, and hold a caller's place
+            problem = Problem("method-not-allowed", "POST is taken here", headers={"Allow": "POST"})
+            await problem.response()(scope, receive, send)
+            return
+        assert self._handler is not None, "requests come only while the application is up"
+        handle = await asyncio.shield(self._handler)
+        await handle(scope, receive, send)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Requests are handled inside; the first ones wait for the import. Leaving it waits for what is under way."""
+        self._handler = asyncio.get_running_loop().create_future()
+        running = asyncio.create_task(self._run(self._handler), name="mcp")
+        try:
+            yield
+        finally:
+            self._stop.set()
+            await running
+
+    async def _run(self, handler: asyncio.Future[ASGIApp]) -> None:
+        try:
+            transports = await asyncio.to_thread(import_module, "query.mcp.transports")
+            async with transports.sessions(self._service) as handle:
+                handler.set_result(handle)
+                await self._stop.wait()
+        except Exception as error:
+            if not handler.done():  # whoever waits for it hears it
+                handler.set_exception(error)
+            raise
+
+
+def mount(app: FastAPI, service: Service) -> None:
+    """Serve it at PATH of an application whose gate is ``query.http.gate``, for as long as that serves."""
+    endpoint = _Endpoint(service)
+    app.router.routes.append(Route(PATH, endpoint=endpoint, include_in_schema=False))
+    others = app.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(application: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
+        async with others(application) as state, endpoint.open():
+            yield state or {}
+
+    app.router.lifespan_context = lifespan
