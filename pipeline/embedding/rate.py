@@ -8,7 +8,7 @@ ENOUGH = 10
 """Answers that make a measurement. A server that refuses from the start has said nothing of a rate."""
 IDLE_SECONDS = 1.0
 """A longer pause in which nobody wanted anything is not part of a measurement."""
-DOUBLED_SECONDS = 20.0
+DOUBLED_SECONDS = 30.0
 """After a refusal the rate grows by (t / DOUBLED_SECONDS)³: hardly at all near what was learned, for a refusal costs a
 second's wait with most servers; fast later, so that what was learned in a bad moment is forgotten in a minute."""
 DOUBLED_SECONDS_UNSURE = 5.0
@@ -17,8 +17,9 @@ SURE = 2.0
 """A rate that is refused before it has grown so much was about right."""
 ONE_SECOND = 1.0
 """A shorter wait was told by a server that counts in less, and is about what one request costs. Most round up."""
-BACK = 0.9
-"""Of the rate at which a server refused, what is tried next, unless it was measured to answer more."""
+BACK, BACK_UNSURE = 0.9, 0.8
+"""Of the rate at which a server refused, what is tried next, unless it was measured to answer more; a rate that grows
+fast has gone further beyond the limit before it is refused."""
 
 
 class Rate:
@@ -66,8 +67,8 @@ class Rate:
         told: seconds to wait, in the server's own words."""
         if now >= self._refused_until:
             grown = self._grown(now)
+            slower = 1 / ((BACK if self._sure else BACK_UNSURE) * grown)
             self._sure = self._seconds_per_request > 0 and grown < SURE
-            slower = 1 / (BACK * grown)
             self._seconds_per_request *= slower
             self._seconds_per_size *= slower
             if self._requests >= ENOUGH:

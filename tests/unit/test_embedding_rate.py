@@ -6,13 +6,12 @@ import asyncio
 import math
 import random
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 
-from bench.embedding_client import Bucket
+from bench.embedding_client import Bucket, Window
 from pipeline.core.errors import Retryable
 from pipeline.embedding import pace as module
 from pipeline.embedding.pace import Pace, Place, Throttled
@@ -48,23 +47,6 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLoop]:
     yield made
     monkeypatch.undo()
     made.close()
-
-
-@dataclass
-class Window:
-    """Lets ``rate`` requests through in any second."""
-
-    rate: float
-    room: float = 1.0
-    _let: deque[float] = field(default_factory=deque)
-
-    def take(self, cost: float, now: float) -> float:
-        while self._let and self._let[0] <= now - 1.0:
-            self._let.popleft()
-        if len(self._let) + cost > self.rate:
-            return self._let[0] + 1.0 - now
-        self._let.append(now)
-        return 0.0
 
 
 @dataclass
