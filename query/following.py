@@ -43,7 +43,7 @@ class Following:
         self._wake = asyncio.Event()
         self._answered: set[str] = set()
         self.seen: Seen | None = None
-        self.is_warm = False
+        self.warm = asyncio.Event()
         """Whether the active generation's model has answered once, or failed to: it is not waited for any longer."""
         self.errors: dict[str, PenstockError] = {}
         """By generation: why its model did not answer when it was last tried."""
@@ -103,7 +103,7 @@ class Following:
                 _log.warning("model.not_ready", generation=generation.name, state=generation.state, reason=str(error))
             self.errors[generation.name] = error
         if generation.state == "active":
-            self.is_warm = True
+            self.warm.set()
 
 
 def _seen(there: Sequence[Generation], ready: set[str]) -> Seen | None:

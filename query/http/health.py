@@ -73,13 +73,15 @@ class Health:
                         away.append("keywords")
         except PenstockError:
             away.append("keywords")
-        if not service.following.is_warm:
+        if not service.following.warm.is_set():
             away.append("starting")
         elif active.name in service.following.errors:
             away.append("model")
             service.following.start()  # what healed meanwhile shows at the next look
+        if "starting" in away:
+            return Condition(False, tuple(away))  # not remembered: the next question finds it ready
         self._looked_at = monotonic()
-        return Condition("starting" not in away, tuple(away))
+        return Condition(True, tuple(away))
 
 
 @routes.get("/livez", response_class=PlainTextResponse, tags=["service"])

@@ -66,6 +66,8 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
 
 async def _evaluate(service: Service) -> None:
     """The golden judgements, beside the questions. What goes wrong in it ends it, is said, and ends nothing else."""
+    await service.following.warm.wait()  # the model that questions wait for is loaded first
+    await asyncio.to_thread(import_module, "query.mcp.transports")  # nor shall the first who asks over MCP wait for it
     evaluation = await asyncio.to_thread(import_module, "query.evaluation.service")  # scipy takes seconds
     gc.freeze()  # modules stay: looking through all of them again took 0.1 s of every hundredth search
     try:

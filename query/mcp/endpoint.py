@@ -1,4 +1,4 @@
-"""The server's place in the query service, behind its gate. The protocol's library is imported once that serves: it
+"""The server's place in the query service, behind its gate. The protocol's library is imported when it is asked for: it
 takes a second, as long as all the rest."""
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class _Endpoint:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._wanted = asyncio.Event()
         self._stop = asyncio.Event()
         self._handler: asyncio.Future[ASGIApp] | None = None
 
@@ -37,21 +38,26 @@ class _Endpoint:
             await problem.response()(scope, receive, send)
             return
         assert self._handler is not None, "requests come only while the application is up"
+        self._wanted.set()
         handle = await asyncio.shield(self._handler)
         await handle(scope, receive, send)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Requests are handled inside; the first ones wait for the import. Leaving it waits for what is under way."""
+        """Requests are handled inside; the first one waits for the import. Leaving it waits for what is under way."""
         self._handler = asyncio.get_running_loop().create_future()
         running = asyncio.create_task(self._run(self._handler), name="mcp")
         try:
             yield
         finally:
             self._stop.set()
+            self._wanted.set()
             await running
 
     async def _run(self, handler: asyncio.Future[ASGIApp]) -> None:
+        await self._wanted.wait()
+        if self._stop.is_set():
+            return
         try:
             transports = await asyncio.to_thread(import_module, "query.mcp.transports")
             async with transports.sessions(self._service) as handle:

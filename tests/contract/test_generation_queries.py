@@ -248,7 +248,7 @@ async def test_a_generation_whose_model_is_away_is_tried_again_and_holds_nobody_
     assert [(line["event"], line["generation"], line["state"]) for line in said if "generation" in line] == [
         ("model.not_ready", "g3", "building")
     ], "said once, and not at every look"
-    assert following.is_warm
+    assert following.warm.is_set()
     assert set(following.errors) == {"g3"}
     assert (ready("active"), ready("previous"), ready("building")) == (1, 1, 0)
     assert following.seen is not None
