@@ -105,6 +105,24 @@ async def test_what_is_written_is_found_at_once_and_wherever_it_stands(library: 
         assert found == exact
 
 
+async def test_what_a_walk_hands_over_is_sorted_by_distance_whatever_order_it_claims(library: Library) -> None:
+    await library.put(*pages(60))
+    async with library.pool.connection() as connection:
+        await graph.move(connection, library.generation, limit=60)
+        may = await readable(connection, caller := await library.caller("acme", "staff"))
+        asked = Asked(library.generation, caller, may)
+        settings = vectors.local_settings("graph", 30, 30, Tuning())
+        await connection.execute(vectors.LOCAL_SETTINGS, settings)
+        await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
+        vector = np.asarray(WordEmbedder()._vector("heron"))
+        statement, values = vectors.build(asked, vector, "graph", limit=30)
+        cursor = await connection.execute(b"EXPLAIN " + statement.as_bytes(connection), values, prepare=False)
+        plan = "\n".join(line for (line,) in await cursor.fetchall())
+    assert "chunks_g1_hnsw" in plan
+    assert "Presorted" not in plan
+    assert "Merge Append" not in plan
+
+
 async def test_no_search_misses_a_row_that_is_on_its_way_or_finds_it_twice(library: Library) -> None:
     await library.put(*pages(29))
     exact, _ = await nearest(library, "exact")
