@@ -182,6 +182,7 @@ class Mender:
                     found = await self._keywords.versions(index, document)
                     seq = await repair.draw(connection, max(found.values(), default=0))
                     await self._keywords.apply([Write(index, i, seq, None) for i in found])
+                    await self._keywords.refreshed(index)  # the next audit shall not find them any more
         return True
 
     # Waiting, and looking again

@@ -23,7 +23,7 @@ from pipeline.ledger import builds, clearing, filling, generations
 from pipeline.ledger.builds import Build, Outstanding
 from pipeline.ledger.documents import Identity
 from pipeline.settings import ElasticsearchSettings
-from pipeline.stores.elasticsearch import drop_index, tune_index
+from pipeline.stores.elasticsearch import REFRESH_INTERVAL, drop_index, tune_index
 from pipeline.stores.postgres import Connection, translated
 
 PAGE = 200
@@ -157,7 +157,10 @@ class Builder:
             self.progress("graph", 1, 1)
         if "keywords" in build.replaces:
             await tune_index(
-                self.es, build.generation.keyword_index, replicas=self.settings.replicas, refresh_interval="1s"
+                self.es,
+                build.generation.keyword_index,
+                replicas=self.settings.replicas,
+                refresh_interval=REFRESH_INTERVAL,
             )
 
     async def _until(

@@ -63,6 +63,10 @@ MAPPING: Mapping[str, Any] = {
 }
 """One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
 
+REFRESH_INTERVAL = "30s"
+"""Whoever writes refreshes, and says so only then (pipeline.stores.refresh). The server's own refresh is for what
+nobody waits for; each second, as by default, it would make one segment more for nothing."""
+
 
 def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
     """A client. Opens no connection yet. It never retries by itself: our callers know what a retry means."""
@@ -166,7 +170,12 @@ def error_type(body: object) -> str:
 
 
 async def create_index(
-    es: AsyncElasticsearch, generation_index: str, *, shards: int = 1, replicas: int = 0, refresh_interval: str = "1s"
+    es: AsyncElasticsearch,
+    generation_index: str,
+    *,
+    shards: int = 1,
+    replicas: int = 0,
+    refresh_interval: str = REFRESH_INTERVAL,
 ) -> None:
     """Make the index, unless it is there. For a bulk load: refresh_interval "-1", replicas 0, then ``tune_index``.
 

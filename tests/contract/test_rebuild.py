@@ -14,7 +14,7 @@ from pipeline.core.model import Store
 from pipeline.generations import building, tables
 from pipeline.generations.opening import connect
 from pipeline.ledger import builds, clearing, filling, generations
-from pipeline.stores.elasticsearch import tune_index
+from pipeline.stores.elasticsearch import REFRESH_INTERVAL, tune_index
 from tests.contract.build_kit import Site, access, deletion, document, sections, vector
 from tests.oracle import assert_equal
 from tests.space import Space
@@ -61,7 +61,7 @@ async def test_an_index_that_was_deleted_behind_our_back_comes_back_without_embe
     assert (result.generation, result.replaced, result.documents, result.written) == ("g2", "g1", 6, chunks)
     assert len(site.embedder.texts) == embedded
     settings = await site.es.indices.get_settings(index=f"{site.space.settings.elasticsearch.index_prefix}chunks-g2")
-    assert next(iter(settings.body.values()))["settings"]["index"]["refresh_interval"] == "1s"
+    assert next(iter(settings.body.values()))["settings"]["index"]["refresh_interval"] == REFRESH_INTERVAL
 
 
 async def test_vectors_of_equal_chunks_are_copied_not_embedded(site: Site) -> None:
