@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 FRONT_ROWS = 4_000
-"""Most rows that shall wait outside of the graph: each query reads them all, in about 20 ms (5 µs a row of 1,536
+"""Most rows that shall wait outside of the graph: each query reads them all, in about 28 ms (7 µs a row of 1,536
 dimensions). Beyond it the backfill lane writes straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
-"""A smaller table needs no graph: it is read whole in about 25 ms."""
+"""A smaller table needs no graph: it is read whole in about 35 ms."""
 READ_WHOLE_ROWS = 50_000
-"""Most rows that are searched without a graph while a load goes on: about 250 ms a query."""
+"""Most rows that are searched without a graph while a load goes on: about 350 ms a query."""
 BUSY_DOCUMENTS = 20
 """While more wait for a store, they go first: a graph takes both processors from the stores that somebody waits for,
 and what it is built of may be replaced meanwhile."""
