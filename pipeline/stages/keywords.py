@@ -96,9 +96,10 @@ class KeywordSink:
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         """Make the index equal to the ledger for these documents. Raises Retryable."""
         await self._reopen(generation, ids)
-        aside: set[UUID] = set()
-        while plans := await self._plan(generation, [i for i in ids if i not in aside]):
-            aside |= await self._apply(generation, plans)
+        open_ids = list(ids)
+        while open_ids and (plans := await self._plan(generation, open_ids)):
+            finished = await self._apply(generation, plans)
+            open_ids = [i for i in open_ids if i not in finished]
         await self._announcer.announce(ids)
 
     async def _reopen(self, generation: Generation, ids: Sequence[UUID]) -> None:
@@ -123,6 +124,8 @@ class KeywordSink:
             async with self._pool.connection() as connection:
                 found = await work.load(connection, generation.name, "keywords", ids)
                 found = await self._chunker.complete(connection, generation, found, "keywords")
+                if not found:
+                    return []  # all settled, or the generation is retired
                 bodies = await work.bodies(connection, [w for w in found if w.chunk_ids])
                 plans = [
                     _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
@@ -136,11 +139,11 @@ class KeywordSink:
         if not claimed and lost and lost == lost_before:
             raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
         return [p for p in plans if p.work.identity.id in claimed] or (
-            await self._plan(generation, ids, lost) if found else []  # all of them moved since they were loaded
+            await self._plan(generation, ids, lost)  # all of them moved since they were loaded
         )
 
     async def _apply(self, generation: Generation, plans: Sequence[_Plan]) -> set[UUID]:
-        """Write, refresh, confirm. Returns the documents that were set aside."""
+        """Write, refresh, confirm. Returns the documents that are as they shall be, or were set aside."""
         writes = [w for p in plans for w in p.writes]
         outcomes: dict[UUID, Outcome] = {}
         if writes:
@@ -156,10 +159,13 @@ class KeywordSink:
             await set_aside(
                 self._pool, "keywords", document, generation.name, Poison("entry_refused", reason), self._metrics
             )
-        await self._confirm(generation, [p for p in plans if p.work.identity.id not in refused], outcomes)
-        return set(refused)
+        reached = await self._confirm(generation, [p for p in plans if p.work.identity.id not in refused], outcomes)
+        return reached | set(refused)
 
-    async def _confirm(self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome]) -> None:
+    async def _confirm(
+        self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome]
+    ) -> set[UUID]:
+        """Returns the documents that nobody moved meanwhile, and that Elasticsearch is not ahead of."""
         by_id = {p.work.identity.id: p for p in plans}
         ahead = {}
         with translated("keywords"):
@@ -189,6 +195,7 @@ class KeywordSink:
         self._metrics.moved.labels("keywords").inc(len(moved))
         self._metrics.written.labels("keywords").inc(sum(p.written for p in reached))
         self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - p.written for p in reached))
+        return {p.work.identity.id for p in reached}
 
 
 def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:

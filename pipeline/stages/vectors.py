@@ -105,14 +105,16 @@ class VectorSink:
         embedded: dict[UUID, int] = {}
         refused: dict[UUID, set[UUID]] = {}
         last: list[_Plan] = []
-        while plans := await self._plan(generation, open_ids, refused):  # each round writes, or meets something newer
+        # Each round writes, or meets something newer.
+        while open_ids and (plans := await self._plan(generation, open_ids, refused)):
             if [(p.work.want_seq, p.missing) for p in plans] == [(p.work.want_seq, p.missing) for p in last]:
                 raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
             last = plans if all(p.missing for p in plans) else []
+            finished: set[UUID] = set()
             for group in _groups(plans):
                 await self._embed(generation, group, embedded, refused)
-                await self._write(generation, group, embedded, refused)
-            open_ids = [plan.work.identity.id for plan in plans]
+                finished |= await self._write(generation, group, embedded, refused)
+            open_ids = [plan.work.identity.id for plan in plans if plan.work.identity.id not in finished]
         await self._announcer.announce(ids)
 
     async def _plan(
@@ -217,8 +219,9 @@ class VectorSink:
         plans: Sequence[_Plan],
         embedded: dict[UUID, int],
         refused: Mapping[UUID, set[UUID]],
-    ) -> None:
-        """One transaction for a group of documents; whoever moved meanwhile is left for the next round."""
+    ) -> set[UUID]:
+        """One transaction for a group of documents; whoever moved meanwhile is left for the next round. Returns the
+        documents that are as they shall be."""
         with translated("vectors"):
             async with self._pool.connection() as connection, connection.transaction():
                 wants = await work.lock_wants(
@@ -252,6 +255,7 @@ class VectorSink:
             self._kept.pop((generation.name, i), None)
         self._metrics.written.labels("vectors").inc(len(written))
         self._metrics.deleted.labels("vectors").inc(sum(len(p.gone) for p in still))
+        return {id_ for id_, *_ in complete}
 
     @staticmethod
     def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
