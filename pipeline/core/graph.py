@@ -7,7 +7,8 @@ from typing import Literal
 
 FRONT_ROWS = 4_000
 """Most rows that shall wait outside of the graph: each query reads them all, in about 28 ms (7 µs a row of 1,536
-dimensions). Beyond it the backfill lane writes straight into the graph; live changes never do."""
+dimensions). Beyond it the backfill
+lane of a table that is too large to be read whole writes straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in about 35 ms."""
 READ_WHOLE_ROWS = 50_000
@@ -15,6 +16,8 @@ READ_WHOLE_ROWS = 50_000
 BUSY_DOCUMENTS = 20
 """While more wait for a store, they go first: a graph takes both processors from the stores that somebody waits for,
 and what it is built of may be replaced meanwhile."""
+BUSY_AT_MOST_SECONDS = 120.0
+"""Whatever waits longer goes first no more: perhaps its store is away."""
 BUILT_AT_LATEST_SECONDS = 120.0
 """So long a table that is never at rest is read whole."""
 BUILT_FASTER = 4
@@ -49,7 +52,7 @@ class Table:
     waiting: int
     """Rows outside of the graph, counted as far."""
     busy: bool
-    """Whether more than BUSY_DOCUMENTS wait for a store."""
+    """Whether more than BUSY_DOCUMENTS wait for a store, for no longer than BUSY_AT_MOST_SECONDS."""
     without_seconds: float
     """How long it has been without a graph, and large enough for one, as far as the keeper has seen."""
     builds: bool

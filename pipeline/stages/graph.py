@@ -16,6 +16,7 @@ from psycopg.errors import UndefinedTable
 
 from pipeline.core.errors import PenstockError
 from pipeline.core.graph import (
+    BUSY_AT_MOST_SECONDS,
     BUSY_DOCUMENTS,
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
@@ -142,14 +143,17 @@ class GraphKeeper:
         rows = 0
         if own is None or waiting > FRONT_ROWS:  # only then it matters
             rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
-        busy = await graph.pending(connection, most=BUSY_DOCUMENTS + 1) > BUSY_DOCUMENTS
+        pending = await graph.pending(
+            connection, generation, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
+        )
         seen = self._seen.setdefault(generation.chunk_table, _Seen())
         if own is not None or rows < GRAPH_FROM_ROWS:
             seen.without_since = None
         elif seen.without_since is None:
             seen.without_since = monotonic()
         without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
-        return Table(own, successor, found.get(graph.older_name(generation)), rows, waiting, busy, without, builds)
+        older, busy = found.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
+        return Table(own, successor, older, rows, waiting, busy, without, builds)
 
     async def _change(self, connection: Connection, generation: Generation, step: Step, of: Graph | None) -> None:
         """Build, drop or rename: minutes where the table is large; queries and writers go on."""
@@ -164,9 +168,7 @@ class GraphKeeper:
             await graph.rename_graph(connection, of.name, own)
         log.info("graph_step_done", step=step, generation=generation.name, seconds=round(monotonic() - began, 1))
 
-    async def _move(
-        self, connection: Connection, generation: Generation, *, into_graph: bool, busy: bool | None
-    ) -> bool:
+    async def _move(self, connection: Connection, generation: Generation, *, into_graph: bool, busy: bool) -> bool:
         """For TURN_SECONDS at most; False: nothing could be moved."""
         seen = self._seen[generation.chunk_table]
         until, any_moved = monotonic() + TURN_SECONDS, False

@@ -81,8 +81,9 @@ async def writes_outside(connection: Connection, generation: Generation, lanes: 
         return set()
     full = (
         "backfill" in lanes
-        and await _is_large(connection, generation)
         and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
+        # A small table's graph is dropped instead and built anew afterwards, by a worker that may.
+        and (await _is_large(connection, generation) or not await may_build(connection, generation))
     )
     return {lane for lane in lanes if lane == "live" or not full}
 
@@ -97,10 +98,13 @@ async def _is_large(connection: Connection, generation: Generation) -> bool:
     return bool(row and row[0])
 
 
-async def pending(connection: Connection, *, most: int) -> int:
-    """Documents that wait for a store of any generation and have not failed, counted no further than ``most``."""
+async def pending(connection: Connection, generation: Generation, *, within_seconds: float, most: int) -> int:
+    """Documents that have waited for a store of this generation for no longer than that and have not failed, counted no
+    further than ``most``. What waits longer may wait for a store that is away."""
     cursor = await connection.execute(
-        "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 LIMIT %s) waiting", [most]
+        "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 AND generation = %s"
+        " AND pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
+        [generation.name, within_seconds, most],
     )
     row = await cursor.fetchone()
     return int(row[0]) if row else 0
