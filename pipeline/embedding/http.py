@@ -45,6 +45,8 @@ class Endpoint:
         self._headers = {"content-type": "application/json", "user-agent": "penstock"}
         if parts.username is None:  # else the address itself says who asks
             self._headers["authorization"] = f"Bearer {key}"
+        # aiohttp's trust_env would look for the proxy, and into ~/.netrc, in a thread for each request.
+        self._proxy = _proxy(self._url)
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
         self._session: aiohttp.ClientSession | None = None
 
@@ -52,7 +54,10 @@ class Endpoint:
         """Whatever the server answers. Raises Retryable where it does not."""
         try:
             # From a file, piece by piece: one large write would hold up the event loop.
-            async with self._open().post(self._url, data=BytesIO(body), headers=self._headers) as response:
+            # A redirect would take the texts to a host that nobody named.
+            async with self._open().post(
+                self._url, data=BytesIO(body), headers=self._headers, allow_redirects=False
+            ) as response:
                 return Response(response.status, response.headers, await response.read())
         except TimeoutError as error:
             raise Retryable(f"the embedding server {self.host} cannot be reached: timed out") from error
@@ -68,8 +73,7 @@ class Endpoint:
         if self._session is None or self._session.closed:
             # As many connections as are asked for: what is too many, the pace decides.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-            # aiohttp's trust_env would look for the proxy, and into ~/.netrc, in a thread for each request.
-            proxy, proxy_auth = _proxy(self._url)
+            proxy, proxy_auth = self._proxy
             self._session = aiohttp.ClientSession(
                 connector=connector, timeout=self._timeout, read_bufsize=BUFFER_BYTES,
                 proxy=proxy, proxy_auth=proxy_auth,
@@ -82,8 +86,9 @@ def _address(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            parts.hostname.encode("idna")
             return parts
-    except ValueError:  # brackets that do not close, a port that is none
+    except ValueError:  # brackets that do not close, a port or a name that is none
         pass
     raise Misconfigured(
         "PENSTOCK_EMBEDDING_BASE_URL is not an http(s) address, such as https://models.example.com/v1",
@@ -92,10 +97,19 @@ def _address(url: str) -> SplitResult:
 
 
 def _proxy(url: str) -> tuple[URL | None, aiohttp.BasicAuth | None]:
+    """Raises Misconfigured."""
     target = urlsplit(url)
     proxies = getproxies()
     named = proxies.get(target.scheme) or proxies.get("all")
     if not named or proxy_bypass(target.netloc.rpartition("@")[2]):
         return None, None
-    proxy = URL(named if "://" in named else f"http://{named}")
-    return proxy.with_user(None), aiohttp.BasicAuth.from_url(proxy)
+    try:
+        proxy = URL(named if "://" in named else f"http://{named}")
+        if proxy.scheme in ("http", "https") and proxy.host:
+            return proxy.with_user(None), aiohttp.BasicAuth.from_url(proxy)
+    except ValueError:  # a port that is none
+        pass
+    raise Misconfigured(
+        f"{target.scheme.upper()}_PROXY or ALL_PROXY names no proxy that speaks HTTP, such as http://proxy.example.com:3128",
+        service="embedding",
+    )

@@ -14,6 +14,8 @@ from pipeline.core.retry import backoff
 from pipeline.embedding.rate import Rate
 
 CAP_SECONDS = 8.0
+LEAST_SECONDS = 0.01
+"""Added at most to the first wait that a server tells; twice that to the next, and so on."""
 
 T = TypeVar("T")
 
@@ -102,12 +104,16 @@ class Pace:
                 self._rate.start(at, size)
             await asyncio.sleep(at - now)
 
+    def _beyond(self, told: float, attempt: int) -> float:
+        """Most seconds to wait beyond what the server told. Short waits are told by servers that count in them: half a
+        second more would waste what they allow. One that says "now" again and again is asked less and less."""
+        return min(self._base, told / 4 + LEAST_SECONDS * 2.0 ** min(attempt, 16))
+
     def _pause(self, failure: Retryable, attempt: int) -> float:
         """Seconds until this request may try again; where the server meant the whole client, nobody starts before."""
         wait = backoff(
             attempt,
-            # Short waits are told by servers that count in them: half a second more would waste what they allow.
-            base=self._base if failure.retry_after is None else min(self._base, failure.retry_after / 4),
+            base=self._base if failure.retry_after is None else self._beyond(failure.retry_after, attempt),
             cap=CAP_SECONDS,
             retry_after=failure.retry_after,
             random=random.random(),  # noqa: S311 — jitter, no secret

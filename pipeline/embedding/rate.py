@@ -76,7 +76,7 @@ class Rate:
                 self._seconds_per_request = _shorter(self._seconds_per_request, seconds / self._requests)
                 self._seconds_per_size = _shorter(self._seconds_per_size, seconds / self._size)
                 self._measure_from(until)
-            elif not self._seconds_per_request and told is not None and told < ONE_SECOND:
+            elif not self._seconds_per_request and told is not None and 0 < told < ONE_SECOND:
                 self._seconds_per_request, self._seconds_per_size = told, inf
         self._refused_until = max(self._refused_until, until)
         self._next = max(self._next, until)

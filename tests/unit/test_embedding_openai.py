@@ -14,6 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.embedding.http import Endpoint
 from pipeline.embedding.openai import OpenAIEmbedder
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.settings import EmbeddingSettings
@@ -145,7 +146,7 @@ async def test_a_wrong_model_or_address(fake: FakeOpenAI, option: dict[str, str]
 
 
 @pytest.mark.parametrize(
-    "address", ["models.example/v1", "ftp://models.example", "http://", "http://[::1", "http://a:b"]
+    "address", ["models.example/v1", "ftp://models.example", "http://", "http://[::1", "http://a:b", "http://a..b/v1"]
 )
 def test_an_address_that_is_none_is_a_setting_to_mend(address: str) -> None:
     with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_BASE_URL"):
@@ -170,6 +171,30 @@ async def test_the_machines_proxy_is_gone_through(fake: FakeOpenAI, monkeypatch:
         with pytest.raises(Retryable, match=r"models\.invalid cannot be reached"):
             await embedder.embed_documents(TEXTS)
     assert fake.stats.requests == 1
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:port", "//h:1", "socks5://proxy:1080"])
+def test_a_proxy_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(Misconfigured, match="HTTP_PROXY or ALL_PROXY names no proxy"):
+        Endpoint("http://models.example.com/v1", "key", 1.0)
+
+
+async def test_texts_follow_no_redirect_to_another_host(fake: FakeOpenAI) -> None:
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 307 Elsewhere\r\nlocation: {fake.url}/embeddings\r\ncontent-length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(fake, base_url=f"http://127.0.0.1:{port}/v1") as embedder:
+            with pytest.raises(Misconfigured, match="307"):
+                await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 0
 
 
 async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:

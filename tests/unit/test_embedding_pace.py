@@ -38,6 +38,20 @@ async def test_after_one_throttled_request_no_other_starts_before_its_time() -> 
     assert min(starts) >= throttled_until
 
 
+async def test_a_server_that_says_now_is_asked_less_and_less() -> None:
+    pace = Pace(parallel=4, base_seconds=0.5)
+    asked = 0
+
+    async def never(_place: Place) -> None:
+        nonlocal asked
+        asked += 1
+        raise Throttled("slow down", retry_after=0.0)
+
+    with pytest.raises(Retryable):
+        await pace.run(never, size=1, deadline=soon(1.0))
+    assert asked < 100, "without any pause it would be thousands"
+
+
 async def test_a_failing_server_holds_only_the_failing_request() -> None:
     pace = Pace(parallel=4, base_seconds=10.0)
     failed = asyncio.Event()
