@@ -123,6 +123,7 @@ class Library:
             return await identify(connection, tenant, tags=tags, principals=principals)
 
     async def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:
+        await self.pool.check()  # another test may have killed the server since this library was filled
         async with self.pool.connection() as connection:
             cursor = await connection.execute(statement.encode(), parameters)
             return await cursor.fetchall() if cursor.description else []

@@ -37,6 +37,8 @@ SPAN_RECORDS = 10_000
 COMMIT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
 """The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
+TOPICS_SECONDS = 5.0
+"""How long the topics of all agents are waited for before those that are there are subscribed to."""
 DRAIN_SECONDS = 12.0
 """How long a stopping worker may finish its batches; what is not finished by then is read again by the next one."""
 
@@ -83,7 +85,8 @@ class _NoTables(TableManager):
 
     async def on_start(self) -> None:
         wanted = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
-        while not self.should_stop:  # faust tells nobody that a topic was added
+        until = monotonic() + TOPICS_SECONDS
+        while not self.should_stop and monotonic() < until:  # faust tells nobody that a topic was added
             if wanted <= {topic for there in self.app.topics for topic in there.topics}:
                 break
             await asyncio.sleep(0.005)
