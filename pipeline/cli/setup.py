@@ -9,7 +9,7 @@ from pipeline.embedding.choose import chunk_params, embedder, service_of, settin
 from pipeline.kafka_security import refusal, security
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist, load
-from pipeline.stores.elasticsearch import REFRESH_INTERVAL, connect, create_index
+from pipeline.stores.elasticsearch import connect, create_index
 from pipeline.stores.postgres import migrate, translated
 from topics.admin import TopicRefused, TopicsNotReady, ensure_topics
 
@@ -49,9 +49,8 @@ async def prepare(settings: Settings | None = None) -> list[str]:
     es = connect(settings.elasticsearch)
     try:
         await create_index(
-            es, generation.keyword_index, shards=settings.elasticsearch.shards,
-            replicas=settings.elasticsearch.replicas, refresh_interval=REFRESH_INTERVAL,
-        )  # fmt: skip
+            es, generation.keyword_index, shards=settings.elasticsearch.shards, replicas=settings.elasticsearch.replicas
+        )
     finally:
         await es.close()
     return lines

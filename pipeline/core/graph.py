@@ -7,8 +7,8 @@ from typing import Literal
 
 FRONT_ROWS = 4_000
 """Most rows that shall wait outside of the graph: each query reads them all, in about 28 ms (7 µs a row of 1,536
-dimensions). Beyond it the backfill
-lane of a table that is too large to be read whole writes straight into the graph; live changes never do."""
+dimensions). Beyond it the backfill lane of a table that is too large to be read whole writes straight into the graph;
+live changes never do."""
 GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in about 35 ms."""
 READ_WHOLE_ROWS = 50_000

@@ -246,6 +246,18 @@ async def failed(
     )
 
 
+async def pending(connection: Connection, generation: str, *, within_seconds: float, most: int) -> int:
+    """Waits of this generation's documents for a store that began no longer ago than that and have not failed, counted
+    no further than ``most``. What waits longer may wait for a store that is away."""
+    cursor = await connection.execute(
+        "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 AND generation = %s"
+        " AND pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
+        [generation, within_seconds, most],
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """Work that stayed pending past its time."""

@@ -29,6 +29,7 @@ from pipeline.core.graph import (
 from pipeline.core.model import Generation
 from pipeline.core.retry import backoff
 from pipeline.generations.tables import build_graph
+from pipeline.ledger import work
 from pipeline.settings import PostgresSettings
 from pipeline.stores import graph
 from pipeline.stores.postgres import GRAPH_LOCK, Connection, translated, unlimited
@@ -143,8 +144,8 @@ class GraphKeeper:
         rows = 0
         if own is None or waiting > FRONT_ROWS:  # only then it matters
             rows = await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1)
-        pending = await graph.pending(
-            connection, generation, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
+        pending = await work.pending(
+            connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS, most=BUSY_DOCUMENTS + 1
         )
         seen = self._seen.setdefault(generation.chunk_table, _Seen())
         if own is not None or rows < GRAPH_FROM_ROWS:

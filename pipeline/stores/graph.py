@@ -98,18 +98,6 @@ async def _is_large(connection: Connection, generation: Generation) -> bool:
     return bool(row and row[0])
 
 
-async def pending(connection: Connection, generation: Generation, *, within_seconds: float, most: int) -> int:
-    """Documents that have waited for a store of this generation for no longer than that and have not failed, counted no
-    further than ``most``. What waits longer may wait for a store that is away."""
-    cursor = await connection.execute(
-        "SELECT count(*) FROM (SELECT FROM index_state WHERE seq < want_seq AND attempts = 0 AND generation = %s"
-        " AND pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
-        [generation.name, within_seconds, most],
-    )
-    row = await cursor.fetchone()
-    return int(row[0]) if row else 0
-
-
 async def move(connection: Connection, generation: Generation, *, limit: int) -> int:
     """Let so many of the waiting rows enter the graph; returns how many did. Rows that a sink holds are left alone, so
     this waits for nobody; a sink that wants one of these waits for the end of the transaction."""
