@@ -90,7 +90,7 @@ def write_atomically(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def running(entry: Record | None) -> psutil.Process | None:
-    """The recorded process, if it is that one and still alive (a zombie is not)."""
+    """The recorded process, if it is that one and still alive."""
     if entry is None:
         return None
     reap(entry.pid)
@@ -98,7 +98,7 @@ def running(entry: Record | None) -> psutil.Process | None:
         process = psutil.Process(entry.pid)
         if abs(process.create_time() - entry.created) > CREATED_TOLERANCE_SECONDS:
             return None
-        return None if process.status() == psutil.STATUS_ZOMBIE else process
+        return process if _lives(process) else None
     except psutil.NoSuchProcess:
         return None
 
@@ -121,7 +121,7 @@ def find(is_mine: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            if is_mine(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+            if is_mine(process.cmdline()) and _lives(process):
                 found.append(process)
     return found
 
@@ -168,10 +168,10 @@ def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> l
 
 
 def _lives(process: psutil.Process) -> bool:
+    """A zombie that has threads yet does: only its first has ended, as Java's does for a while."""
     try:
-        lives = bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        lives = process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         lives = False
     reap(process.pid)  # also one that has ended this moment: its Popen would warn when we end
-    child = _children.get(process.pid)  # a zombie is also who has ended but for other threads, as Java does for a while
-    return lives or (child is not None and child.returncode is None)
+    return lives
