@@ -180,11 +180,13 @@ class EmbeddingSettings(Part):
 class StreamSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
 
-    lanes: int = 8
+    lanes: int = 4
     """Key lanes a worker process: documents of one key are handled one after another, lanes side by side."""
     batch_size: int = 32
     """Most records that a lane works on at once."""
-    batch_wait_seconds: float = 0.02
+    batch_wait_seconds: float = 0.3
+    """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
+    pause does not wait."""
     lane_queue: int = 64
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.ledger.entry import to_the_hour
 from query.access import sayable
 from query.model import BadQuery
 
@@ -97,7 +98,8 @@ def _a_little_later(moment: datetime) -> datetime:
 
 
 def clauses(filters: Filters) -> list[dict[str, Any]]:
-    """The same in Elasticsearch's terms: filter clauses of a bool query."""
+    """The same in Elasticsearch's terms: filter clauses of a bool query. Of times they let pass a little more, which the
+    ledger decides: an entry knows the hour only."""
     wanted: list[dict[str, Any]] = []
     if filters.sources:
         wanted.append({"terms": {"source": list(filters.sources)}})
@@ -107,8 +109,9 @@ def clauses(filters: Filters) -> list[dict[str, Any]]:
         kinds: list[dict[str, Any]] = [{"prefix": {"media_type": family}} for family in filters.families]
         kinds.append({"terms": {"media_type": filters.exact_types}})
         wanted.append({"bool": {"should": kinds, "minimum_should_match": 1}})
+    since = to_the_hour(filters.since) if filters.since else None
     before = _a_little_later(filters.before) if filters.before else None  # it counts whole milliseconds: no more
-    moments = {name: at.isoformat() for name, at in (("gte", filters.since), ("lt", before)) if at is not None}
+    moments = {name: at.isoformat() for name, at in (("gte", since), ("lt", before)) if at is not None}
     if moments:
         wanted.append({"range": {"source_modified_at": moments}})
     if filters.documents:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -10,6 +11,16 @@ from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE
 from pipeline.core.model import Span
 from pipeline.ledger.work import Work
+
+
+def to_the_hour(moment: datetime) -> datetime:
+    """An entry says no more exactly when its document was changed: nearly every edit changes that, and each entry of
+    the document would be written again for it. Whoever asks looks from the hour's beginning, and asks the ledger for
+    the rest."""
+    try:
+        return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+    except OverflowError:  # within a day of the first or last moment that there is
+        return moment
 
 
 def common_fields(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
@@ -27,7 +38,7 @@ def common_fields(w: Work, metadata: Mapping[str, object]) -> dict[str, object]:
         "source_url": w.source_url,
         "author": w.author,
         "media_type": w.media_type,
-        "source_modified_at": w.source_modified_at.isoformat() if w.source_modified_at else None,
+        "source_modified_at": to_the_hour(w.source_modified_at).isoformat() if w.source_modified_at else None,
         "metadata": dict(metadata),
     }
 

@@ -6,6 +6,7 @@ No Kafka here: records come in through ``put`` and leave through ``on_done``, ex
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from pipeline.telemetry import Metrics
 
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch is closed when its records reach this: one large document a batch, so that others wait for one only."""
+TOGETHER_SECONDS = 0.02
+"""What comes first after a pause waits so long for what was published with it."""
 PARK_AFTER = 3
 """Tries of a single record before the lane goes on with what waits behind it, and comes back to it in between."""
 
@@ -32,12 +35,17 @@ class _KeyLane:
         default_factory=lambda: {"live": asyncio.Event(), "backfill": asyncio.Event()}
     )
     live_batches: int = 0
+    began: float = -math.inf
+    """The last batch, on time.monotonic()."""
     parked: Batch | None = None
     """A record that keeps failing, tried again between other work. One at most: a lane stays bounded."""
 
     @property
     def waiting(self) -> bool:
         return any(self.queues.values())
+
+    def full(self, size: int) -> bool:
+        return any(len(queue) >= size for queue in self.queues.values())
 
 
 class Lanes:
@@ -172,12 +180,12 @@ class Lanes:
         if not live and not backfill:
             lane.changed.clear()
             await lane.changed.wait()
-            if self._batch_wait and not self._stopping.is_set():
-                await asyncio.sleep(self._batch_wait)
+        await self._company(lane)
         if self._stopping.is_set() or not (live or backfill):
             return None
         starved = bool(backfill) and self._live_run > 0 and lane.live_batches >= self._live_run
         name: Lane = "live" if live and not starved else "backfill"
+        lane.began = monotonic()
         lane.live_batches = lane.live_batches + 1 if name == "live" else 0
         queue = lane.queues[name]
         items: list[Item] = []
@@ -187,3 +195,15 @@ class Lanes:
             size += len(items[-1][0].value or b"")
         lane.room[name].set()
         return Batch(items)
+
+    async def _company(self, lane: _KeyLane) -> None:
+        """Let a small batch grow: until it is full, or ``batch_wait_seconds`` after the last one began. A steady stream
+        is handled in few batches of many, which cost little more than one of one; what comes alone does not wait."""
+        wait = min(self._batch_wait, max(TOGETHER_SECONDS, lane.began + self._batch_wait - monotonic()))
+        try:
+            async with asyncio.timeout(wait):
+                while not (self._stopping.is_set() or lane.full(self._stage.batch_size)):
+                    lane.changed.clear()
+                    await lane.changed.wait()
+        except TimeoutError:
+            return
