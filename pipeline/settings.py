@@ -184,7 +184,7 @@ class StreamSettings(Part):
     """Key lanes a worker process: documents of one key are handled one after another, lanes side by side."""
     batch_size: int = 32
     """Most records that a lane works on at once."""
-    batch_wait_seconds: float = 0.3
+    batch_wait_seconds: float = 0.5
     """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
     pause does not wait."""
     lane_queue: int = 64

@@ -170,7 +170,7 @@ def _wait_gone(processes: Iterable[psutil.Process], timeout_seconds: float) -> l
 def _lives(process: psutil.Process) -> bool:
     """A zombie that has threads yet does: only its first has ended, as Java's does for a while."""
     try:
-        lives = process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
+        lives = bool(process.is_running()) and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1)
     except psutil.NoSuchProcess:
         lives = False
     reap(process.pid)  # also one that has ended this moment: its Popen would warn when we end

@@ -29,7 +29,7 @@ from pipeline.core.normalise import clean
 from pipeline.settings import ConversationSettings
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, Last
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.telemetry import Metrics
 from topics.codec import BadMessage, decode
@@ -49,7 +49,7 @@ class Outcome:
     """Removed, or not taken in at all because they had been forgotten before they came."""
 
 
-class Conversations:
+class Conversations(Last):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "conversations"

@@ -42,9 +42,22 @@ _READY = """
 """
 
 
+_REACHED = """
+    SELECT document_id FROM index_state
+    WHERE document_id = ANY(%s) AND generation = (SELECT name FROM generations WHERE state = 'active')
+    GROUP BY document_id HAVING bool_and(seq >= want_seq)
+"""
+"""Asked first: the store that is done first finds nothing to announce, and ``_READY`` is planned anew each time, which
+takes Postgres two milliseconds."""
+
+
 async def ready(connection: Connection, ids: Collection[UUID]) -> list[Announcement]:
     """What can be announced among these documents."""
-    cursor = await connection.execute(_READY + " AND d.id = ANY(%s) ORDER BY d.seq", [list(ids)])
+    cursor = await connection.execute(_REACHED, [list(ids)])
+    reached = [id_ for (id_,) in await cursor.fetchall()]
+    if not reached:
+        return []
+    cursor = await connection.execute(_READY + " AND d.id = ANY(%s) ORDER BY d.seq", [reached])
     return [_announcement(row) for row in await cursor.fetchall()]
 
 

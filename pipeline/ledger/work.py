@@ -258,6 +258,18 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
     return int(row[0]) if row else 0
 
 
+async def pending_backfill(connection: Connection, *, within_seconds: float, most: int) -> int:
+    """The same of what came by backfill, for any generation."""
+    cursor = await connection.execute(
+        "SELECT count(*) FROM (SELECT FROM index_state s JOIN documents d ON d.id = s.document_id"
+        " WHERE s.seq < s.want_seq AND s.attempts = 0 AND d.lane = 'backfill'"
+        " AND s.pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
+        [within_seconds, most],
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Due:
     """Work that stayed pending past its time."""

@@ -10,14 +10,15 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from time import monotonic
 from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import Poison
+from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.fold import Delete, Upsert
-from pipeline.core.model import ChunkParams, Generation, Lane, Manifest
-from pipeline.ledger import documents, generations, superseded
+from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
+from pipeline.ledger import documents, generations, superseded, work
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import Arrival, read_event
@@ -32,6 +33,13 @@ from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 log = structlog.get_logger()
+
+FOLLOWING = 600
+"""So many waits of backfilled documents for the stores are enough for now: at a first load's pace, about five seconds'
+work. What is accepted beyond that takes from the stores, and from live changes, the processors that they need …"""
+FOLLOWING_SECONDS = 30.0
+"""… but what waits longer than that waits for a store that is away, and the other one can go on."""
+LOOK_SECONDS = 0.3
 
 
 class Detect:
@@ -62,15 +70,11 @@ class Detect:
         self._grace = grace_seconds
         self._unsaid: dict[UUID, Withdrawal] = {}
         """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
+        self._crowded = False
+        self._look_at = 0.0
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        arrivals, poison = [], []
-        now = datetime.now(UTC)
-        for record in batch:
-            try:
-                arrivals.append(await asyncio.to_thread(read_event, record, now=now))
-            except Poison as error:  # an invalid event never hides the valid one before it
-                poison.append((record, error))
+        arrivals, poison = await asyncio.to_thread(_read, batch)
         if arrivals:
             await self._accept(arrivals)
         for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
@@ -78,6 +82,20 @@ class Detect:
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         await self._dead.bury(record, stage=self.name, error=error)
+
+    async def crowded(self) -> bool:
+        if (now := monotonic()) >= self._look_at:
+            self._look_at = now + LOOK_SECONDS
+            try:
+                with translated("ledger"):
+                    async with self._pool.connection() as connection:
+                        waiting = await work.pending_backfill(
+                            connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING
+                        )
+                self._crowded = waiting >= FOLLOWING
+            except (Retryable, Misconfigured):  # the next batch finds out, and waits for the ledger
+                self._crowded = False
+        return self._crowded
 
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:
         identities = [a.identity for a in arrivals]
@@ -127,25 +145,11 @@ class Detect:
         foreseen: Mapping[UUID, Mapping[str, Manifest]],
     ) -> dict[UUID, dict[str, Manifest]]:
         """Manifests for the documents whose text changed; those foreseen from the same text are taken over."""
-        made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
-        for id_, document in folded.items():
-            if not document.needs_chunking:
-                continue
-            assert document.content is not None
-            text, fields, digest = document.content.text, document.content.fields, document.state.content_hash
-            assert text is not None
-            assert fields is not None
-            assert digest is not None
-            alike: dict[tuple[str, ChunkParams], Manifest] = {}  # a rebuild's generation cuts as its origin does
-            for generation in writable:
-                way = generation.model, generation.params
-                known = alike.get(way) or foreseen.get(id_, {}).get(generation.name)
-                if known is None or known.content_hash != digest:
-                    known = await asyncio.to_thread(
-                        build_manifest, id_, text, fields.media_type, digest, generation, self._counters(generation)
-                    )
-                made[id_][generation.name] = alike[way] = known
-        return made
+        changed = [document for document in folded.values() if document.needs_chunking]
+        if not changed:
+            return {}
+        counters = [(generation, self._counters(generation)) for generation in writable]
+        return await asyncio.to_thread(_cut, changed, counters, foreseen)
 
     def _count(self, folded: Mapping[UUID, Folded]) -> None:
         for document in folded.values():
@@ -154,3 +158,39 @@ class Detect:
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
+
+
+def _read(batch: Sequence[Incoming]) -> tuple[list[Arrival], list[tuple[Incoming, Poison]]]:
+    """Runs in a thread. An invalid event never hides the valid one before it."""
+    arrivals, poison = [], []
+    now = datetime.now(UTC)
+    for record in batch:
+        try:
+            arrivals.append(read_event(record, now=now))
+        except Poison as error:
+            poison.append((record, error))
+    return arrivals, poison
+
+
+def _cut(
+    changed: Sequence[Folded],
+    counters: Sequence[tuple[Generation, CountTokens]],
+    foreseen: Mapping[UUID, Mapping[str, Manifest]],
+) -> dict[UUID, dict[str, Manifest]]:
+    """Runs in a thread."""
+    made: dict[UUID, dict[str, Manifest]] = defaultdict(dict)
+    for document in changed:
+        assert document.content is not None
+        id_ = document.identity.id
+        text, fields, digest = document.content.text, document.content.fields, document.state.content_hash
+        assert text is not None
+        assert fields is not None
+        assert digest is not None
+        alike: dict[tuple[str, ChunkParams], Manifest] = {}  # a rebuild's generation cuts as its origin does
+        for generation, count_tokens in counters:
+            way = generation.model, generation.params
+            known = alike.get(way) or foreseen.get(id_, {}).get(generation.name)
+            if known is None or known.content_hash != digest:
+                known = build_manifest(id_, text, fields.media_type, digest, generation, count_tokens)
+            made[id_][generation.name] = alike[way] = known
+    return made

@@ -9,14 +9,14 @@ from pipeline.core.errors import Poison
 from pipeline.core.model import Lane
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, Last
 from pipeline.stores.postgres import Pool, translated
 from topics.codec import BadMessage, decode
 from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES, Topic
 
 
-class Identities:
+class Identities(Last):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "identities"

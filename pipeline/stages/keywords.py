@@ -25,7 +25,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.stage import Incoming, used
+from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
@@ -52,7 +52,7 @@ class _Plan:
         return sum(w.body is not None for w in self.writes)
 
 
-class KeywordSink:
+class KeywordSink(Last):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "keywords"

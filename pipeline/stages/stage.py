@@ -66,3 +66,14 @@ class Stage(Protocol):
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         """A single record that fails for good: make it visible and keep it, so that the partition goes on."""
         ...
+
+    async def crowded(self) -> bool:
+        """Whether backfill should wait, because what follows this stage has enough to do. Never raises."""
+        ...
+
+
+class Last:
+    """A stage that nothing follows."""
+
+    async def crowded(self) -> bool:
+        return False

@@ -28,7 +28,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
-from pipeline.stages.stage import Incoming, used
+from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stores import graph, vectors
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
@@ -51,7 +51,7 @@ class _Plan:
     gone: tuple[UUID, ...]
 
 
-class VectorSink:
+class VectorSink(Last):
     """The stage. See pipeline.stages.stage.Stage for its law."""
 
     name = "vectors"

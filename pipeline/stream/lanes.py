@@ -9,12 +9,14 @@ import asyncio
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import NamedTuple
 
 from pipeline.core.breaker import Trouble
 from pipeline.core.model import Lane
+from pipeline.core.share import Share
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.attempts import Attempts, Batch, Item
 from pipeline.telemetry import Metrics
@@ -25,31 +27,76 @@ TOGETHER_SECONDS = 0.02
 """What comes first after a pause waits so long for what was published with it."""
 PARK_AFTER = 3
 """Tries of a single record before the lane goes on with what waits behind it, and comes back to it in between."""
+ASK_SECONDS = 0.1
+"""Between two looks whether backfill may go on."""
+
+
+class _Waiting(NamedTuple):
+    item: Item
+    since: float
+    """On time.monotonic()."""
+
+    @property
+    def key(self) -> bytes | None:
+        return self.item[0].key
 
 
 @dataclass(slots=True, eq=False)
 class _KeyLane:
-    queues: dict[Lane, deque[Item]] = field(default_factory=lambda: {"live": deque(), "backfill": deque()})
+    """Live or backfill of some keys: a large batch of the one keeps nothing of the other waiting."""
+
+    kind: Lane
+    queue: deque[_Waiting] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
-    room: dict[Lane, asyncio.Event] = field(
-        default_factory=lambda: {"live": asyncio.Event(), "backfill": asyncio.Event()}
-    )
-    live_batches: int = 0
+    room: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = -math.inf
     """The last batch, on time.monotonic()."""
+    at_work: frozenset[bytes | None] = frozenset()
+    """Keys of the present batch."""
+    beside: _KeyLane | None = None
+    """Of the same keys and the other kind; what it has at work waits here."""
     parked: Batch | None = None
     """A record that keeps failing, tried again between other work. One at most: a lane stays bounded."""
 
     @property
     def waiting(self) -> bool:
-        return any(self.queues.values())
+        return any(True for _ in self.free())
 
-    def full(self, size: int) -> bool:
-        return any(len(queue) >= size for queue in self.queues.values())
+    def elsewhere(self, key: bytes | None) -> bool:
+        """Whether the other lane of these keys is at work on this one."""
+        return self.beside is not None and key in self.beside.at_work
+
+    def free(self) -> Iterator[_Waiting]:
+        """What may be taken, in order."""
+        return (one for one in self.queue if not self.elsewhere(one.key))
+
+    def take(self, count: int) -> list[Item]:
+        """The next batch out of the queue."""
+        taken: list[_Waiting] = []
+        size = 0
+        for one in self.free():
+            if len(taken) == count or size >= BATCH_BYTES:
+                break
+            taken.append(one)
+            size += len(one.item[0].value or b"")
+        if len(taken) == len(self.queue):
+            self.queue.clear()
+        else:
+            gone = {id(one) for one in taken}
+            self.queue = deque(one for one in self.queue if id(one) not in gone)
+        self.room.set()
+        return [one.item for one in taken]
+
+
+def _pair() -> tuple[_KeyLane, _KeyLane]:
+    live, backfill = _KeyLane("live"), _KeyLane("backfill")
+    live.beside, backfill.beside = backfill, live
+    return live, backfill
 
 
 class Lanes:
-    """``count`` lanes over one stage. ``on_done(record, tag)`` is called for every record that is finished with."""
+    """``count`` pairs of lanes over one stage. ``on_done(record, tag)`` is called for every record that is finished
+    with."""
 
     def __init__(
         self,
@@ -63,10 +110,11 @@ class Lanes:
         on_done: Callable[[Incoming, object], None],
     ) -> None:
         self._stage = stage
-        self._lanes = [_KeyLane() for _ in range(count)]
+        self._pairs = [_pair() for _ in range(count)]
+        self._lanes = [lane for pair in self._pairs for lane in pair]
         self._queue_size = queue_size
         self._batch_wait = batch_wait_seconds
-        self._live_run = max(1, round(1 / backfill_share) - 1) if backfill_share > 0 else 0
+        self._share = Share(backfill_share)
         self._on_done = on_done
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -78,26 +126,27 @@ class Lanes:
         return self._attempts.breaker.trouble
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(self._run(lane), name=f"lane-{n}") for n, lane in enumerate(self._lanes)]
+        self._tasks = [
+            asyncio.create_task(self._run(lane), name=f"lane-{n}-{lane.kind}")
+            for n, pair in enumerate(self._pairs)
+            for lane in pair
+        ]
 
     async def put(self, record: Incoming, tag: object) -> None:
         """Queue a record in its key's lane; waits while that lane is full, which holds back the record's topic."""
-        lane = self._lanes[zlib.crc32(record.key or b"") % len(self._lanes)]
-        queue, room = lane.queues[record.lane], lane.room[record.lane]
-        while len(queue) >= self._queue_size and not self._stopping.is_set():
-            room.clear()
-            await room.wait()
-        queue.append((record, tag))
+        live, backfill = self._pairs[zlib.crc32(record.key or b"") % len(self._pairs)]
+        lane = live if record.lane == "live" else backfill
+        while len(lane.queue) >= self._queue_size and not self._stopping.is_set():
+            lane.room.clear()
+            await lane.room.wait()
+        lane.queue.append(_Waiting((record, tag), monotonic()))
         lane.changed.set()
 
     def forget(self, stale: Callable[[object], bool]) -> None:
         """Drop waiting records whose tag is stale (their partition was revoked: the broker sends them again)."""
         for lane in self._lanes:
-            for name, queue in lane.queues.items():
-                kept = [item for item in queue if not stale(item[1])]
-                queue.clear()
-                queue.extend(kept)
-                lane.room[name].set()
+            lane.queue = deque(one for one in lane.queue if not stale(one.item[1]))
+            lane.room.set()
             if lane.parked is not None and stale(lane.parked.items[0][1]):
                 lane.parked = None
 
@@ -118,8 +167,7 @@ class Lanes:
         self._stopping.set()
         for lane in self._lanes:
             lane.changed.set()
-            for room in lane.room.values():
-                room.set()
+            lane.room.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=within_seconds)
             for task in late:
@@ -129,26 +177,33 @@ class Lanes:
     async def _run(self, lane: _KeyLane) -> None:
         while not self._stopping.is_set():
             batch = await self._next(lane)
-            if batch is not None:
+            if batch is None:
+                continue
+            try:
                 await self._work(lane, batch)
+            finally:
+                lane.at_work = frozenset()
+                if lane.beside is not None:
+                    lane.beside.changed.set()
+                now = monotonic()
+                self._share.ends(lane.kind, now - lane.began, now=now)
 
     async def _next(self, lane: _KeyLane) -> Batch | None:
         """The parked record when its time has come, else what waits."""
-        parked = lane.parked
-        if parked is None:
-            return await self._gather(lane)
-        wait = parked.not_before - monotonic()
-        if wait > 0 and not lane.waiting:
+        while (parked := lane.parked) is not None and not (lane.waiting or self._stopping.is_set()):
+            wait = parked.not_before - monotonic()
+            if wait <= 0 and not lane.elsewhere(parked.items[0][0].key):
+                break
             lane.changed.clear()
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait if wait > 0 else None):
                     await lane.changed.wait()
             except TimeoutError:
-                wait = 0.0
-        if wait <= 0:
+                continue
+        if parked is not None and parked.not_before <= monotonic() and not lane.elsewhere(parked.items[0][0].key):
             lane.parked = None
-            return parked
-        return await self._gather(lane) if lane.waiting else None
+            return self._begin(lane, parked)
+        return None if self._stopping.is_set() else await self._gather(lane)
 
     async def _work(self, lane: _KeyLane, batch: Batch) -> None:
         """Handle a batch to its end, or leave one failing record parked. The parts of a batch that was halved wait for
@@ -175,26 +230,18 @@ class Lanes:
         return others and len(part.items) == 1 and part.tries >= PARK_AFTER and lane.parked is None
 
     async def _gather(self, lane: _KeyLane) -> Batch | None:
-        """The next batch, all live or all backfill: after a run of live batches one of backfill has its turn."""
-        live, backfill = lane.queues["live"], lane.queues["backfill"]
-        if not live and not backfill:
+        """The next batch."""
+        while not (lane.waiting or self._stopping.is_set()):
             lane.changed.clear()
             await lane.changed.wait()
         await self._company(lane)
-        if self._stopping.is_set() or not (live or backfill):
+        if lane.kind == "backfill":
+            while not (self._stopping.is_set() or await self._admits_backfill()):
+                await self._attempts.pause(ASK_SECONDS)
+        if self._stopping.is_set() or not lane.waiting:
             return None
-        starved = bool(backfill) and self._live_run > 0 and lane.live_batches >= self._live_run
-        name: Lane = "live" if live and not starved else "backfill"
-        lane.began = monotonic()
-        lane.live_batches = lane.live_batches + 1 if name == "live" else 0
-        queue = lane.queues[name]
-        items: list[Item] = []
-        size = 0
-        while queue and len(items) < self._stage.batch_size and size < BATCH_BYTES:
-            items.append(queue.popleft())
-            size += len(items[-1][0].value or b"")
-        lane.room[name].set()
-        return Batch(items)
+        waited = monotonic() - lane.queue[0].since
+        return self._begin(lane, Batch(lane.take(self._stage.batch_size)), waited)
 
     async def _company(self, lane: _KeyLane) -> None:
         """Let a small batch grow: until it is full, or ``batch_wait_seconds`` after the last one began. A steady stream
@@ -202,8 +249,17 @@ class Lanes:
         wait = min(self._batch_wait, max(TOGETHER_SECONDS, lane.began + self._batch_wait - monotonic()))
         try:
             async with asyncio.timeout(wait):
-                while not (self._stopping.is_set() or lane.full(self._stage.batch_size)):
+                while not (self._stopping.is_set() or len(lane.queue) >= self._stage.batch_size):
                     lane.changed.clear()
                     await lane.changed.wait()
         except TimeoutError:
             return
+
+    async def _admits_backfill(self) -> bool:
+        return self._share.admits_backfill(now=monotonic()) and not await self._stage.crowded()
+
+    def _begin(self, lane: _KeyLane, batch: Batch, waited: float = 0.0) -> Batch:
+        lane.began = monotonic()
+        lane.at_work = frozenset(record.key for record, _ in batch.items)
+        self._share.begins(lane.kind, waited, now=lane.began)
+        return batch

@@ -23,7 +23,7 @@ from topics.producer import Producer
 MODELS = "models"
 """Folder under dist() that holds converted models."""
 
-BATCH_FACTOR = {"detect": 0.5, "vectors": 0.25, "keywords": 2.0}
+BATCH_FACTOR = {"detect": 1.0, "vectors": 0.5, "keywords": 2.0}
 """Batches relative to settings.stream.batch_size: a vectors batch is embedded as a whole before anything is written."""
 
 

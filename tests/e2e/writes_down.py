@@ -17,7 +17,7 @@ from pathlib import Path
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.settings import load
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, Last
 from pipeline.stream.consume import Consumption
 from pipeline.telemetry import Metrics, configure_logging
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -25,7 +25,7 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 SLOW_SIGNAL_SECONDS = 2.0
 
 
-class WritesDown:
+class WritesDown(Last):
     name = "writes-down"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 8

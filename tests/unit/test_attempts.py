@@ -9,14 +9,14 @@ import pytest
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.model import Lane
-from pipeline.stages.stage import Incoming, used
+from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 
-class Stage:
+class Stage(Last):
     name = "stage"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 2

@@ -13,7 +13,7 @@ from faust.types import TP
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
 from pipeline.settings import KafkaSettings, StreamSettings
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, Last
 from pipeline.stream import attempts
 from pipeline.stream import consume as consuming
 from pipeline.stream.consume import Consumption
@@ -24,7 +24,7 @@ PARTITIONS = [TP("index.live.v1", n) for n in range(3)]
 RECORDS = 60
 
 
-class Stage:
+class Stage(Last):
     name = "stage"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
     batch_size = 6

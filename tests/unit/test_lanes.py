@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.model import Lane
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Incoming, Last
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
@@ -20,7 +20,7 @@ def record(offset: int, key: bytes = b"k", lane: Lane = "live") -> Incoming:
     return Incoming("t", 0, offset, key, b"", [], lane)
 
 
-class Recording:
+class Recording(Last):
     name = "recording"
     topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
 
@@ -118,19 +118,76 @@ async def test_a_world_that_is_down_is_waited_for_and_nothing_is_set_aside(monke
     assert left == [0]
 
 
-async def test_live_goes_first_and_backfill_is_not_starved() -> None:
+class Held(Recording):
+    """Its backfill batches stay at work until they are let go."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=2)
+        self.begun: list[int] = []
+        self.go = asyncio.Event()
+        self.is_crowded = False
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        self.begun += [r.offset for r in batch]
+        if batch[0].lane == "backfill":
+            await self.go.wait()
+        await super().handle(batch)
+
+    async def crowded(self) -> bool:
+        return self.is_crowded
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+async def test_live_waits_for_no_backfill_but_for_that_of_its_own_document() -> None:
     done: list[int] = []
-    stage = Recording(batch_size=1)
+    stage = Held()
     running = build(stage, done)
-    for n in range(5):
-        await running.put(record(n, lane="backfill"), None)
-    for n in range(100, 130):
-        await running.put(record(n), None)
     running.start()
-    await drain(running, done, 35)
-    first_backfill = next(i for i, b in enumerate(stage.batches) if b[0].lane == "backfill")
-    assert first_backfill == 9
-    assert stage.batches[0][0].lane == "live"
+    await running.put(record(0, key=b"same", lane="backfill"), None)
+    await until(lambda: stage.begun == [0])
+    await running.put(record(1, key=b"same"), None)
+    await running.put(record(2, key=b"other"), None)
+    await until(lambda: done == [2])
+    stage.go.set()
+    await drain(running, done, 3)
+    assert done == [2, 0, 1]
+
+
+async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
+    done: list[int] = []
+    stage = Held()
+    running = build(stage, done, count=4)
+    running.start()
+    await running.put(record(0), None)
+    await until(lambda: done == [0])
+    for n in range(1, 9):
+        await running.put(record(n, key=b"key-%d" % n, lane="backfill"), None)
+    await until(lambda: bool(stage.begun[1:]))
+    await asyncio.sleep(0.3)
+    assert len(stage.begun[1:]) <= stage.batch_size
+    stage.go.set()
+    await drain(running, done, 9)
+
+
+async def test_backfill_waits_while_what_follows_is_crowded() -> None:
+    done: list[int] = []
+    stage = Held()
+    stage.is_crowded = True
+    stage.go.set()
+    running = build(stage, done)
+    running.start()
+    await running.put(record(0, lane="backfill"), None)
+    await running.put(record(1, key=b"live"), None)
+    await until(lambda: done == [1])
+    await asyncio.sleep(0.2)
+    assert done == [1]
+    stage.is_crowded = False
+    await drain(running, done, 2)
 
 
 async def test_a_full_lane_holds_its_topic_back() -> None:

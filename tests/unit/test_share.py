@@ -1,0 +1,70 @@
+"""Backfill's share of a busy worker: all of it without live work, some of it always."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.core.share import ABOUT_SECONDS, LATE_FOR_SECONDS, LATE_SECONDS, Share
+
+
+def test_without_live_work_backfill_is_never_held_up() -> None:
+    share = Share(0.1)
+    for n in range(4):
+        assert share.admits_backfill(now=float(n))
+        share.begins("backfill", 100.0, now=float(n))
+    for n in range(4):
+        share.ends("backfill", 1_000.0, now=5.0 + n)
+        assert share.admits_backfill(now=5.0 + n)
+
+
+def test_beside_live_work_it_has_one_lane() -> None:
+    share = Share(0.1)
+    share.begins("live", 0.0, now=0.0)
+    assert share.admits_backfill(now=0.0)
+    share.begins("backfill", 0.0, now=0.0)
+    assert not share.admits_backfill(now=1.0)
+    share.ends("live", 1.0, now=1.0)
+    assert not share.admits_backfill(now=1.0 + ABOUT_SECONDS / 2)
+    assert share.admits_backfill(now=1.0 + ABOUT_SECONDS)
+
+
+@pytest.mark.parametrize("given", [0.1, 0.5])
+def test_while_live_work_is_late_it_has_its_share_and_no_more(given: float) -> None:
+    """Live takes all it can get, in four lanes; backfill whenever it is admitted."""
+    share, now, took = Share(given), 0.0, {"live": 0.0, "backfill": 0.0}
+    while now < 300.0:
+        for _ in range(4):
+            share.begins("live", LATE_SECONDS + 1, now=now)
+        now += 0.5
+        for _ in range(4):
+            share.ends("live", 0.5, now=now)
+            took["live"] += 0.5
+        if share.admits_backfill(now=now):
+            share.begins("backfill", 0.0, now=now)
+            now += 2.0
+            share.ends("backfill", 2.0, now=now)
+            took["backfill"] += 2.0
+    assert took["backfill"] / sum(took.values()) == pytest.approx(given, rel=0.25)
+
+
+def test_it_never_starves_though_live_work_is_late_and_gets_nothing_done() -> None:
+    share, admitted = Share(0.1), 0
+    for n in range(600):
+        now = n / 2
+        share.begins("live", 60.0, now=now)
+        share.ends("live", 0.0, now=now)
+        if share.admits_backfill(now=now):
+            admitted += 1
+            share.begins("backfill", 0.0, now=now)
+            share.ends("backfill", 0.5, now=now + 0.5)
+    assert admitted >= 40
+
+
+def test_what_was_late_is_forgotten() -> None:
+    share = Share(0.1)
+    share.begins("live", LATE_SECONDS + 1, now=0.0)
+    share.ends("live", 1.0, now=1.0)
+    share.begins("backfill", 0.0, now=1.0)
+    share.ends("backfill", 60.0, now=2.0)
+    assert not share.admits_backfill(now=5.0)
+    assert share.admits_backfill(now=LATE_FOR_SECONDS + 0.1)
