@@ -98,8 +98,8 @@ def _a_little_later(moment: datetime) -> datetime:
 
 
 def clauses(filters: Filters) -> list[dict[str, Any]]:
-    """The same in Elasticsearch's terms: filter clauses of a bool query. Of times they let pass a little more, which the
-    ledger decides: an entry knows the hour only."""
+    """The same in Elasticsearch's terms: filter clauses of a bool query. They let pass a little more where a moment is
+    given, which the ledger decides: an entry knows the hour only."""
     wanted: list[dict[str, Any]] = []
     if filters.sources:
         wanted.append({"terms": {"source": list(filters.sources)}})

@@ -259,10 +259,11 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
 
 
 async def pending_backfill(connection: Connection, *, within_seconds: float, most: int) -> int:
-    """The same of what came by backfill, for any generation."""
+    """The same of what came by backfill, for the active generation: while another one is built, much waits for that."""
     cursor = await connection.execute(
         "SELECT count(*) FROM (SELECT FROM index_state s JOIN documents d ON d.id = s.document_id"
         " WHERE s.seq < s.want_seq AND s.attempts = 0 AND d.lane = 'backfill'"
+        " AND s.generation = (SELECT name FROM generations WHERE state = 'active')"
         " AND s.pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
         [within_seconds, most],
     )

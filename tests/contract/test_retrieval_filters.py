@@ -74,6 +74,23 @@ async def test_every_filter_alone_and_together_in_every_mode_and_scan(library: L
         assert set(names(found)) == expected
 
 
+async def test_a_moment_within_the_hour_is_met_though_an_entry_knows_the_hour_only(
+    library: Library, tenant: str
+) -> None:
+    moments = [DAY + timedelta(minutes=n) for n in (0, 10, 20, 59, 60)]
+    documents = [
+        document(f"{n}.md", f"Report number {n} on the estuary.", tenant=tenant, source_modified_at=at)
+        for n, at in enumerate(moments)
+    ]
+    await library.put(*documents)
+    for at in moments:
+        for filters in (Filters(since=at), Filters(before=at), Filters(since=at, before=at + timedelta(minutes=11))):
+            expected = {d.external_id for d in documents if passes(d, filters)}
+            for mode in MODES:
+                found = await find(library, tenant, "estuary report", filters, mode=mode, top=50)
+                assert set(names(found)) == expected
+
+
 def _fields(filters: Filters) -> dict[str, Any]:
     return {name: getattr(filters, name) for name in Filters.__slots__}
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -16,11 +17,12 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
-from pipeline.core.model import Generation
+from pipeline.core.model import Generation, Lane
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.ledger import generations, work
 from pipeline.settings import dist
+from pipeline.stages import detect as detecting
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
@@ -110,11 +112,11 @@ class Bench:
     es: AsyncElasticsearch
     known: dict[str, Generation]
 
-    async def accept(self, *messages: DocumentUpserted | DocumentDeleted | AccessChanged) -> None:
+    async def accept(self, *messages: DocumentUpserted | DocumentDeleted | AccessChanged, lane: Lane = "live") -> None:
         records = []
         for n, message in enumerate(messages):
             record = encode(message)
-            records.append(Incoming("t", 0, n, record.key, record.value, record.headers, "live"))
+            records.append(Incoming("t", 0, n, record.key, record.value, record.headers, lane))
         await self.detect.handle(records)
 
     async def converge(self, *ids: UUID) -> None:
@@ -187,6 +189,48 @@ ID = document_id("acme", "wiki", "a.md")
 def sections(*names: str) -> str:
     filler = "It says what there is to say about that at some length, with all that follows from it. " * 12
     return "\n\n".join(f"# {name}\n\nThis is about {name}. {filler}" for name in names)
+
+
+async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(bench: Bench) -> None:
+    names = ["one", "two", "three", "four", "five", "six"]
+    at = datetime(2026, 3, 1, 10, 5, tzinfo=UTC)
+
+    async def written(new: DocumentUpserted) -> int:
+        """Entries written for this version of the document."""
+        [(before,)] = await bench.space.query(
+            "SELECT coalesce(sum(written), 0) FROM index_state WHERE store = 'keywords'"
+        )
+        await bench.accept(new)
+        await bench.converge(ID)
+        [(after,)] = await bench.space.query("SELECT sum(written) FROM index_state WHERE store = 'keywords'")
+        return int(after) - int(before)
+
+    def version(number: int, minutes: int) -> DocumentUpserted:
+        return document(sections(*names), number, source_modified_at=at + timedelta(minutes=minutes))
+
+    whole = await written(version(1, 0))
+    names[3] = "another"
+    assert 1 <= await written(version(2, 50)) <= 2 < whole
+    last = version(3, 60)
+    assert await written(last) == whole, "the next hour"
+    await assert_equal(bench.space, [last])
+
+
+async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(detecting, "FOLLOWING", 4)
+    monkeypatch.setattr(detecting, "LOOK_SECONDS", 0.0)
+    await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
+    assert not await bench.detect.crowded()
+    await bench.accept(document("Old.", 1), lane="backfill")
+    assert not await bench.detect.crowded()
+    await bench.accept(document("Old.", 1, external_id="b.md"), lane="backfill")
+    assert await bench.detect.crowded(), "two documents, each waiting for two stores"
+    await bench.converge(ID)
+    assert not await bench.detect.crowded()
+    await bench.accept(document("New.", 2, external_id="a.md"), lane="backfill")
+    assert await bench.detect.crowded()
+    await bench.space.query("UPDATE index_state SET pending_since = now() - interval '1 hour' RETURNING 1")
+    assert not await bench.detect.crowded(), "a store that is away holds nothing up for long"
 
 
 async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:
