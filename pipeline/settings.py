@@ -190,7 +190,7 @@ class StreamSettings(Part):
     lane_queue: int = 64
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1
-    """Of the time that a worker's lanes are at work, while live records wait too long: so that neither starves."""
+    """Of the time, in which a worker does backfill while live records wait too long: so that neither starves."""
     dead_letters_per_minute: int = 60
     """More than that in a minute (a bad deploy) stops intake instead of dead-lettering the world."""
     session_timeout_seconds: float = 45.0

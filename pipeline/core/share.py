@@ -14,18 +14,19 @@ LATE_SECONDS = 1.5
 LATE_FOR_SECONDS = 10.0
 """… and stays so for so long: what made it late comes back as soon as nothing holds it."""
 REMEMBERED_SECONDS = 10.0
-"""Time constant of what the work of each kind took."""
+"""Time constant of what backfill took."""
 
 
 class Share:
-    """Law: without live work backfill is never held up. While live work is late, backfill has ``share`` of what both
-    take, and at least that share of one lane's time, so that neither starves."""
+    """Law: without live work backfill is never held up. While live work is late, backfill is at work for ``share`` of
+    the time, in one lane: no more, because a batch of it costs the processors more than a live one that takes as long;
+    and no less, so that it does not starve."""
 
     def __init__(self, share: float) -> None:
         self._share = share
         self._at_work: dict[Lane, int] = {"live": 0, "backfill": 0}
-        self._took: dict[Lane, float] = {"live": 0.0, "backfill": 0.0}
-        self._at = -math.inf
+        self._took = 0.0
+        self._took_at = -math.inf
         self._live_until = -math.inf
         self._late_until = -math.inf
 
@@ -37,22 +38,16 @@ class Share:
 
     def ends(self, lane: Lane, took: float, *, now: float) -> None:
         """That batch was at work for so long."""
-        self._forget(now)
         self._at_work[lane] -= 1
-        self._took[lane] += took
         if lane == "live":
             self._live_until = now + ABOUT_SECONDS
+        else:
+            self._took, self._took_at = self._remembered(now) + took, now
 
     def admits_backfill(self, *, now: float) -> bool:
         if self._at_work["backfill"] and (self._at_work["live"] or now < self._live_until):
             return False
-        if now >= self._late_until or self._share >= 1:
-            return True
-        self._forget(now)
-        of_both = self._took["live"] * self._share / (1 - self._share)
-        return self._took["backfill"] <= max(of_both, self._share * REMEMBERED_SECONDS)
+        return now >= self._late_until or self._remembered(now) <= self._share * REMEMBERED_SECONDS
 
-    def _forget(self, now: float) -> None:
-        kept = math.exp(-max(0.0, now - self._at) / REMEMBERED_SECONDS)
-        self._took = {lane: took * kept for lane, took in self._took.items()}
-        self._at = now
+    def _remembered(self, now: float) -> float:
+        return self._took * math.exp(-max(0.0, now - self._took_at) / REMEMBERED_SECONDS)
