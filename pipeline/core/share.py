@@ -18,9 +18,9 @@ REMEMBERED_SECONDS = 10.0
 
 
 class Share:
-    """Law: without live work backfill is never held up. While live work is late, backfill is at work for ``share`` of
-    the time, in one lane: no more, because a batch of it costs the processors more than a live one that takes as long;
-    and no less, so that it does not starve."""
+    """Law: where no live work has been late for a while, backfill is not held up. While live work is late, backfill is
+    at work for ``share`` of the time, in one lane: no more, because a batch of it costs the processors more than a live
+    one that takes as long; and no less, so that it does not starve."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -30,24 +30,28 @@ class Share:
         self._live_until = -math.inf
         self._late_until = -math.inf
 
-    def begins(self, lane: Lane, waited: float, *, now: float) -> None:
-        """A batch has its turn, after its first record waited for so long."""
-        self._at_work[lane] += 1
-        if lane == "live" and waited > LATE_SECONDS:
+    def waited(self, seconds: float, *, now: float) -> None:
+        """Live work has its turn after so long."""
+        if seconds > LATE_SECONDS:
             self._late_until = now + LATE_FOR_SECONDS
 
+    def begins(self, lane: Lane) -> None:
+        """A batch is at work now."""
+        self._at_work[lane] += 1
+
     def ends(self, lane: Lane, took: float, *, now: float) -> None:
-        """That batch was at work for so long."""
+        """It was so for so long. A batch that waited for a service that was away counts for no more than
+        REMEMBERED_SECONDS."""
         self._at_work[lane] -= 1
         if lane == "live":
             self._live_until = now + ABOUT_SECONDS
         else:
-            self._took, self._took_at = self._remembered(now) + took, now
+            self._took, self._took_at = min(REMEMBERED_SECONDS, self._remembered(now) + took), now
 
     def admits_backfill(self, *, now: float) -> bool:
         if self._at_work["backfill"] and (self._at_work["live"] or now < self._live_until):
             return False
-        return now >= self._late_until or self._remembered(now) <= self._share * REMEMBERED_SECONDS
+        return now >= self._late_until or self._remembered(now) < self._share * REMEMBERED_SECONDS
 
     def _remembered(self, now: float) -> float:
         return self._took * math.exp(-max(0.0, now - self._took_at) / REMEMBERED_SECONDS)

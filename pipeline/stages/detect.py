@@ -7,6 +7,7 @@ unlocked look says will change; a text that turns out to be needed after all is 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.core.errors import PenstockError, Poison
 from pipeline.core.fold import Delete, Upsert
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
 from pipeline.ledger import documents, generations, superseded, work
@@ -39,7 +40,8 @@ FOLLOWING = 600
 work. What is accepted beyond that takes from the stores, and from live changes, the processors that they need …"""
 FOLLOWING_SECONDS = 30.0
 """… but what waits longer than that waits for a store that is away, and the other one can go on."""
-LOOK_SECONDS = 0.3
+LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
+"""Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
 
 
 class Detect:
@@ -84,17 +86,20 @@ class Detect:
         await self._dead.bury(record, stage=self.name, error=error)
 
     async def crowded(self) -> bool:
-        if (now := monotonic()) >= self._look_at:
-            self._look_at = now + LOOK_SECONDS
-            try:
-                with translated("ledger"):
-                    async with self._pool.connection() as connection:
-                        waiting = await work.pending_backfill(
-                            connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING
-                        )
-                self._crowded = waiting >= FOLLOWING
-            except (Retryable, Misconfigured):  # the next batch finds out, and waits for the ledger
-                self._crowded = False
+        if (began := monotonic()) < self._look_at:
+            return self._crowded
+        self._look_at = math.inf  # one look at a time
+        self._crowded = False
+        try:
+            with translated("ledger"):
+                async with self._pool.connection() as connection:
+                    waiting = await work.pending_backfill(connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING)
+            self._crowded = waiting >= FOLLOWING
+        except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
+            log.warning("look_failed", reason=str(error)[:200])
+        finally:
+            now = monotonic()
+            self._look_at = now + max(LOOK_SECONDS, LOOK_PAUSE * (now - began))
         return self._crowded
 
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:

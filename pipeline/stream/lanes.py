@@ -9,7 +9,7 @@ import asyncio
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from pipeline.core.breaker import Trouble
 from pipeline.core.model import Lane
 from pipeline.core.share import Share
 from pipeline.stages.stage import Incoming, Stage
-from pipeline.stream.attempts import Attempts, Batch, Item
+from pipeline.stream.attempts import Attempts, Batch, Item, Outcome
 from pipeline.telemetry import Metrics
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -52,7 +52,7 @@ class _KeyLane:
     began: float = -math.inf
     """The last batch, on time.monotonic()."""
     at_work: frozenset[bytes | None] = frozenset()
-    """Keys of the present batch."""
+    """Keys of what is left of the present batch."""
     beside: _KeyLane | None = None
     """Of the same keys and the other kind; what it has at work waits here."""
     parked: Batch | None = None
@@ -65,6 +65,17 @@ class _KeyLane:
     def elsewhere(self, key: bytes | None) -> bool:
         """Whether the other lane of these keys is at work on this one."""
         return self.beside is not None and key in self.beside.at_work
+
+    def hold(self, parts: Sequence[Batch]) -> None:
+        """Say what is at work now; what is not any more may go on beside."""
+        self.at_work = frozenset(record.key for part in parts for record, _ in part.items)
+        if self.beside is not None:
+            self.beside.changed.set()
+
+    def awaited(self, part: Batch) -> bool:
+        """Whether something waits beside until this part is done."""
+        keys = {record.key for record, _ in part.items}
+        return self.beside is not None and any(one.key in keys for one in self.beside.queue)
 
     def free(self) -> Iterator[_Waiting]:
         """What may be taken, in order."""
@@ -177,16 +188,11 @@ class Lanes:
     async def _run(self, lane: _KeyLane) -> None:
         while not self._stopping.is_set():
             batch = await self._next(lane)
-            if batch is None:
-                continue
-            try:
-                await self._work(lane, batch)
-            finally:
-                lane.at_work = frozenset()
-                if lane.beside is not None:
-                    lane.beside.changed.set()
-                now = monotonic()
-                self._share.ends(lane.kind, now - lane.began, now=now)
+            if batch is not None:
+                try:
+                    await self._work(lane, batch)
+                finally:
+                    lane.hold([])
 
     async def _next(self, lane: _KeyLane) -> Batch | None:
         """The parked record when its time has come, else what waits."""
@@ -202,7 +208,7 @@ class Lanes:
                 continue
         if parked is not None and parked.not_before <= monotonic() and not lane.elsewhere(parked.items[0][0].key):
             lane.parked = None
-            return self._begin(lane, parked)
+            return parked
         return None if self._stopping.is_set() else await self._gather(lane)
 
     async def _work(self, lane: _KeyLane, batch: Batch) -> None:
@@ -210,10 +216,11 @@ class Lanes:
         each other as little as records in the queue do."""
         parts = [batch]
         while parts and not self._stopping.is_set():
+            lane.hold(parts)
             part = min(parts, key=lambda p: p.not_before)
             if (wait := part.not_before - monotonic()) > 0:
                 await self._attempts.pause(wait)
-            outcome = await self._attempts.once(part)
+            outcome = await self._once(lane, part)
             if outcome == "done":
                 parts.remove(part)
                 for record, tag in part.items:
@@ -221,9 +228,19 @@ class Lanes:
             elif outcome == "split":
                 parts.remove(part)
                 parts += part.halves()
-            elif self._parks(lane, part, others=lane.waiting or len(parts) > 1):
+            elif self._parks(lane, part, others=lane.waiting or lane.awaited(part) or len(parts) > 1):
                 parts.remove(part)
                 lane.parked = part
+
+    async def _once(self, lane: _KeyLane, part: Batch) -> Outcome:
+        """Try a batch. What it waits between its tries is not work."""
+        began = monotonic()
+        self._share.begins(lane.kind)
+        try:
+            return await self._attempts.once(part)
+        finally:
+            now = monotonic()
+            self._share.ends(lane.kind, now - began, now=now)
 
     @staticmethod
     def _parks(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
@@ -240,8 +257,10 @@ class Lanes:
                 await self._attempts.pause(ASK_SECONDS)
         if self._stopping.is_set() or not lane.waiting:
             return None
-        waited = monotonic() - lane.queue[0].since
-        return self._begin(lane, Batch(lane.take(self._stage.batch_size)), waited)
+        lane.began = monotonic()
+        if lane.kind == "live":
+            self._share.waited(lane.began - next(lane.free()).since, now=lane.began)
+        return Batch(lane.take(self._stage.batch_size))
 
     async def _company(self, lane: _KeyLane) -> None:
         """Let a small batch grow: until it is full, or ``batch_wait_seconds`` after the last one began. A steady stream
@@ -249,17 +268,16 @@ class Lanes:
         wait = min(self._batch_wait, max(TOGETHER_SECONDS, lane.began + self._batch_wait - monotonic()))
         try:
             async with asyncio.timeout(wait):
-                while not (self._stopping.is_set() or len(lane.queue) >= self._stage.batch_size):
+                full = min(self._stage.batch_size, self._queue_size)
+                while not (self._stopping.is_set() or len(lane.queue) >= full):
                     lane.changed.clear()
                     await lane.changed.wait()
         except TimeoutError:
             return
 
     async def _admits_backfill(self) -> bool:
-        return self._share.admits_backfill(now=monotonic()) and not await self._stage.crowded()
-
-    def _begin(self, lane: _KeyLane, batch: Batch, waited: float = 0.0) -> Batch:
-        lane.began = monotonic()
-        lane.at_work = frozenset(record.key for record, _ in batch.items)
-        self._share.begins(lane.kind, waited, now=lane.began)
-        return batch
+        return (
+            self._share.admits_backfill(now=monotonic())
+            and not await self._stage.crowded()
+            and self._share.admits_backfill(now=monotonic())  # another lane may have begun while that was asked
+        )

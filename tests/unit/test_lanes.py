@@ -134,6 +134,7 @@ class Held(Recording):
         await super().handle(batch)
 
     async def crowded(self) -> bool:
+        await asyncio.sleep(0.01)
         return self.is_crowded
 
 
@@ -158,6 +159,32 @@ async def test_live_waits_for_no_backfill_but_for_that_of_its_own_document() -> 
     assert done == [2, 0, 1]
 
 
+@pytest.mark.parametrize(("failing", "beside"), [("backfill", "live"), ("live", "backfill")])
+async def test_a_record_that_fails_for_long_holds_up_nothing_beside_it(
+    monkeypatch: pytest.MonkeyPatch, failing: Lane, beside: Lane
+) -> None:
+    """Neither the document that was in its batch and is done, nor, once it is parked, its own."""
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr(attempts, "SET_ASIDE_AFTER", 10**9)
+    done: list[int] = []
+
+    def work(batch: Sequence[Incoming]) -> None:
+        if any(r.offset == 1 for r in batch):
+            raise Retryable("down")
+
+    stage = Recording(work)
+    running = build(stage, done)
+    await running.put(record(0, key=b"y", lane=failing), None)
+    await running.put(record(1, key=b"x", lane=failing), None)
+    running.start()
+    await until(lambda: done == [0])
+    await running.put(record(2, key=b"y", lane=beside), None)
+    await running.put(record(3, key=b"x", lane=beside), None)
+    await drain(running, done, 3)
+    assert sorted(done) == [0, 2, 3]
+    assert stage.aside == []
+
+
 async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
     done: list[int] = []
     stage = Held()
@@ -169,7 +196,7 @@ async def test_beside_live_work_backfill_has_one_lane_at_a_time() -> None:
         await running.put(record(n, key=b"key-%d" % n, lane="backfill"), None)
     await until(lambda: bool(stage.begun[1:]))
     await asyncio.sleep(0.3)
-    assert len(stage.begun[1:]) <= stage.batch_size
+    assert len(stage.begun[1:]) <= stage.batch_size, "though each lane asked whether what follows is crowded"
     stage.go.set()
     await drain(running, done, 9)
 
