@@ -219,6 +219,7 @@ async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(b
 async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(detecting, "FOLLOWING", 4)
     monkeypatch.setattr(detecting, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(detecting, "LOOK_PAUSE", 0)
     await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
     assert not await bench.detect.crowded()
     await bench.accept(document("Old.", 1), lane="backfill")
