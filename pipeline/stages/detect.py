@@ -39,7 +39,9 @@ FOLLOWING = 600
 """So many waits of backfilled documents for the stores are enough for now: at a first load's pace, about five seconds'
 work. What is accepted beyond that takes from the stores, and from live changes, the processors that they need …"""
 FOLLOWING_SECONDS = 30.0
-"""… but what waits longer than that waits for a store that is away, and the other one can go on."""
+"""… but what waits longer than that waits for a store that is away, and the other one can go on …"""
+STANDING_SECONDS = 10.0
+"""… and where nothing reached a store for so long, there is nobody to wait for."""
 LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
 """Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
 
@@ -74,6 +76,8 @@ class Detect:
         """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
         self._crowded = False
         self._look_at = 0.0
+        self._settled: tuple[object, float] = None, 0.0
+        """What was settled last, as a mark, and when it was seen to be another one, on time.monotonic()."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         arrivals, poison = await asyncio.to_thread(_read, batch)
@@ -93,8 +97,12 @@ class Detect:
         try:
             with translated("ledger"):
                 async with self._pool.connection() as connection:
-                    waiting = await work.pending_backfill(connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING)
-            self._crowded = waiting >= FOLLOWING
+                    waiting, mark = await work.pending_backfill(
+                        connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING
+                    )
+            if mark != self._settled[0]:
+                self._settled = mark, monotonic()
+            self._crowded = waiting >= FOLLOWING and monotonic() - self._settled[1] < STANDING_SECONDS
         except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
             log.warning("look_failed", reason=str(error)[:200])
         finally:

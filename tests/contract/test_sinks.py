@@ -222,6 +222,7 @@ async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, m
     monkeypatch.setattr(detecting, "LOOK_PAUSE", 0)
     await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
     assert not await bench.detect.crowded()
+    await bench.converge(document_id("acme", "wiki", "live-0.md"))
     await bench.accept(document("Old.", 1), lane="backfill")
     assert not await bench.detect.crowded()
     await bench.accept(document("Old.", 1, external_id="b.md"), lane="backfill")
@@ -232,6 +233,10 @@ async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, m
     assert await bench.detect.crowded()
     await bench.space.query("UPDATE index_state SET pending_since = now() - interval '1 hour' RETURNING 1")
     assert not await bench.detect.crowded(), "a store that is away holds nothing up for long"
+    await bench.space.query("UPDATE index_state SET pending_since = now() RETURNING 1")
+    assert await bench.detect.crowded()
+    monkeypatch.setattr(detecting, "STANDING_SECONDS", 0.0)
+    assert not await bench.detect.crowded(), "where no store follows there is nobody to wait for"
 
 
 async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:
