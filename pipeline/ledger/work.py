@@ -258,19 +258,15 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
     return int(row[0]) if row else 0
 
 
-async def pending_backfill(connection: Connection, *, within_seconds: float, most: int) -> tuple[int, object]:
-    """The same of what came by backfill, for the active generation (while another one is built, much waits for that);
-    and a mark that is another one as soon as any document has reached a store."""
+async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datetime]]:
+    """store → how many documents that came by backfill wait for it, in the active generation and without having failed,
+    and since when the first of them does. A store that none waits for is absent."""
     cursor = await connection.execute(
-        "SELECT count(*), (SELECT max(settled_xid)::text FROM index_state)"
-        " FROM (SELECT FROM index_state s JOIN documents d ON d.id = s.document_id"
+        "SELECT s.store, count(*), min(s.pending_since) FROM index_state s JOIN documents d ON d.id = s.document_id"
         " WHERE s.seq < s.want_seq AND s.attempts = 0 AND d.lane = 'backfill'"
-        " AND s.generation = (SELECT name FROM generations WHERE state = 'active')"
-        " AND s.pending_since > clock_timestamp() - make_interval(secs => %s) LIMIT %s) waiting",
-        [within_seconds, most],
+        " AND s.generation = (SELECT name FROM generations WHERE state = 'active') GROUP BY s.store"
     )
-    row = await cursor.fetchone()
-    return (int(row[0]), row[1]) if row else (0, None)
+    return {store: (count, since) for store, count, since in await cursor.fetchall()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,13 +35,11 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 log = structlog.get_logger()
 
-FOLLOWING = 600
-"""So many waits of backfilled documents for the stores are enough for now: at a first load's pace, about five seconds'
+FOLLOWING = 300
+"""So many backfilled documents that wait for a store are enough for now: at a first load's pace, about five seconds'
 work. What is accepted beyond that takes from the stores, and from live changes, the processors that they need …"""
-FOLLOWING_SECONDS = 30.0
-"""… but what waits longer than that waits for a store that is away, and the other one can go on …"""
-STANDING_SECONDS = 10.0
-"""… and where nothing reached a store for so long, there is nobody to wait for."""
+STANDING_SECONDS = 5.0
+"""… but where the first of them has not come any further for so long, the store is away: the other one goes on."""
 LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
 """Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
 
@@ -76,8 +74,8 @@ class Detect:
         """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
         self._crowded = False
         self._look_at = 0.0
-        self._settled: tuple[object, float] = None, 0.0
-        """What was settled last, as a mark, and when it was seen to be another one, on time.monotonic()."""
+        self._first: dict[str, tuple[datetime, float]] = {}
+        """store → since when the first document waits for it, and when that was another one, on time.monotonic()."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         arrivals, poison = await asyncio.to_thread(_read, batch)
@@ -97,18 +95,23 @@ class Detect:
         try:
             with translated("ledger"):
                 async with self._pool.connection() as connection:
-                    waiting, mark = await work.pending_backfill(
-                        connection, within_seconds=FOLLOWING_SECONDS, most=FOLLOWING
-                    )
-            if mark != self._settled[0]:
-                self._settled = mark, monotonic()
-            self._crowded = waiting >= FOLLOWING and monotonic() - self._settled[1] < STANDING_SECONDS
+                    waiting = await work.pending_backfill(connection)
+            following = [count for store, (count, first) in waiting.items() if self._follows(store, first)]
+            self._crowded = max(following, default=0) >= FOLLOWING
         except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
             log.warning("look_failed", reason=str(error)[:200])
         finally:
             now = monotonic()
             self._look_at = now + max(LOOK_SECONDS, LOOK_PAUSE * (now - began))
         return self._crowded
+
+    def _follows(self, store: str, first: datetime) -> bool:
+        """Whether that store comes any further. first: since when the first document in its queue waits."""
+        before, at = self._first.get(store, (None, 0.0))
+        if first != before:
+            at = monotonic()
+            self._first[store] = first, at
+        return monotonic() - at < STANDING_SECONDS
 
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:
         identities = [a.identity for a in arrivals]

@@ -217,26 +217,23 @@ async def test_an_edit_within_the_hour_writes_only_the_entries_that_it_changed(b
 
 
 async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(detecting, "FOLLOWING", 4)
+    monkeypatch.setattr(detecting, "FOLLOWING", 2)
     monkeypatch.setattr(detecting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(detecting, "LOOK_PAUSE", 0)
     await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
     assert not await bench.detect.crowded()
-    await bench.converge(document_id("acme", "wiki", "live-0.md"))
     await bench.accept(document("Old.", 1), lane="backfill")
     assert not await bench.detect.crowded()
     await bench.accept(document("Old.", 1, external_id="b.md"), lane="backfill")
-    assert await bench.detect.crowded(), "two documents, each waiting for two stores"
-    await bench.converge(ID)
-    assert not await bench.detect.crowded()
-    await bench.accept(document("New.", 2, external_id="a.md"), lane="backfill")
     assert await bench.detect.crowded()
-    await bench.space.query("UPDATE index_state SET pending_since = now() - interval '1 hour' RETURNING 1")
-    assert not await bench.detect.crowded(), "a store that is away holds nothing up for long"
-    await bench.space.query("UPDATE index_state SET pending_since = now() RETURNING 1")
-    assert await bench.detect.crowded()
+    await bench.keywords.converge(bench.generation, [ID])
+    assert await bench.detect.crowded(), "the other store has not followed"
     monkeypatch.setattr(detecting, "STANDING_SECONDS", 0.0)
-    assert not await bench.detect.crowded(), "where no store follows there is nobody to wait for"
+    assert not await bench.detect.crowded(), "it is away: nothing is waited for"
+    monkeypatch.setattr(detecting, "STANDING_SECONDS", 60.0)
+    assert await bench.detect.crowded()
+    await bench.vectors.converge(bench.generation, [ID])
+    assert not await bench.detect.crowded()
 
 
 async def test_a_keyword_worker_paused_between_claim_and_bulk_loses(bench: Bench) -> None:
