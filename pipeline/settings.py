@@ -180,7 +180,7 @@ class EmbeddingSettings(Part):
 class StreamSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
 
-    lanes: int = 4
+    lanes: int = 8
     """Key lanes a worker process: documents of one key are handled one after another, lanes side by side."""
     batch_size: int = 32
     """Most records that a lane works on at once."""
