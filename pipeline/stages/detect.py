@@ -90,8 +90,7 @@ class Detect:
     async def crowded(self) -> bool:
         if (began := monotonic()) < self._look_at:
             return self._crowded
-        self._look_at = math.inf  # one look at a time
-        self._crowded = False
+        self._look_at = math.inf  # one look at a time; meanwhile what was seen last holds
         try:
             with translated("ledger"):
                 async with self._pool.connection() as connection:
@@ -99,6 +98,7 @@ class Detect:
             following = [count for store, (count, first) in waiting.items() if self._follows(store, first)]
             self._crowded = max(following, default=0) >= FOLLOWING
         except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
+            self._crowded = False
             log.warning("look_failed", reason=str(error)[:200])
         finally:
             now = monotonic()

@@ -62,6 +62,12 @@ class _KeyLane:
     def waiting(self) -> bool:
         return any(True for _ in self.free())
 
+    @property
+    def due(self) -> bool:
+        """Whether the parked record may be tried again."""
+        parked = self.parked
+        return parked is not None and parked.not_before <= monotonic() and not self.elsewhere(parked.items[0][0].key)
+
     def elsewhere(self, key: bytes | None) -> bool:
         """Whether the other lane of these keys is at work on this one."""
         return self.beside is not None and key in self.beside.at_work
@@ -196,17 +202,15 @@ class Lanes:
 
     async def _next(self, lane: _KeyLane) -> Batch | None:
         """The parked record when its time has come, else what waits."""
-        while (parked := lane.parked) is not None and not (lane.waiting or self._stopping.is_set()):
+        while (parked := lane.parked) is not None and not (lane.due or lane.waiting or self._stopping.is_set()):
             wait = parked.not_before - monotonic()
-            if wait <= 0 and not lane.elsewhere(parked.items[0][0].key):
-                break
             lane.changed.clear()
             try:
                 async with asyncio.timeout(wait if wait > 0 else None):
                     await lane.changed.wait()
             except TimeoutError:
                 continue
-        if parked is not None and parked.not_before <= monotonic() and not lane.elsewhere(parked.items[0][0].key):
+        if lane.due:
             lane.parked = None
             return parked
         return None if self._stopping.is_set() else await self._gather(lane)
