@@ -44,7 +44,7 @@ WORDS = (60, 60, 200, 200, 700, 1_850)
 """Of the edited documents, in turn: one chunk to twenty."""
 BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
 PAGE = 50
-LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 1.0, 5.0, 2.0, 0.1
+LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 1.0, 5.0, 2.0, 0.25
 PROBE_GIVEN_UP_SECONDS, LEFT_SECONDS = 60.0, 120.0
 
 _SETTLED = """
@@ -179,13 +179,15 @@ class Load:
             await asyncio.sleep(ASK_SECONDS)
         self.missed += 1
 
-    async def backfill(self, chunks: int) -> None:
-        for start in range(0, chunks // BACKFILL_CHUNKS, PAGE):
-            texts = [
-                (f"old-{n}.md", await asyncio.to_thread(self.corpus.text, 1_000_000 + n, BACKFILL_WORDS))
-                for n in range(start, start + PAGE)
-            ]
-            await self.publish(texts, DOCUMENTS_BACKFILL, source="old")
+    def old(self, chunks: int) -> list[tuple[str, str]]:
+        """What is backfilled: made beforehand, because inventing texts takes a processor."""
+        return [
+            (f"old-{n}.md", self.corpus.text(1_000_000 + n, BACKFILL_WORDS)) for n in range(chunks // BACKFILL_CHUNKS)
+        ]
+
+    async def backfill(self, texts: Sequence[tuple[str, str]]) -> None:
+        for start in range(0, len(texts), PAGE):
+            await self.publish(texts[start : start + PAGE], DOCUMENTS_BACKFILL, source="old")
 
     async def remember(self) -> None:
         workers = {w["name"]: psutil.Process(w["pid"]) for w in self.run.penstock("status")["workers"]}
@@ -217,8 +219,9 @@ async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
         load = Load(run, sender, Corpus())
         await load.fill(given.documents)
         filled = run.settle_graph()
+        old = load.old(given.backfill)
         began = time.monotonic()
-        async with beside(load.look(), load.probe(), load.remember(), load.backfill(given.backfill)):
+        async with beside(load.look(), load.probe(), load.remember(), load.backfill(old)):
             edits = await load.edit(given.rate, began + given.seconds)
             took = time.monotonic() - began
             while load.waiting and time.monotonic() - began - took < LEFT_SECONDS:  # noqa: ASYNC110  look() tells

@@ -20,6 +20,7 @@ from pipeline.kafka import producer
 from pipeline.serving import served
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import open_pool
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
@@ -64,9 +65,7 @@ async def run(settings: Settings, declared: Declared) -> None:
         try:
             await _until_stopped(stop, running)
         finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            await ended(running)
     log.info("worker_stopped", worker="connectors")
 
 

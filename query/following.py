@@ -14,6 +14,7 @@ from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Pool, translated
+from pipeline.tasks import ended
 from query.embedder import Embedders, bounded
 from query.telemetry import QueryMetrics
 
@@ -56,8 +57,7 @@ class Following:
 
     async def aclose(self) -> None:
         if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+            await ended([self._loop])
 
     async def _follow(self) -> None:
         said: str | None = None

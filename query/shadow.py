@@ -20,6 +20,7 @@ from pipeline.core.model import Generation
 from pipeline.settings import Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool, translated
+from pipeline.tasks import ended
 from query.access import Caller
 from query.embedder import Embedders, bounded
 from query.evaluation.agreement import DEPTH, documents, overlap, rank_biased
@@ -108,9 +109,7 @@ class Shadow:
             self.metrics.shadow_agreement.observe(measured[1])
 
     async def aclose(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
 
 
 @asynccontextmanager

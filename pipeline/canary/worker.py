@@ -24,6 +24,7 @@ from pipeline.kafka import producer
 from pipeline.settings import CanarySettings, Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Connection, Pool, open_pool, translated
+from pipeline.tasks import ended
 from query.retrieval import Search
 from query.settings import RetrievalSettings
 
@@ -138,10 +139,7 @@ class Canaries:
                 raise RuntimeError("a canary's rounds gave up") from task.exception()
 
     async def _cancel(self, canaries: list[Canary]) -> None:
-        tasks = [self._following.pop(one) for one in canaries]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended([self._following.pop(one) for one in canaries])
 
     async def _wanted(self, connection: Connection) -> list[Canary]:
         if self._settings.every_seconds == 0:

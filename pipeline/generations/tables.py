@@ -47,10 +47,17 @@ async def written(connection: Connection, generation: Generation, store: Store) 
     return int(row[0]) if row else 0
 
 
-async def build_graph(connection: Connection, generation: Generation, *, name: str | None = None) -> None:
-    """Once over all rows, while writers go on. name: unless it is the graph's own."""
+async def build_graph(
+    connection: Connection, generation: Generation, *, name: str | None = None, alone: bool = False
+) -> None:
+    """Once over all rows, while writers go on. name: unless it is the graph's own. alone: by one process, so that
+    writers keep the other processors."""
     await _allow_memory(connection, generation)
     try:
+        if alone:
+            await connection.execute("SET max_parallel_maintenance_workers = 0")
+        else:
+            await connection.execute("RESET max_parallel_maintenance_workers")
         await create_graph(connection, generation, name=name, concurrently=True)
     except DiskFull:  # a container's small /dev/shm: parallel builders share the graph there, one alone does not
         await connection.execute("SET max_parallel_maintenance_workers = 0")

@@ -258,6 +258,20 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
     return int(row[0]) if row else 0
 
 
+async def oldest_live(connection: Connection, generation: str, *, within_seconds: float) -> float:
+    """For how many seconds the oldest live change has waited for a store, of those that began no longer ago than that
+    and have not failed; 0: none waits."""
+    cursor = await connection.execute(
+        "SELECT extract(epoch FROM clock_timestamp() - min(s.pending_since))::float FROM index_state s"
+        " JOIN documents d ON d.id = s.document_id"
+        " WHERE s.seq < s.want_seq AND s.attempts = 0 AND s.generation = %s AND d.lane = 'live'"
+        " AND s.pending_since > clock_timestamp() - make_interval(secs => %s)",
+        [generation, within_seconds],
+    )
+    row = await cursor.fetchone()
+    return float(row[0]) if row and row[0] is not None else 0.0
+
+
 async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datetime]]:
     """store → how many documents that came by backfill wait for it, in the active generation and without having failed,
     and since when the first of them does. A store that none waits for is absent."""

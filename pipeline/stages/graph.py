@@ -6,6 +6,7 @@ The sinks write rows outside of the graph, where queries read them exactly; see 
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from pipeline.core.graph import (
     BUSY_DOCUMENTS,
     FRONT_ROWS,
     GRAPH_FROM_ROWS,
+    LATE_FOR_SECONDS,
+    LATE_SECONDS,
     READ_WHOLE_ROWS,
     Graph,
     Step,
@@ -59,10 +62,11 @@ Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
 
 @dataclass
 class _Seen:
-    """Since when a table has been without the graph that it is large enough for, and how many rows a transaction moves
-    into it."""
+    """Since when a table has been without the graph that it is large enough for, until when its live changes count as
+    late (both on time.monotonic()), and how many rows a transaction moves into it."""
 
     without_since: float | None = None
+    late_until: float = -math.inf
     batch: int = LEAST_MOVED
 
 
@@ -122,7 +126,7 @@ class GraphKeeper:
                             connection, generation, into_graph=bool(table.own or table.successor), busy=table.busy
                         )
                     elif step != "rest":
-                        await self._change(connection, generation, step, of)
+                        await self._change(connection, generation, step, of, busy=table.busy)
                         worked = True
                 except UndefinedTable:  # retired meanwhile
                     continue
@@ -152,17 +156,23 @@ class GraphKeeper:
             seen.without_since = None
         elif seen.without_since is None:
             seen.without_since = monotonic()
+        if await work.oldest_live(connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS) > LATE_SECONDS:
+            seen.late_until = monotonic() + LATE_FOR_SECONDS
         without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
         older, busy = found.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
-        return Table(own, successor, older, rows, waiting, busy, without, builds)
+        late = monotonic() < seen.late_until
+        return Table(own, successor, older, rows, waiting, busy, late, without, builds)
 
-    async def _change(self, connection: Connection, generation: Generation, step: Step, of: Graph | None) -> None:
+    async def _change(
+        self, connection: Connection, generation: Generation, step: Step, of: Graph | None, *, busy: bool
+    ) -> None:
         """Build, drop or rename: minutes where the table is large; queries and writers go on."""
         began, own = monotonic(), graph.own_name(generation)
         log.info("graph_step", step=step, generation=generation.name)
         if of is None:
             beside = own in await graph.graphs(connection, generation)
-            await build_graph(connection, generation, name=graph.successor_name(generation) if beside else None)
+            name = graph.successor_name(generation) if beside else None
+            await build_graph(connection, generation, name=name, alone=busy)
         elif step == "drop":
             await graph.drop_graph(connection, of.name)
         else:

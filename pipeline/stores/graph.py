@@ -37,12 +37,6 @@ async def graphs(connection: Connection, generation: Generation) -> dict[str, Gr
     return {name: Graph(name, valid, partial) for name, valid, partial in await cursor.fetchall()}
 
 
-async def has_front(connection: Connection, generation: Generation) -> bool:
-    """Whether any rows wait outside: there is a graph, or one is being built, of those that say in_graph. Without any
-    they are in the next one that is built, and in an older version's is every row."""
-    return any(graph.partial for graph in (await graphs(connection, generation)).values())
-
-
 async def has_waiting_index(connection: Connection, generation: Generation) -> bool:
     """Whether rows that wait can be found. Without that index none waits: it is made before the graph is."""
     cursor = await connection.execute(
@@ -76,11 +70,15 @@ async def _count(connection: Connection, generation: Generation, condition: sql.
 
 async def writes_outside(connection: Connection, generation: Generation, lanes: Collection[Lane]) -> set[Lane]:
     """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill of a
-    large table writes into the graph, slowly, when as many wait already as a query can read besides."""
-    if not lanes or not await has_front(connection, generation):
+    large table writes into the graph, slowly, when as many wait already as a query can read besides; not into one that
+    is being built, which would have to take in each of them at its end. Where there is no graph of those that say
+    in_graph, none waits: they are in the next one that is built, and in an older version's is every row."""
+    partial = [graph for graph in (await graphs(connection, generation)).values() if graph.partial]
+    if not lanes or not partial:
         return set()
     full = (
         "backfill" in lanes
+        and any(graph.valid for graph in partial)
         and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
         # A small table's graph is dropped instead and built anew afterwards, by a worker that may.
         and (await _is_large(connection, generation) or not await may_build(connection, generation))

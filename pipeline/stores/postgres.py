@@ -279,7 +279,7 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
                 text        text NOT NULL,
                 embedding   {vector} NOT NULL,
                 in_graph    boolean NOT NULL DEFAULT true
-            ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)
+            ) WITH (fillfactor = 90)
             """
         ).format(table=table, vector=vector)
     )

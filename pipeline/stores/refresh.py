@@ -9,7 +9,7 @@ from elasticsearch import AsyncElasticsearch
 from pipeline.core.errors import Retryable
 from pipeline.stores.elasticsearch import translated
 
-INTERVAL_SECONDS = 1.0
+INTERVAL_SECONDS = 0.5
 """Between the starts of two refreshes: each one costs the index a new segment."""
 
 

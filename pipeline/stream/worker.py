@@ -21,6 +21,7 @@ from pipeline.settings import Settings
 from pipeline.stores.postgres import open_pool
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Kind, Parts
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
@@ -115,9 +116,7 @@ async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, 
     stopping = asyncio.create_task(stop.wait())
     running = [asyncio.create_task(ending) for ending in endings]
     done, pending = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    await ended(pending)
     for task in done:
         if task is not stopping:
             raise RuntimeError("a part of the worker gave up") from task.result()  # type: ignore[misc]  # an exception

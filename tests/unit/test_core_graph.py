@@ -23,9 +23,10 @@ BROKEN_NEXT = Graph("t_hnsw_new", valid=False, partial=True)
 
 def table(
     own: Graph | None = None, successor: Graph | None = None, rows: int = 0, waiting: int = 0,
-    busy: bool = False, without_seconds: float = 0.0, builds: bool = True, older: Graph | None = None,
+    busy: bool = False, late: bool = False, without_seconds: float = 0.0, builds: bool = True,
+    older: Graph | None = None,
 ) -> Table:  # fmt: skip
-    return Table(own, successor, older, rows, waiting, busy, without_seconds, builds)
+    return Table(own, successor, older, rows, waiting, busy, late, without_seconds, builds)
 
 
 @pytest.mark.parametrize(
@@ -33,15 +34,13 @@ def table(
     [
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
-        (table(rows=READ_WHOLE_ROWS, busy=True), "rest"),
-        (table(rows=READ_WHOLE_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
-        (table(rows=READ_WHOLE_ROWS + 1, busy=True), "build"),
-        (table(rows=READ_WHOLE_ROWS + 1, busy=True, builds=False), "rest"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True), "rest"),
+        (table(rows=READ_WHOLE_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS - 1), "rest"),
+        (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
+        (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS, builds=False), "rest"),
     ],
 )
-def test_a_graph_is_built_when_a_load_has_settled_or_the_table_is_too_large_to_be_read_whole(
-    found: Table, step: str
-) -> None:
+def test_a_graph_is_built_when_a_load_has_settled_or_has_gone_on_for_too_long(found: Table, step: str) -> None:
     assert next_step(found) == (step, None)
 
 
@@ -55,6 +54,12 @@ def test_rows_move_while_that_is_cheaper_than_building_anew() -> None:
     assert next_step(table(OWN, rows=4_000, waiting=4_000)) == ("move", None), "few take no long"
     assert next_step(table(OWN, waiting=FRONT_ROWS, busy=True)) == ("rest", None), "documents go first"
     assert next_step(table(OWN, rows=100_000, waiting=FRONT_ROWS + 1, busy=True)) == ("move", None)
+
+
+def test_while_live_changes_are_late_nothing_moves_as_long_as_a_query_can_read_what_waits() -> None:
+    late = {"rows": 200_000, "busy": True, "late": True}
+    assert next_step(table(OWN, waiting=READ_WHOLE_ROWS, **late)) == ("rest", None)
+    assert next_step(table(OWN, waiting=READ_WHOLE_ROWS + 1, **late)) == ("move", None)
 
 
 def test_what_was_left_outside_of_a_graph_that_is_gone_is_let_in_before_the_next_is_built() -> None:

@@ -1,0 +1,26 @@
+"""Ending asyncio tasks that would run for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+CANCEL_AGAIN_SECONDS = 3.0
+"""What is cancelled may have something to put in order first."""
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel until all have ended, whatever they ended with.
+
+    Once is not enough: in Python 3.11 asyncio.wait_for, by which psycopg's pool and aiokafka wait, returns its result
+    and forgets the cancellation when both come in the same moment (python/cpython#86296). A worker that was told to
+    stop then waited for its sweeper until it was killed.
+    """
+    those = list(tasks)
+    waiting = {task for task in those if not task.done()}
+    while waiting:
+        for task in waiting:
+            task.cancel()
+        _, waiting = await asyncio.wait(waiting, timeout=CANCEL_AGAIN_SECONDS)
+    await asyncio.gather(*those, return_exceptions=True)  # seen: nobody asks for their exceptions

@@ -1,0 +1,50 @@
+"""Tasks that were cancelled have ended, also one that missed it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pipeline import tasks
+
+
+async def test_a_cancellation_that_was_swallowed_is_said_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "CANCEL_AGAIN_SECONDS", 0.01)
+    met = 0
+
+    async def deaf() -> None:
+        nonlocal met
+        while met < 3:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                met += 1
+
+    async def failing() -> None:
+        raise ValueError
+
+    running = [asyncio.create_task(deaf()), asyncio.create_task(failing())]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(tasks.ended(running), 10)
+    assert (met, [task.done() for task in running]) == (3, [True, True])
+
+
+async def test_nothing_to_end_is_no_error() -> None:
+    await tasks.ended([])
+
+
+async def test_what_puts_something_in_order_first_is_given_the_time() -> None:
+    order: list[str] = []
+
+    async def orderly() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            order.append("done")
+
+    task = asyncio.create_task(orderly())
+    await asyncio.sleep(0)
+    await tasks.ended([task])
+    assert order == ["done"]
