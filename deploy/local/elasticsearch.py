@@ -124,7 +124,7 @@ def _jvm_options(place: Place, settings: LocalSettings) -> list[str]:
         f"-Xms{settings.heap_elasticsearch_mb}m",
         f"-Xmx{settings.heap_elasticsearch_mb}m",
         "-XX:+UseG1GC",
-        FIRST_COMPILER,
+        *([] if settings.elasticsearch_second_compiler else [FIRST_COMPILER]),
         "-Djava.io.tmpdir=${ES_TMPDIR}",
         "-XX:CompileCommand=dontinline,java/lang/invoke/MethodHandle.setAsTypeCache",
         "-XX:CompileCommand=dontinline,java/lang/invoke/MethodHandle.asTypeUncached",

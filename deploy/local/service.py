@@ -26,7 +26,8 @@ PORT_RANGE = range(20_000, 32_000)
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1"
 """For a server that mostly starts, works for minutes and stops: Java's second compiler costs it more than it saves. CPU
 seconds with and without it, two cores: Elasticsearch until ready 16.4 → 7.7, the first 1,000 chunks 3.1 → 1.6, the
-twelfth 1.2 → 0.7; Kafka until ready 8.0 → 4.6. What docker-compose.yml starts runs for months and has both."""
+twelfth 1.2 → 0.7; Kafka until ready 8.0 → 4.6. What docker-compose.yml starts runs for months and has both; for
+Elasticsearch here see LocalSettings."""
 
 
 class LocalSettings(BaseSettings):
@@ -39,6 +40,8 @@ class LocalSettings(BaseSettings):
     port_elasticsearch: int | None = Field(None, ge=1, le=65535)
     heap_kafka_mb: int = Field(512, ge=128)
     heap_elasticsearch_mb: int = Field(512, ge=256)
+    elasticsearch_second_compiler: bool = False
+    """As a server has it that runs for long: slower until it is warm, a third less of the processor a search then."""
     postgres_shared_buffers_mb: int = Field(1024, ge=16)
     """Taken page by page as it is used. The graph of 100,000 chunks of 1,536 dimensions is 389 MB, and a walk over it
     takes half as long again where it does not fit."""

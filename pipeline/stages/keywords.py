@@ -150,7 +150,8 @@ class KeywordSink(Last):
             for p in plans:
                 self._unfinished[generation.name, p.work.identity.id] = (p.work.want_seq, p.touched)
             outcomes = dict(zip((w.id for w in writes), await self._keywords.apply(writes), strict=True))
-            await self._keywords.refreshed(generation.keyword_index)
+            patient = all(p.work.lane == "backfill" for p in plans)
+            await self._keywords.refreshed(generation.keyword_index, patient=patient)
             used("elasticsearch")
         refused = {
             p.work.identity.id: o.reason for p in plans for w in p.writes if (o := outcomes[w.id]).result == "refused"

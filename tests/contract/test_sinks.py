@@ -84,11 +84,11 @@ class PausedKeywords(Keywords):
     pause: Hook | None = None
     after: Hook | None = None
 
-    async def refreshed(self, index: str) -> None:
+    async def refreshed(self, index: str, *, patient: bool = False) -> None:
         if self.after is not None:
             after, self.after = self.after, None
             await after()
-        await super().refreshed(index)
+        await super().refreshed(index, patient=patient)
 
     async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
         if self.pause is not None:
