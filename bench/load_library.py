@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -20,6 +21,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import structlog
 from pgvector import HalfVector
 
 from bench.load_corpus import Corpus, WordVectors
@@ -158,6 +160,7 @@ async def hold(folder: Path, chunks: int, dimensions: int) -> None:
 
 
 if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--chunks", type=int, default=50_000)

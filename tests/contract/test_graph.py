@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from time import monotonic
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from psycopg.errors import UndefinedColumn
 
 from deploy.local.stack import Stack
 from pipeline.core import graph as deciding
+from pipeline.core.graph import LATE_FOR_SECONDS
 from pipeline.core.model import Generation
 from pipeline.generations.tables import build_graph
 from pipeline.stages import graph as keeping
@@ -205,8 +207,9 @@ async def test_beside_other_work_a_graph_is_built_by_one_process(library: Librar
             assert await cursor.fetchone() == (processes,)
 
 
-async def test_while_a_live_change_is_late_nothing_moves(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "LATE_FOR_SECONDS", 0.0)
+async def test_while_a_live_change_is_late_and_a_little_longer_nothing_moves(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await library.put(*pages(10))
     [late] = await library.accept(*pages(1, first=50))
     async with keeping_(library) as keeper:
@@ -217,11 +220,15 @@ async def test_while_a_live_change_is_late_nothing_moves(library: Library, monke
                 "UPDATE index_state SET pending_since = clock_timestamp() - make_interval(secs => %s)"
                 " WHERE document_id = %s", seconds, late,
             )  # fmt: skip
+            keeper.keeper._seen.clear()
             assert await keeper.turn() == moves, (seconds, lane)
         await library.execute("UPDATE chunks_g1 SET in_graph = false")
         await library.execute("UPDATE documents SET lane = 'live'")
+        assert not await keeper.turn()
         await library.converge(late)
-        assert await keeper.turn(), "it is there"
+        assert not await keeper.turn(), "it was a moment ago"
+        monkeypatch.setattr(keeping, "monotonic", lambda: monotonic() + LATE_FOR_SECONDS)
+        assert await keeper.turn()
 
 
 async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_has_settled(
