@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-CANCEL_AGAIN_SECONDS = 3.0
+CANCEL_AGAIN_SECONDS = 8.0
 """What is cancelled may have something to put in order first."""
 
 

@@ -6,16 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 FRONT_ROWS = 4_000
-"""Most rows that shall wait outside of the graph: each query reads them all, in about 28 ms (7 µs a row of 1,536
-dimensions). Beyond it the backfill lane of a table that is too large to be read whole writes straight into the graph;
-live changes never do."""
+"""Most rows that shall wait outside of the graph where no live change is late: each query reads them all, in about 28
+ms (7 µs a row of 1,536 dimensions). Beyond it the backfill lane of a table that is too large to be read whole writes
+straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in about 35 ms."""
 READ_WHOLE_ROWS = 50_000
-"""Most rows that are searched without a graph while a load goes on: about 350 ms a query."""
+"""About 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
+of one while live changes are late, or while it is built."""
+LOAD_ROWS = 200_000
+"""About 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
 BUSY_DOCUMENTS = 20
-"""While more wait for a store, they go first: a graph takes both processors from the stores that somebody waits for,
-and what it is built of may be replaced meanwhile."""
+"""While more wait for a store, they go first: a graph takes processors from the stores that somebody waits for, and
+what it is built of may be replaced meanwhile."""
 BUSY_AT_MOST_SECONDS = 120.0
 """Whatever waits longer goes first no more: perhaps its store is away."""
 LATE_SECONDS = 3.0
@@ -56,6 +59,8 @@ class Table:
     """Counted no further than just above READ_WHOLE_ROWS."""
     waiting: int
     """Rows outside of the graph, counted as far."""
+    loaded: bool
+    """Whether it has more than LOAD_ROWS, about."""
     busy: bool
     """Whether more than BUSY_DOCUMENTS wait for a store, for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool
@@ -98,5 +103,5 @@ def next_step(table: Table) -> tuple[Step, Graph | None]:
 
 
 def _worth_a_graph(table: Table) -> bool:
-    settled = not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS
+    settled = table.loaded or not table.busy or table.without_seconds >= BUILT_AT_LATEST_SECONDS
     return table.rows >= GRAPH_FROM_ROWS and settled

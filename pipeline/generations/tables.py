@@ -60,6 +60,8 @@ async def build_graph(
             await connection.execute("RESET max_parallel_maintenance_workers")
         await create_graph(connection, generation, name=name, concurrently=True)
     except DiskFull:  # a container's small /dev/shm: parallel builders share the graph there, one alone does not
+        if alone:
+            raise
         await connection.execute("SET max_parallel_maintenance_workers = 0")
         await create_graph(connection, generation, name=name, concurrently=True)
     await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(generation.chunk_table)))

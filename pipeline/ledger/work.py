@@ -258,18 +258,17 @@ async def pending(connection: Connection, generation: str, *, within_seconds: fl
     return int(row[0]) if row else 0
 
 
-async def oldest_live(connection: Connection, generation: str, *, within_seconds: float) -> float:
-    """For how many seconds the oldest live change has waited for a store, of those that began no longer ago than that
-    and have not failed; 0: none waits."""
+async def is_live_late(connection: Connection, generation: str, seconds: float, *, at_most: float) -> bool:
+    """Whether the live change that has waited longest for a store, without having failed, has done so for more than so
+    many seconds. A store where it is more than ``at_most`` is away, and does not count."""
     cursor = await connection.execute(
-        "SELECT extract(epoch FROM clock_timestamp() - min(s.pending_since))::float FROM index_state s"
-        " JOIN documents d ON d.id = s.document_id"
-        " WHERE s.seq < s.want_seq AND s.attempts = 0 AND s.generation = %s AND d.lane = 'live'"
-        " AND s.pending_since > clock_timestamp() - make_interval(secs => %s)",
-        [generation, within_seconds],
+        "SELECT FROM index_state s JOIN documents d ON d.id = s.document_id"
+        " WHERE s.seq < s.want_seq AND s.attempts = 0 AND s.generation = %s AND d.lane = 'live' GROUP BY s.store"
+        " HAVING clock_timestamp() - min(s.pending_since)"
+        "  BETWEEN make_interval(secs => %s) AND make_interval(secs => %s)",
+        [generation, seconds, at_most],
     )
-    row = await cursor.fetchone()
-    return float(row[0]) if row and row[0] is not None else 0.0
+    return await cursor.fetchone() is not None
 
 
 async def pending_backfill(connection: Connection) -> dict[str, tuple[int, datetime]]:

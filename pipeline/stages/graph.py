@@ -23,6 +23,7 @@ from pipeline.core.graph import (
     GRAPH_FROM_ROWS,
     LATE_FOR_SECONDS,
     LATE_SECONDS,
+    LOAD_ROWS,
     READ_WHOLE_ROWS,
     Graph,
     Step,
@@ -55,6 +56,8 @@ MOVED_WITHOUT_GRAPH = 1_000
 """Rows where there is no graph for them yet: 0.1 s."""
 TURN_SECONDS = 2.0
 """Rows are moved for so long before the table is looked at again."""
+LOOK_PAUSE = 20
+"""Times as long as the last look for late changes took, until the next."""
 RETRY_BASE_SECONDS, RETRY_CAP_SECONDS = 1.0, 30.0
 
 Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
@@ -63,10 +66,11 @@ Generations = Callable[[], Awaitable[Mapping[str, Generation]]]
 @dataclass
 class _Seen:
     """Since when a table has been without the graph that it is large enough for, until when its live changes count as
-    late (both on time.monotonic()), and how many rows a transaction moves into it."""
+    late and when to look again (all on time.monotonic()), and how many rows a transaction moves into it."""
 
     without_since: float | None = None
     late_until: float = -math.inf
+    look_at: float = -math.inf
     batch: int = LEAST_MOVED
 
 
@@ -126,7 +130,7 @@ class GraphKeeper:
                             connection, generation, into_graph=bool(table.own or table.successor), busy=table.busy
                         )
                     elif step != "rest":
-                        await self._change(connection, generation, step, of, busy=table.busy)
+                        await self._change(connection, generation, step, of, alone=table.busy and not table.loaded)
                         worked = True
                 except UndefinedTable:  # retired meanwhile
                     continue
@@ -156,15 +160,19 @@ class GraphKeeper:
             seen.without_since = None
         elif seen.without_since is None:
             seen.without_since = monotonic()
-        if await work.oldest_live(connection, generation.name, within_seconds=BUSY_AT_MOST_SECONDS) > LATE_SECONDS:
-            seen.late_until = monotonic() + LATE_FOR_SECONDS
+        if own is not None and waiting and generation.state != "building" and monotonic() >= seen.look_at:
+            began = monotonic()
+            if await work.is_live_late(connection, generation.name, LATE_SECONDS, at_most=BUSY_AT_MOST_SECONDS):
+                seen.late_until = monotonic() + LATE_FOR_SECONDS
+            seen.look_at = monotonic() + LOOK_PAUSE * (monotonic() - began)  # where a store is away, much is pending
         without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
         older, busy = found.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
         late = monotonic() < seen.late_until
-        return Table(own, successor, older, rows, waiting, busy, late, without, builds)
+        loaded = own is None and await graph.is_above(connection, generation, LOAD_ROWS)
+        return Table(own, successor, older, rows, waiting, loaded, busy, late, without, builds)
 
     async def _change(
-        self, connection: Connection, generation: Generation, step: Step, of: Graph | None, *, busy: bool
+        self, connection: Connection, generation: Generation, step: Step, of: Graph | None, *, alone: bool
     ) -> None:
         """Build, drop or rename: minutes where the table is large; queries and writers go on."""
         began, own = monotonic(), graph.own_name(generation)
@@ -172,7 +180,7 @@ class GraphKeeper:
         if of is None:
             beside = own in await graph.graphs(connection, generation)
             name = graph.successor_name(generation) if beside else None
-            await build_graph(connection, generation, name=name, alone=busy)
+            await build_graph(connection, generation, name=name, alone=alone)
         elif step == "drop":
             await graph.drop_graph(connection, of.name)
         else:

@@ -70,27 +70,28 @@ async def _count(connection: Connection, generation: Generation, condition: sql.
 
 async def writes_outside(connection: Connection, generation: Generation, lanes: Collection[Lane]) -> set[Lane]:
     """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill of a
-    large table writes into the graph, slowly, when as many wait already as a query can read besides; not into one that
-    is being built, which would have to take in each of them at its end. Where there is no graph of those that say
-    in_graph, none waits: they are in the next one that is built, and in an older version's is every row."""
+    large table writes into the graph, slowly, when as many wait already as a query can read besides. One that is being
+    built would have to take in each of those rows at its end: there it may be as many as a table that is read whole.
+    Where there is no graph of those that say in_graph, none waits: they are in the next one that is built, and in an
+    older version's is every row."""
     partial = [graph for graph in (await graphs(connection, generation)).values() if graph.partial]
     if not lanes or not partial:
         return set()
+    most = FRONT_ROWS if any(graph.valid for graph in partial) else READ_WHOLE_ROWS
     full = (
         "backfill" in lanes
-        and any(graph.valid for graph in partial)
-        and await waiting(connection, generation, most=FRONT_ROWS) == FRONT_ROWS
+        and await waiting(connection, generation, most=most) == most
         # A small table's graph is dropped instead and built anew afterwards, by a worker that may.
-        and (await _is_large(connection, generation) or not await may_build(connection, generation))
+        and (await is_above(connection, generation, READ_WHOLE_ROWS) or not await may_build(connection, generation))
     )
     return {lane for lane in lanes if lane == "live" or not full}
 
 
-async def _is_large(connection: Connection, generation: Generation) -> bool:
-    """Whether the table is too large to be searched without a graph: by Postgres's own count, about."""
+async def is_above(connection: Connection, generation: Generation, rows: int) -> bool:
+    """Whether the table has more rows, by Postgres's own count, about."""
     cursor = await connection.execute(
         "SELECT greatest(pg_stat_get_live_tuples(oid), reltuples) > %s FROM pg_class WHERE oid = to_regclass(%s)",
-        [READ_WHOLE_ROWS, f'"{generation.chunk_table}"'],
+        [rows, f'"{generation.chunk_table}"'],
     )
     row = await cursor.fetchone()
     return bool(row and row[0])

@@ -13,7 +13,7 @@ from pipeline.stores.elasticsearch import translated
 
 INTERVAL_SECONDS = 0.5
 """Between the starts of two refreshes: each one costs the index a new segment. Where all who wait are patient, twice as
-long: for a first load of 1,000 documents that spares a seventh of the time."""
+long: for a first load of 1,000 documents that spares an eighth of the time."""
 
 
 class Refresher:

@@ -185,15 +185,18 @@ async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can
     assert await outside(library) == 13, "a live change never waits for the graph"
 
 
-async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built(
+async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built_but_for_too_many(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(graph, "FRONT_ROWS", 0)
-    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", -2)
-    for lasts, lanes in ((False, {"backfill"}), (True, set())):
+    monkeypatch.setattr(graph, "FRONT_ROWS", 1)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", 2)
+    await library.put(*pages(3))
+    await library.execute("ANALYZE chunks_g1")
+    for waiting, built, lanes in ((3, False, set()), (1, False, {"backfill"}), (1, True, set())):
         await library.execute(
-            "UPDATE pg_index SET indisvalid = %s WHERE indexrelid = 'chunks_g1_hnsw'::regclass", lasts
+            "UPDATE pg_index SET indisvalid = %s WHERE indexrelid = 'chunks_g1_hnsw'::regclass", built
         )
+        await library.execute("UPDATE chunks_g1 SET in_graph = id NOT IN (SELECT id FROM chunks_g1 LIMIT %s)", waiting)
         async with library.pool.connection() as connection:
             assert await graph.writes_outside(connection, library.generation, {"backfill"}) == lanes
 

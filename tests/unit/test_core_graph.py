@@ -24,9 +24,9 @@ BROKEN_NEXT = Graph("t_hnsw_new", valid=False, partial=True)
 def table(
     own: Graph | None = None, successor: Graph | None = None, rows: int = 0, waiting: int = 0,
     busy: bool = False, late: bool = False, without_seconds: float = 0.0, builds: bool = True,
-    older: Graph | None = None,
+    older: Graph | None = None, loaded: bool = False,
 ) -> Table:  # fmt: skip
-    return Table(own, successor, older, rows, waiting, busy, late, without_seconds, builds)
+    return Table(own, successor, older, rows, waiting, loaded, busy, late, without_seconds, builds)
 
 
 @pytest.mark.parametrize(
@@ -35,6 +35,7 @@ def table(
         (table(rows=GRAPH_FROM_ROWS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS), "build"),
         (table(rows=READ_WHOLE_ROWS + 1, busy=True), "rest"),
+        (table(rows=READ_WHOLE_ROWS + 1, busy=True, loaded=True), "build"),
         (table(rows=READ_WHOLE_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS - 1), "rest"),
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS), "build"),
         (table(rows=GRAPH_FROM_ROWS, busy=True, without_seconds=BUILT_AT_LATEST_SECONDS, builds=False), "rest"),
