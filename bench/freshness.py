@@ -45,6 +45,8 @@ WORDS = (60, 60, 200, 200, 700, 1_850)
 BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
 PAGE = 50
 LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 1.0, 5.0, 2.0, 0.25
+FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
+"""What is looked at for ten minutes stands for a system that runs for months."""
 PROBE_GIVEN_UP_SECONDS, LEFT_SECONDS = 60.0, 120.0
 
 _SETTLED = """
@@ -254,7 +256,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=3_000, help="that are edited")
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     given = parser.parse_args()
-    with running("freshness") as run:
+    with running("freshness", FOR_LONG) as run:
         result = {"machine": machine(), **asyncio.run(measure(run, given))}
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
