@@ -30,14 +30,14 @@ GRAPH_WAIT_SECONDS = 1_800.0
 class Running:
     """One home, its processes and what they took."""
 
-    def __init__(self, folder: Path, embedding: str, more: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, embedding: str, more: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.library = folder / "library"
         self.environment = {
             **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
             "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1", "PENSTOCK_EMBEDDING_API_KEY": "none",
             "PENSTOCK_EMBEDDING_MODEL": MODEL, "PENSTOCK_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
-            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000", **more,
+            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000", **(more or {}),
         }  # fmt: skip
 
     def penstock(self, *arguments: str) -> Any:
@@ -100,7 +100,7 @@ def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Runnin
     folder = home() / name
     shutil.rmtree(folder, ignore_errors=True)
     with zero_cost() as address:
-        run = Running(folder, address, more or {})
+        run = Running(folder, address, more)
         subprocess.run([PENSTOCK, "up"], env=run.environment, check=True, stdout=sys.stderr)
         try:
             run.library.mkdir(parents=True)
