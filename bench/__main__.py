@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.machine import description
 from bench.parts import PARTS, Part
-from bench.running import PENSTOCK
+from bench.running import FOR_LONG, PENSTOCK
 from bench.targets import KEYS, picked, table
 from pipeline.settings import home
 
@@ -40,9 +40,8 @@ stderr = Console(stderr=True, highlight=False)
 def stack(log: IO[str]) -> Iterator[Mapping[str, str]]:
     """The local stack, empty, for a part that starts none; yields the environment in which it is found."""
     folder = home() / "bench-stack"
-    as_it_runs_for_long = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
     where = {**os.environ, "PENSTOCK_HOME": str(folder)}  # nothing else: `penstock search` would not ask the service
-    subprocess.run([PENSTOCK, "up"], env=as_it_runs_for_long | where, stdout=log, stderr=log, check=False)
+    subprocess.run([PENSTOCK, "up"], env=FOR_LONG | where, stdout=log, stderr=log, check=False)
     try:
         yield where
     finally:

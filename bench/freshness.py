@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.load_corpus import Corpus
-from bench.running import Running, machine, running, spread
+from bench.running import FOR_LONG, Running, machine, running, spread
 from pipeline.kafka import deliver, producer
 from pipeline.settings import KafkaSettings
 from topics.messages import DocumentUpserted
@@ -45,8 +45,6 @@ WORDS = (60, 60, 200, 200, 700, 1_850)
 BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
 PAGE = 50
 LOOK_SECONDS, MEMORY_SECONDS, PROBE_SECONDS, ASK_SECONDS = 1.0, 5.0, 2.0, 0.25
-FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
-"""What is looked at for ten minutes stands for a system that runs for months."""
 PROBE_GIVEN_UP_SECONDS, LEFT_SECONDS = 60.0, 120.0
 
 _SETTLED = """

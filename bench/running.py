@@ -25,6 +25,8 @@ from pipeline.settings import home
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 GRAPH_WAIT_SECONDS = 1_800.0
+FOR_LONG = {"PENSTOCK_ELASTICSEARCH_SECOND_COMPILER": "true"}
+"""Settings of what stands for a system that runs for months."""
 
 
 class Running:

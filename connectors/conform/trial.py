@@ -25,6 +25,7 @@ from pipeline.kafka import deliver
 from pipeline.ledger.arrivals import arrivals
 from pipeline.settings import PostgresSettings
 from pipeline.stores.postgres import Pool, translated
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 from topics.messages import (
     AccessChanged,
@@ -89,8 +90,7 @@ class Trial:
 
     async def stop(self) -> None:
         if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+            await ended([self._running])
         self._running = self.instance = None
 
     async def loaded(self) -> None:

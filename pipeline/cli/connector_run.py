@@ -18,6 +18,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.kafka import producer
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import Pool, open_pool
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 
 LOOK_SECONDS = 0.2
@@ -82,15 +83,10 @@ async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[
                     raise Misconfigured(instance.start.reason or f"{plan.name} cannot start")
                 await asyncio.sleep(0.05)
             if instance.held_elsewhere:
-                await _stopped(task)
+                await ended([task])
             yield None if instance.held_elsewhere else instance
         finally:
-            await _stopped(task)
-
-
-async def _stopped(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
+            await ended([task])
 
 
 async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:

@@ -70,6 +70,11 @@ class Table:
     builds: bool
     """Whether graphs are built here: the table is ours, and no command is filling it or building an index on it."""
 
+    @property
+    def builds_alone(self) -> bool:
+        """Whether its graph is built by one process, so that who waits keeps the other processors."""
+        return self.busy and not self.loaded
+
 
 def next_step(table: Table) -> tuple[Step, Graph | None]:
     """What to do now, and with which graph (build: None; drop and rename: that one). Each step leaves searches right,

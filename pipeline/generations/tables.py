@@ -53,16 +53,14 @@ async def build_graph(
     """Once over all rows, while writers go on. name: unless it is the graph's own. alone: by one process, so that
     writers keep the other processors."""
     await _allow_memory(connection, generation)
+    one, many = "SET max_parallel_maintenance_workers = 0", "RESET max_parallel_maintenance_workers"
+    await connection.execute(one if alone else many)
     try:
-        if alone:
-            await connection.execute("SET max_parallel_maintenance_workers = 0")
-        else:
-            await connection.execute("RESET max_parallel_maintenance_workers")
         await create_graph(connection, generation, name=name, concurrently=True)
     except DiskFull:  # a container's small /dev/shm: parallel builders share the graph there, one alone does not
         if alone:
             raise
-        await connection.execute("SET max_parallel_maintenance_workers = 0")
+        await connection.execute(one)
         await create_graph(connection, generation, name=name, concurrently=True)
     await connection.execute(sql.SQL("ANALYZE {}").format(sql.Identifier(generation.chunk_table)))
 

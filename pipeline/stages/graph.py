@@ -130,7 +130,7 @@ class GraphKeeper:
                             connection, generation, into_graph=bool(table.own or table.successor), busy=table.busy
                         )
                     elif step != "rest":
-                        await self._change(connection, generation, step, of, alone=table.busy and not table.loaded)
+                        await self._change(connection, generation, step, of, alone=table.builds_alone)
                         worked = True
                 except UndefinedTable:  # retired meanwhile
                     continue

@@ -74,8 +74,10 @@ async def writes_outside(connection: Connection, generation: Generation, lanes: 
     built would have to take in each of those rows at its end: there it may be as many as a table that is read whole.
     Where there is no graph of those that say in_graph, none waits: they are in the next one that is built, and in an
     older version's is every row."""
+    if not lanes:
+        return set()
     partial = [graph for graph in (await graphs(connection, generation)).values() if graph.partial]
-    if not lanes or not partial:
+    if not partial:
         return set()
     most = FRONT_ROWS if any(graph.valid for graph in partial) else READ_WHOLE_ROWS
     full = (

@@ -19,6 +19,7 @@ from pipeline.core.model import Lane
 from pipeline.core.share import Share
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.attempts import Attempts, Batch, Item, Outcome
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 
 BATCH_BYTES = 4 * 1024 * 1024
@@ -187,9 +188,7 @@ class Lanes:
             lane.room.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=within_seconds)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
+            await ended(late)
 
     async def _run(self, lane: _KeyLane) -> None:
         while not self._stopping.is_set():

@@ -14,6 +14,7 @@ import structlog
 from pipeline.core.errors import Misconfigured
 from pipeline.serving import served
 from pipeline.settings import Settings
+from pipeline.tasks import ended
 from query.embedder import Embedders
 from query.http.app import app
 from query.http.auth import open_authenticator, require
@@ -60,8 +61,7 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
         evaluating = asyncio.create_task(_evaluate(service), name="evaluation")
         await stop.wait()
         log.info("stopping")
-        evaluating.cancel()
-        await asyncio.gather(evaluating, return_exceptions=True)
+        await ended([evaluating])
 
 
 async def _evaluate(service: Service) -> None:

@@ -404,6 +404,8 @@ async def refreshes(es: AsyncElasticsearch, index: str) -> int:
 async def test_many_waiters_share_refreshes(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     before = await refreshes(es, index)
+    clock = asyncio.get_running_loop()
+    began = clock.time()
 
     async def write_and_find(n: int) -> None:
         chunk = uuid4()
@@ -413,7 +415,8 @@ async def test_many_waiters_share_refreshes(es: AsyncElasticsearch, index: str, 
         assert await store.versions(index, chunk) == {chunk: 1}
 
     await asyncio.gather(*(write_and_find(n) for n in range(50)))
-    assert 1 <= await refreshes(es, index) - before <= 5
+    most = 1 + (clock.time() - began) / INTERVAL_SECONDS
+    assert 1 <= await refreshes(es, index) - before <= most
 
 
 async def test_a_patient_waiter_waits_twice_as_long_unless_somebody_else_does_not(
