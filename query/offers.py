@@ -126,13 +126,16 @@ class Stores:
         depth: int,
         spare: int,
         more: Mapping[str, float] | None = None,
+        known: Mapping[UUID, Passage] | None = None,
     ) -> tuple[Offers, Mapping[UUID, Passage]]:
-        """What both stores offer, and all of it that may be shown: ``depth`` of each and one more, unless there are no
-        more. Raises Retryable or Misconfigured when nothing can answer.
+        """What the stores of this mode offer, and all of it that may be shown: ``depth`` of each and one more, unless
+        there are no more. Raises Retryable or Misconfigured when nothing can answer.
 
-        more: words that are asked for besides the question's, and their worth. Who offered too little is asked again,
-        and then what was withheld is excluded or the ledger asked on the way.
+        more: words that are asked for besides the question's, and their worth. known: what the ledger has just said of
+        some; it is not asked again about them. Who offered too little is asked again, and then what was withheld is
+        excluded or the ledger asked on the way.
         """
+        known = known or {}
         rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
         offers = {ranker: Offer(0) for ranker in rankers}
         short: Sequence[Ranker] = rankers
@@ -150,7 +153,8 @@ class Stores:
             _require_one(offers)
             candidates = [c for offer in offers.values() for c in offer.candidates]
             with steps.step("verify"):
-                passages = await self.verify(scope, candidates)
+                passages = await self.verify(scope, [c for c in candidates if c.chunk_id not in known])
+                passages |= {c.chunk_id: known[c.chunk_id] for c in candidates if c.chunk_id in known}
             for ranker in short:
                 offers[ranker].look(passages)
             short = [ranker for ranker, offer in offers.items() if not offer.holds(depth, passages)]
@@ -215,6 +219,10 @@ class Stores:
     async def embeddings(self, scope: Scope, passages: Sequence[Weighed]) -> dict[UUID, Vectors]:
         async with self.connection(self.timeouts.vectors, "vector search") as connection:
             return await embeddings(connection, scope.generation, passages)
+
+    async def likeness(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
+        async with self.connection(self.timeouts.vectors, "vector search") as connection:
+            return await vectors.likeness(connection, scope.generation, ids, vector)
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
         async with self.connection(self.timeouts.ledger, "search") as connection:

@@ -14,14 +14,12 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.core.errors import PenstockError
 from pipeline.core.identifiers import identifiers
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
 from pipeline.settings import Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
-from query import expansion
 from query.access import Caller, identify, readable
 from query.arrange import Hit, arrange, exact_first, present, renamed
 from query.cache import Cache, Embedded, Key, Ref, Remembered, access_of, changed_since, snapshot
@@ -29,11 +27,12 @@ from query.embedder import Embedders, bounded, is_same
 from query.filters import NONE, Filters
 from query.filters import check as check_filters
 from query.model import Found, Mode, Passage, Result, check
-from query.offers import Embedding, Offers, Question, Scope, Stores, Timeouts
+from query.offers import Embedding, Question, Scope, Stores, Timeouts
 from query.ranking import ranked, reaches_further, relevant
 from query.rerank.apply import rerank
 from query.rerank.choose import open_reranker
 from query.rerank.port import Reranker
+from query.second_look import second_look
 from query.settings import QuerySettings, RerankSettings, RetrievalSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
@@ -44,8 +43,6 @@ __all__ = ["Search", "Timeouts", "Tuning", "open_search"]
 
 CANDIDATES = 100
 """Of each store that are fused."""
-SECOND_LOOK = 1 / 3
-"""Of the time for vectors: what a search's budget (query/budget.py) has left."""
 DEEPEST = 1_000
 """Where looking for more passages ends, when those that were found are few and the same again and again."""
 SPARE = 14
@@ -201,9 +198,10 @@ class Search:
             if in_haste:
                 with steps.step("feedback") as facts:
                     facts["skipped"] = "many ask at this moment"
-            elif again := await self._second_look(question, scope, embedding, steps, offers, hits, depth):
-                hits, more = again
-                seen = {**passages, **more}
+            elif again := await second_look(
+                self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth, spare=SPARE
+            ):
+                hits, seen = again
         results = await self._results(question, scope, hits if about else [], steps)
         found = Found(results, steps.done, steps.took_ms, about)
         if not in_haste:  # who asks again in a calmer moment shall have the better answer
@@ -212,45 +210,6 @@ class Search:
 
     def _suffice(self, question: Question, hits: Sequence[Hit]) -> bool:
         return len(arrange(hits, top=question.top, per_document=self._settings.per_document)) == question.top
-
-    async def _second_look(
-        self,
-        question: Question,
-        scope: Scope,
-        embedding: Embedding,
-        steps: Steps,
-        offers: Offers,
-        hits: Sequence[Hit],
-        depth: int,
-    ) -> tuple[list[Hit], Mapping[UUID, Passage]] | None:
-        """What is found with the best of what was found (query/expansion.py), and all of it that may be shown. None:
-        a half is missing, or this took too long; then the first look stands."""
-        if any(offer.error is not None for offer in offers.values()):
-            return None
-        inner = Steps()  # a step "feedback" stands for them
-        try:
-            with steps.step("feedback") as facts:
-                async with bounded(self._stores.timeouts.vectors * SECOND_LOOK, "the second look"):
-                    chosen = expansion.weighed([(h.passage.chunk_id, h.text, h.score) for h in hits])
-                    facts["passages"] = len(chosen)
-                    nearer = asyncio.create_task(self._nearer(scope, embedding, chosen))
-                    try:
-                        offers, passages = await self._stores.offers(
-                            question, scope, nearer, inner, depth=depth, spare=SPARE,
-                            more=expansion.typical(chosen, [hit.text for hit in hits]),
-                        )  # fmt: skip
-                    finally:
-                        await _give_up(nearer)
-                    if errors := [offer.error for offer in offers.values() if offer.error is not None]:
-                        raise errors[0]
-        except PenstockError:
-            return None  # the step says why
-        return ranked(offers, passages, inner, depth), passages
-
-    async def _nearer(self, scope: Scope, embedding: Embedding, chosen: Sequence[expansion.Weighed]) -> Embedded:
-        """The question's vector, moved. Elasticsearch is asked meanwhile."""
-        made_by, vector = await asyncio.shield(embedding)
-        return made_by, expansion.moved(vector, chosen, await self._stores.embeddings(scope, chosen))
 
     async def _results(self, question: Question, scope: Scope, hits: Sequence[Hit], steps: Steps) -> list[Result]:
         named = identifiers(question.text) if question.mode != "vector" else ()

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 from typing import Any, Literal
+from uuid import UUID
 
 from pgvector import HalfVector, Vector
 from psycopg import sql
@@ -135,6 +136,21 @@ async def nearest(
     return found, scan
 
 
+async def likeness(
+    connection: Connection, generation: Generation, ids: Sequence[UUID], vector: Vectors
+) -> dict[UUID, float]:
+    """Cosine of each of these chunks to the vector, where the generation holds it. Raises psycopg.Error."""
+    if not ids:
+        return {}
+    cursor = await connection.execute(
+        sql.SQL("SELECT id, 1 - (embedding <=> %s) FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
+            chunks=sql.Identifier(generation.chunk_table)
+        ),
+        [_value(generation, vector), list(ids)],
+    )
+    return dict(await cursor.fetchall())
+
+
 async def _candidates(connection: Connection, statement: sql.Composed, values: dict[str, Any]) -> list[Candidate]:
     # Never prepared: the best plan depends on the values (who asks), and a generic one cannot see them.
     cursor = await connection.execute(statement, values, prepare=False)
@@ -200,7 +216,6 @@ _LISTED = """AND EXISTS (
 def build(asked: Asked, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql.Composed, dict[str, Any]]:
     """relaxed_order hands rows over slightly out of order: twice as many are taken and sorted again."""
     generation = asked.generation
-    value = HalfVector(vector) if generation.vector_type == "halfvec" else Vector(vector)
     parts = {
         "mine": sql.SQL(_MINE), "filters": conditions(asked.filters),
         "listed": sql.SQL(_LISTED if asked.proven else ""),
@@ -215,6 +230,10 @@ def build(asked: Asked, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql
         outside = sql.SQL(_OUTSIDE).format(chunks=chunks, ledger=ledger)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, outside=outside)
     return statement, {
-        **values(asked.filters), "vector": value, "ids": list(asked.readable.access_ids),
+        **values(asked.filters), "vector": _value(generation, vector), "ids": list(asked.readable.access_ids),
         "tenant": asked.caller.tenant, "generation": generation.name, "limit": limit, "walked": OVERFETCH * limit,
     }  # fmt: skip
+
+
+def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
+    return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(vector)

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from deploy.local.stack import Stack
 from pipeline.cli.main import app
 from pipeline.core.errors import Retryable
-from query import retrieval
+from query import second_look
 from query.answers.openai_chat import OpenAIChat
 from query.embedder import QueryEmbedder
 from query.evaluation import golden as judgements
@@ -182,7 +182,7 @@ async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caller = await library.caller("acme", "staff")
-    monkeypatch.setattr(retrieval, "SECOND_LOOK", 0)
+    monkeypatch.setattr(second_look, "SHARE", 0)
     found = await library.search.search("Deimos", caller)
     assert by_keyword(found) == {"mars"}
     assert found.degraded == ("the second look did not answer within 0 s",)
