@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from uuid import UUID
 
+from cachetools import TTLCache
 from elasticsearch import AsyncElasticsearch
 from psycopg.pq import TransactionStatus
 
@@ -30,6 +31,8 @@ from query.steps import Steps
 from query.vectors import Asked, Scan, Tuning
 from query.verify import describe, verify
 
+SCAN_KEPT_SECONDS = 5.0
+"""How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
 
@@ -67,8 +70,8 @@ class Scope:
     filters: Filters
     snapshot: str
     """The ledger's, before any store was asked."""
-    scans: dict[int, Scan] = field(default_factory=dict, compare=False)
-    """By how many neighbours were wanted: how they are looked for. Found out once; the second look does the same."""
+    access: bytes
+    """``query.cache.access_of`` what is readable."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,7 @@ class Stores:
         self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
         self.timeouts = timeouts
         self._tuning = tuning
+        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(1_000, SCAN_KEPT_SECONDS)
 
     async def offers(
         self,
@@ -180,15 +184,19 @@ class Stores:
                 require_same(made_by, scope.generation)
                 async with self.connection(2 * seconds, "vector search") as connection:
                     asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
-                    if limit not in scope.scans:
-                        scope.scans[limit] = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
-                    scan = scope.scans[limit]
+                    scan = await self._scan(connection, asked, scope.access, limit)
                     offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
                         connection, asked, vector, scan, limit=limit, timeout_seconds=seconds, tuning=self._tuning
                     )
         except PenstockError as error:
             offer.error = error
         return offer
+
+    async def _scan(self, connection: Connection, asked: Asked, access: bytes, limit: int) -> Scan:
+        key = asked.generation.chunk_table, asked.caller.tenant, access, asked.filters, limit
+        if (scan := self._scans.get(key)) is None:
+            scan = self._scans[key] = await vectors.choose(connection, asked, limit=limit, tuning=self._tuning)
+        return scan
 
     async def _keywords(
         self,

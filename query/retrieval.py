@@ -113,8 +113,7 @@ class Search:
                 embedding = self._embedding(question, caller, scope.generation, steps)
             if generation is None:
                 self._pinned = scope.generation
-            access = access_of(scope.readable)
-            key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, access)
+            key = Key(question.text, mode, top, filters, rerank, scope.generation, caller.tenant, scope.access)
             if (known := await self._again(key, scope, steps)) is not None:
                 return known
             return await self._find(question, scope, embedding, steps, key)
@@ -144,7 +143,7 @@ class Search:
             # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
             needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
             pinned = generation or await generations.active(connection)
-            return Scope(pinned, needed, may, filters, await snapshot(connection))
+            return Scope(pinned, needed, may, filters, await snapshot(connection), access_of(may))
 
     # What was answered before
 
