@@ -52,7 +52,8 @@ MassDelete = Annotated[
 REFUSALS = {"mass_delete", "root_empty", "policy"}
 """Something that was asked for was not done, and waits for a word: exit code 1."""
 WARNINGS = REFUSALS | {"nobody"}
-POLL_SECONDS = 0.1
+POLL_SECONDS, POLL_PAUSE = 0.1, 5
+"""Between two looks at what is searchable; or so many times as long as the last one took."""
 POLL_IDS = 2_000
 
 
@@ -254,6 +255,7 @@ async def _until_searchable(
     task = bars.add_task("searchable", total=total)
     deadline = perf_counter() + limit if limit else None
     while waiting:
+        began = perf_counter()
         ids = list(islice(waiting, POLL_IDS))
         async with pool.connection() as connection:
             there = await arrivals(connection, ids)
@@ -274,7 +276,7 @@ async def _until_searchable(
                 " `penstock why DOCUMENT` for one of them"
             )
         if waiting:
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(max(POLL_SECONDS, POLL_PAUSE * (perf_counter() - began)))
     tally.embedded = await _embedded(pool, everything)
     return tally
 

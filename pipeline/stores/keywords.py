@@ -144,7 +144,7 @@ class Keywords:
     async def refreshed(self, index: str, *, patient: bool = False) -> None:
         """Return once a refresh that started after this call has finished: what was applied before is then found.
 
-        Callers share refreshes, of which there are two a second at most for long, one if all of them are patient. Raises
+        Callers share refreshes: two a second at most, on the average, and one if all of them are patient. Raises
         Retryable or Misconfigured.
         """
         refresher = self._refreshers.get(index)

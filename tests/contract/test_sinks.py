@@ -220,6 +220,7 @@ async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, m
     monkeypatch.setattr(detecting, "FOLLOWING", 2)
     monkeypatch.setattr(detecting, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(detecting, "LOOK_PAUSE", 0)
+    monkeypatch.setattr(detecting, "ALONE_SECONDS", 60.0)
     await bench.accept(*(document("Live.", 1, external_id=f"live-{n}.md") for n in range(5)))
     assert not await bench.detect.crowded()
     await bench.accept(document("Old.", 1), lane="backfill")
@@ -231,6 +232,10 @@ async def test_backfill_waits_while_the_stores_have_enough_of_it(bench: Bench, m
     monkeypatch.setattr(detecting, "STANDING_SECONDS", 0.0)
     assert not await bench.detect.crowded(), "it is away: nothing is waited for"
     monkeypatch.setattr(detecting, "STANDING_SECONDS", 60.0)
+    assert await bench.detect.crowded()
+    monkeypatch.setattr(detecting, "ALONE_SECONDS", 0.0)
+    assert not await bench.detect.crowded(), "nothing came live of late: more may wait"
+    monkeypatch.setattr(detecting, "FOLLOWING_ALONE", 2)
     assert await bench.detect.crowded()
     await bench.vectors.converge(bench.generation, [ID])
     assert not await bench.detect.crowded()
