@@ -66,7 +66,8 @@ class Result:
     score: float
     """Of the fusion: comparable within one answer only."""
     ranks: Mapping[Ranker, int]
-    """From 1, among what the caller may read, in each ranking that holds it; of several chunks, the best."""
+    """From 1, in each ranking that holds it, of what the caller may read and either store offered; of several chunks,
+    the best."""
     chunk_ids: tuple[UUID, ...] = ()
     """Of all its chunks, in reading order. Given none: the passage's own."""
     also: tuple[Passage, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -31,7 +31,7 @@ from query.steps import Steps
 from query.vectors import Asked, Scan, Tuning
 from query.verify import describe, verify
 
-SCAN_KEPT_SECONDS = 5.0
+SCANS_KEPT, SCAN_KEPT_SECONDS = 1_000, 5.0
 """How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
@@ -118,7 +118,7 @@ class Stores:
         self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
         self.timeouts = timeouts
         self._tuning = tuning
-        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(1_000, SCAN_KEPT_SECONDS)
+        self._scans: TTLCache[tuple[object, ...], Scan] = TTLCache(SCANS_KEPT, SCAN_KEPT_SECONDS)
 
     async def offers(
         self,
@@ -220,7 +220,9 @@ class Stores:
             offer.error = error
         return offer
 
-    async def verify(self, scope: Scope, candidates: Iterable[Candidate]) -> dict[UUID, Passage]:
+    async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
+        if not candidates:
+            return {}
         async with self.connection(self.timeouts.ledger, "search") as connection:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
 
@@ -229,6 +231,9 @@ class Stores:
             return await embeddings(connection, scope.generation, passages)
 
     async def likeness(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
+        """See ``query.vectors.likeness``."""
+        if not ids:
+            return {}
         async with self.connection(self.timeouts.vectors, "vector search") as connection:
             return await vectors.likeness(connection, scope.generation, ids, vector)
 

@@ -143,7 +143,8 @@ class Search:
             # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
             needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
             pinned = generation or await generations.active(connection)
-            return Scope(pinned, needed, may, filters, await snapshot(connection), access_of(may))
+            taken = await snapshot(connection)
+        return Scope(pinned, needed, may, filters, taken, access_of(may))
 
     # What was answered before
 

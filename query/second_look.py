@@ -2,7 +2,7 @@
 
 Only Elasticsearch is asked anew. By the vector that has moved the passages are compared that are known already, whoever
 offered them: another walk through the graph takes as long as the first one, and the answers are no better for it
-(docs/evaluation.md).
+(docs/evaluation.md). Of each offer count as many as there are however much is withheld, and no spare ones.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ async def second_look(
                 chosen = expansion.weighed([(hit.passage.chunk_id, hit.text, hit.score) for hit in hits])
                 facts["passages"] = len(chosen)
                 words = expansion.typical(chosen, [hit.text for hit in hits])
-                comparing = asyncio.create_task(_compared(stores, scope, embedding, chosen, list(passages)))
+                known = counted(first, passages, depth)
+                comparing = asyncio.create_task(_compared(stores, scope, embedding, chosen, list(known), inner))
                 try:
                     again, shown = await stores.offers(
                         replace(question, mode="keyword"), scope, None, inner,
@@ -63,7 +64,9 @@ async def second_look(
                 finally:
                     comparing.cancel()
                     await asyncio.gather(comparing, return_exceptions=True)
-                scores |= await stores.likeness(scope, [id_ for id_ in shown if id_ not in passages], vector)
+                new = [id_ for id_ in counted(again, shown, depth) if id_ not in known]
+                with inner.step("vectors"):
+                    scores |= await stores.likeness(scope, new, vector)
     except PenstockError:
         return None
     offers: dict[Ranker, Offer] = {**again, "vector": _by_likeness([*first.values(), *again.values()], scores)}
@@ -71,13 +74,24 @@ async def second_look(
     return ranked(offers, shown, inner, depth), shown
 
 
+def counted(offers: Offers, passages: Mapping[UUID, Passage], depth: int) -> dict[UUID, None]:
+    """The first of each offer, and one more each, that says where the ranking ends."""
+    return {id_: None for offer in offers.values() for id_ in offer.ranking(depth + 1, passages).ids}
+
+
 async def _compared(
-    stores: Stores, scope: Scope, embedding: Embedding, chosen: Sequence[expansion.Weighed], ids: Sequence[UUID]
+    stores: Stores,
+    scope: Scope,
+    embedding: Embedding,
+    chosen: Sequence[expansion.Weighed],
+    ids: Sequence[UUID],
+    steps: Steps,
 ) -> tuple[Vectors, dict[UUID, float]]:
     """The question's vector, moved, and how near these passages are to it."""
     _, vector = await asyncio.shield(embedding)
-    vector = expansion.moved(vector, chosen, await stores.embeddings(scope, chosen))
-    return vector, await stores.likeness(scope, ids, vector)
+    with steps.step("vectors"):
+        vector = expansion.moved(vector, chosen, await stores.embeddings(scope, chosen))
+        return vector, await stores.likeness(scope, ids, vector)
 
 
 def _by_likeness(offers: Sequence[Offer], scores: Mapping[UUID, float]) -> Offer:

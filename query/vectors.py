@@ -140,8 +140,6 @@ async def likeness(
     connection: Connection, generation: Generation, ids: Sequence[UUID], vector: Vectors
 ) -> dict[UUID, float]:
     """Cosine of each of these chunks to the vector, where the generation holds it. Raises psycopg.Error."""
-    if not ids:
-        return {}
     cursor = await connection.execute(
         sql.SQL("SELECT id, 1 - (embedding <=> %s) FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
             chunks=sql.Identifier(generation.chunk_table)

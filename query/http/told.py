@@ -52,7 +52,7 @@ class Result(Place):
     text: str
     score: float = Field(description="Comparable within one answer only.")
     stores: list[Ranker]
-    ranks: dict[Ranker, int] = Field(description="From 1, in each ranking that holds it.")
+    ranks: dict[Ranker, int] = Field(description="From 1, in each ranking that holds it, of what either store offered.")
     rerank_score: float | None
     chunk_ids: list[str] = Field(description="Neighbouring chunks that are shown as one passage.")
     also: list[Place] = Field(description="Other documents that say the same.")

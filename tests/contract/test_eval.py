@@ -10,6 +10,8 @@ import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -21,7 +23,7 @@ from typer.testing import CliRunner
 from deploy.local.stack import Stack
 from pipeline.cli.main import app
 from pipeline.core.errors import Retryable
-from query import second_look
+from query import retrieval, second_look, vectors
 from query.answers.openai_chat import OpenAIChat
 from query.embedder import QueryEmbedder
 from query.evaluation import golden as judgements
@@ -34,10 +36,11 @@ from query.evaluation.rank import rank
 from query.evaluation.report import report
 from query.evaluation.service import Evaluation, newest, run_if_due
 from query.model import MODES, Found
+from query.offers import Stores
 from query.retrieval import Search
 from query.settings import ChatSettings, EvalSettings, RetrievalSettings
 from tests.fakes.chat import FakeChat
-from tests.library import Library, WordEmbedder, deletion, document
+from tests.library import Library, WordEmbedder, access, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -176,6 +179,70 @@ async def test_the_second_look_asks_for_words_that_the_question_does_not_have(li
     once = Search(library.pool, library.es, model, settings=RetrievalSettings(feedback=False))
     assert by_keyword(await once.search("Phobos", caller)) == {"mars"}
     assert {"mars", "saturn"} <= by_keyword(await library.search.search("Phobos", caller)), "both speak of moons"
+
+
+async def test_the_second_look_compares_what_only_words_found(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pgvector did not offer, too; what it does not hold has no say there, and is shown all the same."""
+    walked = vectors.nearest
+
+    async def nearest(*args: Any, **more: Any) -> Any:
+        found, scan = await walked(*args, **more)
+        return [candidate for candidate in found if candidate.text != story], scan
+
+    monkeypatch.setattr(vectors, "nearest", nearest)
+    tenant, story = f"t{uuid4().hex[:8]}", "Quarrel in the harbour."
+    await library.put(
+        *(document(f"near-{n}.md", f"harbour light {n}", tenant=tenant) for n in range(3)),
+        document("far.md", story, tenant=tenant),
+    )
+    caller = await library.caller(tenant, "staff")
+
+    async def ranks(*, feedback: bool) -> set[str]:
+        settings = RetrievalSettings(feedback=feedback, cached_queries=0)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
+        found = await search.search("harbour light quarrel", caller)
+        return next(set(result.ranks) for result in found.results if result.passage.external_id == "far.md")
+
+    assert await ranks(feedback=False) == {"keyword"}
+    assert await ranks(feedback=True) == {"keyword", "vector"}
+    await library.execute(f"DELETE FROM {library.generation.chunk_table} WHERE text = %s", story)
+    assert await ranks(feedback=True) == {"keyword"}
+
+
+async def test_what_the_second_look_finds_is_verified_then(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "CANDIDATES", 2)
+    monkeypatch.setattr(retrieval, "SPARE", 1)
+    tenant = f"t{uuid4().hex[:8]}"
+    other = document("other.md", "turnip, turnip and turnip", tenant=tenant)
+    await library.put(
+        document("near.md", "harbour light 1", tenant=tenant),
+        document("first.md", "harbour light turnip", tenant=tenant),
+        other,
+        *(document(f"far-{n}.md", f"Nothing of the kind {n}.", tenant=tenant) for n in range(20)),
+    )
+    caller = await library.caller(tenant, "staff")
+    asked = Stores.offers
+    revoked: list[str] = []
+
+    async def offers(stores: Stores, *args: Any, **more: Any) -> Any:
+        if "known" in more and revoked:
+            await library.accept(access(other, revoked))
+        return await asked(stores, *args, **more)
+
+    monkeypatch.setattr(Stores, "offers", offers)
+
+    async def ranks() -> set[str]:
+        search = Search(
+            library.pool, library.es, QueryEmbedder(WordEmbedder), settings=RetrievalSettings(cached_queries=0)
+        )
+        shown = await search.search("harbour light", caller, top=3)
+        return {rank for result in shown.results if result.passage.external_id == "other.md" for rank in result.ranks}
+
+    assert await ranks() == {"keyword", "vector"}
+    revoked.append("board")
+    assert await ranks() == set()
 
 
 async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(

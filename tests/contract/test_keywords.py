@@ -19,7 +19,7 @@ from pipeline.settings import ElasticsearchSettings
 from pipeline.stores import elasticsearch as es_store
 from pipeline.stores import keywords as keywords_module
 from pipeline.stores.keywords import Keywords, Outcome, Write
-from pipeline.stores.refresh import AT_ONCE, INTERVAL_SECONDS
+from pipeline.stores.refresh import AT_ONCE, INTERVAL_SECONDS, Refresher
 from tests.contract.es_proxy import Proxy, answer, api_error, proxied
 
 pytestmark = pytest.mark.stack
@@ -419,12 +419,15 @@ async def test_many_waiters_share_refreshes(es: AsyncElasticsearch, index: str, 
     assert 1 <= await refreshes(es, index) - before <= most
 
 
-async def test_only_a_few_refreshes_follow_at_once(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
+async def test_after_a_pause_a_few_refreshes_follow_at_once_and_no_more(es: AsyncElasticsearch, index: str) -> None:
     clock = asyncio.get_running_loop()
+    refresher = Refresher(es, index, interval_seconds=5.0)
     began = clock.time()
-    for _ in range(2 + AT_ONCE):
-        await store.refreshed(index)
-    assert clock.time() - began >= INTERVAL_SECONDS, "one more than may follow at once"
+    for _ in range(1 + AT_ONCE):
+        await refresher.refreshed()
+    assert clock.time() - began < 5, "at an even pace it would be ten"
+    await refresher.refreshed()
+    assert clock.time() - began >= 5
 
 
 async def test_a_patient_waiter_waits_twice_as_long_unless_somebody_else_does_not(
