@@ -41,11 +41,11 @@ from query.verify import verify
 
 __all__ = ["Search", "Timeouts", "Tuning", "open_search"]
 
-CANDIDATES = 100
+CANDIDATES = 64
 """Of each store that are fused."""
 DEEPEST = 1_000
 """Where looking for more passages ends, when those that were found are few and the same again and again."""
-SPARE = 14
+SPARE = 10
 """Asked for besides: one says where the ranking ends, the others stand in for what is withheld."""
 
 

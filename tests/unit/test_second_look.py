@@ -25,7 +25,10 @@ def passage(n: int) -> Passage:
 def test_as_many_count_however_much_is_withheld(withheld: int) -> None:
     offered = [candidate(n) for n in range(DEPTH + SPARE)]
     shown = {UUID(int=n): passage(n) for n in range(withheld, DEPTH + SPARE)}
-    offers: dict[Ranker, Offer] = {"vector": Offer(len(offered), offered), "keyword": Offer(len(offered), offered[::-1])}
+    offers: dict[Ranker, Offer] = {
+        "vector": Offer(len(offered), offered),
+        "keyword": Offer(len(offered), offered[::-1]),
+    }
     first = [UUID(int=n) for n in range(withheld, withheld + DEPTH + 1)]
     last = [UUID(int=n) for n in reversed(range(max(withheld, SPARE - 1), DEPTH + SPARE))]
     assert list(counted(offers, shown, DEPTH)) == list(dict.fromkeys([*first, *last]))
