@@ -2,7 +2,7 @@
 
     python -m bench [--quick] [--only PART]...      # → bench/results/latest.json, and a table beside the targets
 
---quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it about an hour and a half. --only:
+--quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it two and a half hours. --only:
 these parts; what the file has of the others stays. A part that fails is named and the others are run. Each part's log
 and result lie in $PENSTOCK_HOME/bench-logs. The curves and the table of docs/performance.md are drawn from latest.json
 by ``python -m bench.curves``.

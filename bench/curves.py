@@ -55,8 +55,8 @@ def first_load(axes: Axes, found: Results) -> None:
 
 
 def memory(axes: Axes, found: Results) -> None:
-    if "freshness" in found:
-        sampled = found["freshness"]["memory_mib_every_5_s"]
+    if long := found.get("hour", found.get("freshness")):
+        sampled = long["memory_mib_every_5_s"]
         series = {name: ([5.0 * n for n in range(len(values))], values) for name, values in sampled.items()}
     else:
         load = found[MAIN_LOAD]["memory"]

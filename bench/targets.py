@@ -47,6 +47,15 @@ def asked(result: Mapping[str, Any]) -> float:
     return max(float(row["most_asked_of_allowed"]) for row in result["limits"])
 
 
+def growth(result: Mapping[str, Any]) -> float:
+    """Of the worker that grew most: its largest memory after the first sixth of the time, over its largest before."""
+    found = []
+    for values in result["memory_mib_every_5_s"].values():
+        sixth = max(1, len(values) // 6)
+        found.append(max(values[sixth:]) / max(values[:sixth]))
+    return float(round(max(found), 3))
+
+
 FASTEST_PEER = 1_057
 """Chunks a second, measured before under the peers' conditions; ``python -m bench.peers`` measures it beside us."""
 TARGETS = (
@@ -78,6 +87,7 @@ TARGETS = (
     Target("recall_at_10", "recall@10, the worst of all access widths", "query", least("recall_at_10"),
            "more", 0.97),
     Target("worker_start_s", "start of a worker", "starts", key("worker_start_s"), "less", 3.0, "s"),
+    Target("memory_growth", "a worker's memory in an hour, over its first ten minutes'", "hour", growth, "less", 1.1),
     Target("search_command_s", "`penstock search`, the whole process", "starts", key("search_command_s"),
            "less", 0.3, "s"),
 )  # fmt: skip
