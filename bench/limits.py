@@ -25,6 +25,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from elasticsearch import AsyncElasticsearch
 from elasticsearch.helpers import async_scan
+from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection
 from rich.console import Console
 from rich.table import Table
@@ -63,6 +64,7 @@ class Parts:
 
     async def all(self) -> None:
         async with await AsyncConnection.connect(self.run.endpoint("postgres", "dsn"), autocommit=True) as connection:
+            await register_vector_async(connection)
             generation = await generations.active(connection)
             await self.publish()
             await self.embed(self.cut(generation))
