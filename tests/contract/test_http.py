@@ -109,13 +109,13 @@ async def test_what_may_not_be_read_is_answered_like_what_does_not_exist(world: 
         assert len(seen) == 1, path
     missing, withheld = "zeppelin", "merger"
     told = []
-    for query in (missing, withheld):
+    for query in ("anything", missing, withheld):  # the first finds out for five seconds how neighbours are looked for
         with statements() as sent:
             found = (await world.client.post("/v1/search", json={"query": query}, headers=as_("ann", tenant))).json()
         steps = [{k: v for k, v in step.items() if k != "took_ms"} for step in found["steps"]]
         assert found["results"] == []
         told.append((sorted(map(str, steps)), sorted(sent)))
-    assert told[0] == told[1]
+    assert told[1] == told[2]
 
 
 @contextmanager
