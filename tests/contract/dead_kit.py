@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -91,20 +92,22 @@ class Desk:
             await consumer.stop()
 
     async def configure(self, topic: Topic, **settings: str) -> None:
+        """Returns once the broker knows of it: the controller that is told answers before."""
+        wanted = {name.replace("_", "."): value for name, value in settings.items()}
         admin = AIOKafkaAdminClient(bootstrap_servers=self.space.settings.kafka.bootstrap)
         await admin.start()
         try:
-            await admin.alter_configs(
-                [
-                    ConfigResource(
-                        ConfigResourceType.TOPIC,
-                        self.name(topic),
-                        {k.replace("_", "."): v for k, v in settings.items()},
-                    )
-                ]
-            )
+            await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, self.name(topic), wanted)])
+            async with asyncio.timeout(30):
+                while not wanted.items() <= (await self._configured(admin, topic)).items():
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # it says so just before it does so
         finally:
             await admin.close()
+
+    async def _configured(self, admin: AIOKafkaAdminClient, topic: Topic) -> dict[str, str]:
+        [answer] = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, self.name(topic))])
+        return {entry[0]: entry[1] for *_, entries in answer.resources for entry in entries}
 
 
 @asynccontextmanager
