@@ -14,6 +14,7 @@ from uuid import UUID
 
 from pipeline.core.errors import PenstockError
 from pipeline.embedding.port import Vectors
+from pipeline.tasks import ended
 from query import expansion
 from query.arrange import Hit
 from query.embedder import bounded
@@ -62,8 +63,7 @@ async def second_look(
                     )  # fmt: skip
                     vector, scores = await comparing
                 finally:
-                    comparing.cancel()
-                    await asyncio.gather(comparing, return_exceptions=True)
+                    await ended([comparing])
                 new = [id_ for id_ in counted(again, shown, depth) if id_ not in known]
                 with inner.step("vectors"):
                     scores |= await stores.likeness(scope, new, vector)

@@ -20,12 +20,12 @@ from math import isqrt
 from typing import Any, Literal
 from uuid import UUID
 
-from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
+from pipeline.stores.vectors import value
 from query.access import Caller, Readable
 from query.filters import NONE, Filters, conditions, values
 from query.model import Candidate
@@ -144,7 +144,7 @@ async def likeness(
         sql.SQL("SELECT id, 1 - (embedding <=> %s) FROM {chunks} WHERE id = ANY(%s::uuid[])").format(
             chunks=sql.Identifier(generation.chunk_table)
         ),
-        [_value(generation, vector), list(ids)],
+        [value(generation, vector), list(ids)],
     )
     return dict(await cursor.fetchall())
 
@@ -228,10 +228,6 @@ def build(asked: Asked, vector: Vectors, scan: Scan, *, limit: int) -> tuple[sql
         outside = sql.SQL(_OUTSIDE).format(chunks=chunks, ledger=ledger)
         statement = sql.SQL(_GRAPH if scan == "graph" else _WHOLE_GRAPH).format(walk=walk, outside=outside)
     return statement, {
-        **values(asked.filters), "vector": _value(generation, vector), "ids": list(asked.readable.access_ids),
+        **values(asked.filters), "vector": value(generation, vector), "ids": list(asked.readable.access_ids),
         "tenant": asked.caller.tenant, "generation": generation.name, "limit": limit, "walked": OVERFETCH * limit,
     }  # fmt: skip
-
-
-def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
-    return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(vector)

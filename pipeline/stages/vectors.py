@@ -13,7 +13,6 @@ from uuid import UUID
 
 import numpy as np
 import structlog
-from pgvector import HalfVector, Vector
 
 from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Misconfigured, Poison, Retryable
@@ -235,7 +234,7 @@ class VectorSink(Last):
                     for i in p.missing[:WRITE_CHUNKS]:
                         if kept := self._kept.get((generation.name, i)):
                             text, vector = kept
-                            value, in_graph = self._value(generation, vector), p.work.lane not in outside
+                            value, in_graph = vectors.value(generation, vector), p.work.lane not in outside
                             rows.append((i, p.work.identity.id, p.work.access_id, text, value, in_graph))
                 await vectors.insert(connection, generation, rows)
                 await vectors.delete(connection, generation, [i for p in still for i in p.gone])
@@ -256,10 +255,6 @@ class VectorSink(Last):
         self._metrics.written.labels("vectors").inc(len(written))
         self._metrics.deleted.labels("vectors").inc(sum(len(p.gone) for p in still))
         return {id_ for id_, *_ in complete}
-
-    @staticmethod
-    def _value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
-        return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
 def _tokens(wanted: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -> int:

@@ -7,11 +7,18 @@ from uuid import UUID
 
 import numpy as np
 from numpy.typing import NDArray
+from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 from pipeline.traced.calls import statement
+
+
+def value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
+    """A vector as the generation's column takes it."""
+    return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
 
 async def of_texts(
