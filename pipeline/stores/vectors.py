@@ -11,12 +11,11 @@ from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.model import Generation
-from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection
 from pipeline.traced.calls import statement
 
 
-def value(generation: Generation, vector: Vectors) -> HalfVector | Vector:
+def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | Vector:
     """A vector as the generation's column takes it."""
     return HalfVector(vector) if generation.vector_type == "halfvec" else Vector(np.asarray(vector))
 
