@@ -1,10 +1,12 @@
-"""Ending asyncio tasks that would run for ever."""
+"""Asyncio tasks that end together, or that would run for ever."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 CANCEL_AGAIN_SECONDS = 8.0
 """What is cancelled may have something to put in order first."""
@@ -24,3 +26,15 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
             task.cancel()
         _, waiting = await asyncio.wait(waiting, timeout=CANCEL_AGAIN_SECONDS)
     await asyncio.gather(*those, return_exceptions=True)  # seen: nobody asks for their exceptions
+
+
+async def together(*works: Coroutine[Any, Any, T]) -> list[T]:
+    """Side by side, begun in this order; their results. When one fails the others are ended before its error is raised.
+
+    (A TaskGroup would raise a group of errors, which nobody here catches.)
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await ended(tasks)

@@ -41,19 +41,17 @@ async def bm25(
     *,
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
-    more: Mapping[str, float] | None = None,
     limit: int,
 ) -> list[Candidate]:
     """The best passages by keyword among those whose entry says that this caller may read them, best first.
 
     excluded: chunks that were offered before and turned out to be withheld; they shall not stand in the way again.
-    more: words that are asked for besides, and their worth. es: with the timeout that a search has.
-    Raises Retryable or Misconfigured.
+    es: with the timeout that a search has. Raises Retryable or Misconfigured.
     """
     with translated(f"search {generation.keyword_index}"):
         answer = await es.search(
             index=generation.keyword_index,
-            query=build(caller.tenant, readable, query, filters, excluded, more),
+            query=build(caller.tenant, readable, query, filters, excluded),
             size=limit,
             source_includes=["document_id", "text"],
             track_total_hits=False,
@@ -65,15 +63,42 @@ async def bm25(
     ]
 
 
+async def relevance(
+    es: AsyncElasticsearch, generation: Generation, ids: Sequence[UUID], query: str, more: Mapping[str, float]
+) -> dict[UUID, float]:
+    """BM25 of those of these chunks that hold any of the words. The caller has seen that all of them may be read.
+
+    more: words that are asked for besides the query's, and their worth. Raises Retryable or Misconfigured.
+    """
+    asked = {"filter": {"ids": {"values": [str(id_) for id_ in ids]}}, "must": _about(query, more)}
+    with translated(f"search {generation.keyword_index}"):
+        answer = await es.search(
+            index=generation.keyword_index,
+            query={"bool": asked},
+            size=len(ids),
+            source=False,
+            track_total_hits=False,
+            allow_partial_search_results=False,
+        )
+    return {UUID(hit["_id"]): hit["_score"] for hit in answer["hits"]["hits"]}
+
+
 def build(
     tenant: str,
     readable: Readable,
     query: str,
     filters: Filters = NONE,
     excluded: Collection[UUID] = (),
-    more: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Access and filters first; then what ``query.scoring`` says of the words, or an identifier, or a part of one."""
+    """Access and filters first, then what is asked for."""
+    asked: dict[str, Any] = {"filter": [*_may_read(tenant, readable), *narrowing(filters)], "must": _about(query)}
+    if excluded:
+        asked["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
+    return {"bool": asked}
+
+
+def _about(query: str, more: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """What ``query.scoring`` says of the words, or an identifier, or a part of one."""
     words = " ".join(query.split()[:MOST_WORDS]).lower()
     matches: list[Mapping[str, Any]] = [
         {"bool": clauses(query, more)},
@@ -83,13 +108,7 @@ def build(
             for one in identifiers(query)[:MOST_IDENTIFIERS]
         ),
     ]
-    asked: dict[str, Any] = {
-        "filter": [*_may_read(tenant, readable), *narrowing(filters)],
-        "must": {"bool": {"should": matches, "minimum_should_match": 1}},
-    }
-    if excluded:
-        asked["must_not"] = [{"ids": {"values": [str(id_) for id_ in excluded]}}]
-    return {"bool": asked}
+    return {"bool": {"should": matches, "minimum_should_match": 1}}
 
 
 def _portions(values: Sequence[str]) -> list[Sequence[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,6 +17,7 @@ from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
 from pipeline.stores.postgres import Connection, Pool, translated
+from pipeline.tasks import together
 from query import vectors
 from query.access import Caller, Readable
 from query.arrange import Detail
@@ -25,7 +26,7 @@ from query.embedder import bounded, require_same
 from query.expansion import Weighed, embeddings
 from query.filters import Filters
 from query.fusion import Ranking
-from query.keywords import bm25
+from query.keywords import bm25, relevance
 from query.model import Candidate, Facts, Mode, Passage, Ranker
 from query.steps import Steps
 from query.vectors import Asked, Scan, Tuning
@@ -129,36 +130,35 @@ class Stores:
         *,
         depth: int,
         spare: int,
-        more: Mapping[str, float] | None = None,
-        known: Mapping[UUID, Passage] | None = None,
     ) -> tuple[Offers, Mapping[UUID, Passage]]:
         """What the stores of this mode offer, and all of it that may be shown: ``depth`` of each and one more, unless
         there are no more. Raises Retryable or Misconfigured when nothing can answer.
 
-        more: words that are asked for besides the question's, and their worth. known: what the ledger has just said of
-        some; it is not asked again about them. Who offered too little is asked again, and then what was withheld is
-        excluded or the ledger asked on the way.
+        Who offered too little is asked again, and then what was withheld is excluded or the ledger asked on the way.
         """
-        known = known or {}
         rankers: tuple[Ranker, ...] = ("vector", "keyword") if question.mode == "hybrid" else (question.mode,)
         offers = {ranker: Offer(0) for ranker in rankers}
         short: Sequence[Ranker] = rankers
         give_up = perf_counter() + self.timeouts.ledger
         first = True
-        while True:
-            asked: dict[Ranker, Awaitable[Offer]] = {}
-            for ranker in short:
+
+        async def seen(ranker: Ranker) -> None:
+            """What it offers, and what the ledger says of it, while the other one is still at work."""
+            if ranker in short:
                 if ranker == "vector":
-                    asked[ranker] = self._vectors(scope, embedding, steps, depth + spare, proven=not first)
+                    asked = self._vectors(scope, embedding, steps, depth + spare, proven=not first)
                 else:
                     limit = max(depth + spare, min(MOST_CANDIDATES, offers[ranker].limit * 4))
-                    asked[ranker] = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld, more)
-            offers |= dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))
-            _require_one(offers)
-            candidates = [c for offer in offers.values() for c in offer.candidates]
+                    asked = self._keywords(question.text, scope, steps, limit, offers[ranker].withheld)
+                offers[ranker] = await asked
             with steps.step("verify"):
-                passages = await self.verify(scope, [c for c in candidates if c.chunk_id not in known])
-                passages |= {c.chunk_id: known[c.chunk_id] for c in candidates if c.chunk_id in known}
+                new = [c for c in offers[ranker].candidates if c.chunk_id not in passages]
+                passages.update(await self.verify(scope, new))
+
+        while True:
+            passages: dict[UUID, Passage] = {}
+            await together(*(seen(ranker) for ranker in rankers))
+            _require_one(offers)
             for ranker in short:
                 offers[ranker].look(passages)
             short = [ranker for ranker, offer in offers.items() if not offer.holds(depth, passages)]
@@ -205,7 +205,6 @@ class Stores:
         steps: Steps,
         limit: int,
         withheld: frozenset[UUID],
-        more: Mapping[str, float] | None,
     ) -> Offer:
         seconds = self.timeouts.keywords
         offer = Offer(limit, withheld=withheld)
@@ -214,7 +213,7 @@ class Stores:
                 async with bounded(seconds, "Elasticsearch"):
                     offer.candidates = await bm25(
                         self._es, scope.generation, scope.caller, scope.readable, text,
-                        filters=scope.filters, excluded=withheld, more=more, limit=limit,
+                        filters=scope.filters, excluded=withheld, limit=limit,
                     )  # fmt: skip
         except PenstockError as error:
             offer.error = error
@@ -236,6 +235,12 @@ class Stores:
             return {}
         async with self.connection(self.timeouts.vectors, "vector search") as connection:
             return await vectors.likeness(connection, scope.generation, ids, vector)
+
+    async def relevance(
+        self, scope: Scope, ids: Sequence[UUID], text: str, more: Mapping[str, float]
+    ) -> dict[UUID, float]:
+        """See ``query.keywords.relevance``."""
+        return await relevance(self._es, scope.generation, ids, text, more) if ids else {}
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
         async with self.connection(self.timeouts.ledger, "search") as connection:

@@ -191,7 +191,6 @@ class Search:
                 break
             depth = min(DEEPEST, 4 * depth)  # a hundred copies of one passage are one passage
         about = relevant(question.text, hits, offers, passages, scope.generation.model, steps)
-        seen = passages
         in_haste = False
         if about and hits and embedding is not None and self._settings.feedback and question.mode == "hybrid":
             in_haste = self._under_way > self._settings.feedback_at_once
@@ -199,13 +198,13 @@ class Search:
                 with steps.step("feedback") as facts:
                     facts["skipped"] = "many ask at this moment"
             elif again := await second_look(
-                self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth, spare=SPARE
+                self._stores, question, scope, embedding, steps, offers, passages, hits, depth=depth
             ):
-                hits, seen = again
+                hits = again
         results = await self._results(question, scope, hits if about else [], steps)
         found = Found(results, steps.done, steps.took_ms, about)
         if not in_haste:  # who asks again in a calmer moment shall have the better answer
-            self._keep(key, found, seen, scope.snapshot)
+            self._keep(key, found, passages, scope.snapshot)
         return found
 
     def _suffice(self, question: Question, hits: Sequence[Hit]) -> bool:

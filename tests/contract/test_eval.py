@@ -36,11 +36,10 @@ from query.evaluation.rank import rank
 from query.evaluation.report import report
 from query.evaluation.service import Evaluation, newest, run_if_due
 from query.model import MODES, Found
-from query.offers import Stores
 from query.retrieval import Search
 from query.settings import ChatSettings, EvalSettings, RetrievalSettings
 from tests.fakes.chat import FakeChat
-from tests.library import Library, WordEmbedder, access, deletion, document
+from tests.library import Library, WordEmbedder, deletion, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -211,38 +210,30 @@ async def test_the_second_look_compares_what_only_words_found(
     assert await ranks(feedback=True) == {"keyword"}
 
 
-async def test_what_the_second_look_finds_is_verified_then(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retrieval, "CANDIDATES", 2)
-    monkeypatch.setattr(retrieval, "SPARE", 1)
+async def test_words_that_the_second_look_adds_rank_what_was_offered_and_find_nothing_else(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tenant = f"t{uuid4().hex[:8]}"
-    other = document("other.md", "turnip, turnip and turnip", tenant=tenant)
     await library.put(
         document("near.md", "harbour light 1", tenant=tenant),
         document("first.md", "harbour light turnip", tenant=tenant),
-        other,
+        document("other.md", "turnip, turnip and turnip", tenant=tenant),
         *(document(f"far-{n}.md", f"Nothing of the kind {n}.", tenant=tenant) for n in range(20)),
     )
     caller = await library.caller(tenant, "staff")
-    asked = Stores.offers
-    revoked: list[str] = []
 
-    async def offers(stores: Stores, *args: Any, **more: Any) -> Any:
-        if "known" in more and revoked:
-            await library.accept(access(other, revoked))
-        return await asked(stores, *args, **more)
-
-    monkeypatch.setattr(Stores, "offers", offers)
-
-    async def ranks() -> set[str]:
-        search = Search(
-            library.pool, library.es, QueryEmbedder(WordEmbedder), settings=RetrievalSettings(cached_queries=0)
-        )
+    async def ranks(*, feedback: bool) -> set[str]:
+        settings = RetrievalSettings(feedback=feedback, cached_queries=0)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
         shown = await search.search("harbour light", caller, top=3)
         return {rank for result in shown.results if result.passage.external_id == "other.md" for rank in result.ranks}
 
-    assert await ranks() == {"keyword", "vector"}
-    revoked.append("board")
-    assert await ranks() == set()
+    assert "keyword" not in await ranks(feedback=False)
+    assert await ranks(feedback=True) == {"keyword", "vector"}
+    monkeypatch.setattr(retrieval, "CANDIDATES", 2)
+    monkeypatch.setattr(retrieval, "SPARE", 1)
+    monkeypatch.setattr(retrieval, "DEEPEST", 2)
+    assert await ranks(feedback=True) == set(), "neither store had offered it: nobody has asked whether it may be shown"
 
 
 async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(

@@ -1,4 +1,4 @@
-"""Tasks that were cancelled have ended, also one that missed it."""
+"""Tasks that were cancelled have ended, also one that missed it; and those that run together end together."""
 
 from __future__ import annotations
 
@@ -48,3 +48,25 @@ async def test_what_puts_something_in_order_first_is_given_the_time() -> None:
     await asyncio.sleep(0)
     await tasks.ended([task])
     assert order == ["done"]
+
+
+async def test_together_gives_results_in_order_and_ends_the_others_when_one_fails() -> None:
+    began: list[str] = []
+    left: list[str] = []
+
+    async def work(name: str, seconds: float) -> str:
+        began.append(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            left.append(name)
+        return name
+
+    async def fails() -> str:
+        raise ValueError("no")
+
+    assert await tasks.together(work("slow", 0.01), work("fast", 0)) == ["slow", "fast"]
+    assert began == ["slow", "fast"]
+    with pytest.raises(ValueError, match="no"):
+        await tasks.together(work("endless", 3600), fails())
+    assert left == ["fast", "slow", "endless"]
