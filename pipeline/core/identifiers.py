@@ -8,11 +8,14 @@ on what analysis a server offers. What the rules take for an identifier by mista
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 LONGEST = 200
 """Characters. Longer ones are base64, not names."""
 MOST_TERMS = 2_000
 """Of one text; more is a listing that nobody looks up line by line."""
+WORDS_KEPT = 10_000
+"""Words that were taken apart: the same quoted or hyphenated ones come again and again."""
 
 _APART = re.compile(r"""[\s"'`´“”„‘’«»(){}\[\]<>,;|=*!?&…]+|(?<!:):(?!:)|:?//""")
 _RIM = ".:-_/%+^$~"
@@ -51,10 +54,16 @@ def identifiers(text: str) -> tuple[str, ...]:
     for word in text.split():
         if word.rstrip(_STOPS).isalpha():
             continue  # most are: taking them apart costs ten times as much as seeing that
-        for piece in _APART.split(word):
-            if piece and len(piece) <= LONGEST and not _PLAIN.fullmatch(piece) and (one := _recognised(piece)):
-                found[one] = None
+        found.update(dict.fromkeys((_in_short if len(word) <= LONGEST else _in_word)(word)))
     return tuple(found)
+
+
+def _in_word(word: str) -> tuple[str, ...]:
+    pieces = (piece for piece in _APART.split(word) if piece and len(piece) <= LONGEST)
+    return tuple(one for piece in pieces if not _PLAIN.fullmatch(piece) and (one := _recognised(piece)))
+
+
+_in_short = lru_cache(WORDS_KEPT)(_in_word)
 
 
 def terms(text: str) -> list[str]:

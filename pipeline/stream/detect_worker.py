@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
+from uuid import UUID
 
 from pipeline.conversations.record import Conversations
+from pipeline.core.errors import PenstockError
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
+from pipeline.stages.manifests import build_manifest
 from pipeline.stages.stage import Stage
 from pipeline.stages.sweep import Sweeper
 from pipeline.stream.consume import Consumption
@@ -45,7 +50,18 @@ class DetectWorker:
         vitals = Vitals(parts.pool, parts.settings.kafka, watched, parts.metrics, every_seconds=stream.vitals_seconds)
         return [sweeper.run(), self._audit(), vitals.run()]
 
+    async def _warm(self) -> None:
+        """Cut a text in each generation's way: the parsers and tokenizers that this loads (half a second, for which no
+        start waits) are there when the first document comes. What cannot be had now is that document's to tell.
+        """
+        parts = self._parts
+        with suppress(PenstockError):
+            for generation in (await parts.generations()).values():
+                cut = partial(build_manifest, UUID(int=0), "# A\n\nB.", "text/markdown", b"", generation)
+                await asyncio.to_thread(cut, parts.counters(generation))
+
     async def _audit(self) -> BaseException:
+        await self._warm()
         # Half a second in a thread: the audit alone needs Elasticsearch's client here, and documents come first.
         await asyncio.to_thread(import_module, "pipeline.audit.background")
         from pipeline.audit.background import BackgroundAudit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import unicodedata
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.core import normalise as rules
 from pipeline.core.errors import Poison
 from pipeline.core.normalise import normalise
 
@@ -111,3 +113,14 @@ def test_deeply_nested_html_is_flattened() -> None:
     text, _ = normalise("<div>" * 20_000 + "<p>deep</p>" + "</div>" * 20_000, "text/html")
     assert "deep" in text
     assert time.monotonic() - started < 20
+
+
+def test_the_quick_looks_miss_no_character_that_a_rule_is_about() -> None:
+    every = [chr(n) for n in range(sys.maxunicode + 1) if not 0xD800 <= n < 0xE000]
+    unusual = {c for c in every if rules._LINE_ENDS.match(c) or rules._CONTROLS.match(c)}
+    assert {c for c in every if rules._UNUSUAL.match(c)} == unusual
+    hidden = {
+        c for c in every if rules._INVISIBLE.match(c) or rules._TAG_CHARACTERS.match(c) or rules._JOINERS.match(c)
+    }
+    hidden |= {c for c in every if rules._SELECTORS.search(c + c)}
+    assert hidden <= {c for c in every if rules._HIDDEN.match(c)}
