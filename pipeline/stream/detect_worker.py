@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -64,6 +65,7 @@ class DetectWorker:
         await self._warm()
         # Half a second in a thread: the audit alone needs Elasticsearch's client here, and documents come first.
         await asyncio.to_thread(import_module, "pipeline.audit.background")
+        gc.freeze()
         from pipeline.audit.background import BackgroundAudit
         from pipeline.stores.elasticsearch import connect
 
