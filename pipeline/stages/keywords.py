@@ -97,9 +97,10 @@ class KeywordSink(Last):
         """Make the index equal to the ledger for these documents. Raises Retryable."""
         await self._reopen(generation, ids)
         open_ids = list(ids)
-        while open_ids and (plans := await self._plan(generation, open_ids)):
-            finished = await self._apply(generation, plans)
-            open_ids = [i for i in open_ids if i not in finished]
+        with self._keywords.writing(generation.keyword_index):
+            while open_ids and (plans := await self._plan(generation, open_ids)):
+                finished = await self._apply(generation, plans)
+                open_ids = [i for i in open_ids if i not in finished]
         await self._announcer.announce(ids)
 
     async def _reopen(self, generation: Generation, ids: Sequence[UUID]) -> None:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -147,10 +148,16 @@ class Keywords:
         Callers share refreshes: two a second at most, on the average, and one if all of them are patient. Raises
         Retryable or Misconfigured.
         """
-        refresher = self._refreshers.get(index)
-        if refresher is None:
+        await self._refresher(index).refreshed(patient=patient)
+
+    def writing(self, index: str) -> AbstractContextManager[None]:
+        """Around ``apply`` and ``refreshed``: who is patient waits for others as long as any of them still write."""
+        return self._refresher(index).writing()
+
+    def _refresher(self, index: str) -> Refresher:
+        if (refresher := self._refreshers.get(index)) is None:
             refresher = self._refreshers[index] = Refresher(self._es, index)
-        await refresher.refreshed(patient=patient)
+        return refresher
 
     async def get(self, index: str, id: UUID) -> tuple[int, dict[str, Any]] | None:
         """An entry's version and body as they stand now, refreshed or not."""

@@ -430,21 +430,43 @@ async def test_after_a_pause_a_few_refreshes_follow_at_once_and_no_more(es: Asyn
     assert clock.time() - began >= 5
 
 
-async def test_a_patient_waiter_waits_twice_as_long_unless_somebody_else_does_not(
+async def test_a_patient_waiter_waits_for_those_who_write_unless_somebody_else_is_in_a_hurry(
     es: AsyncElasticsearch, index: str, store: Keywords
 ) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     clock = asyncio.get_running_loop()
     began = clock.time()
-    await store.refreshed(index)
-    await store.refreshed(index, patient=True)
-    assert clock.time() - began >= 2 * INTERVAL_SECONDS
-    before = await refreshes(es, index)
-    patient = asyncio.create_task(store.refreshed(index, patient=True))
-    await asyncio.sleep(0)
-    await store.refreshed(index)
-    await asyncio.wait_for(patient, 60)
-    assert await refreshes(es, index) - before == 1
+    with store.writing(index), store.writing(index):  # somebody else, and whoever waits here
+        await store.refreshed(index)
+        await store.refreshed(index, patient=True)
+        assert clock.time() - began >= 2 * INTERVAL_SECONDS
+        before = await refreshes(es, index)
+        patient = asyncio.create_task(store.refreshed(index, patient=True))
+        await asyncio.sleep(0)
+        await store.refreshed(index)
+        await asyncio.wait_for(patient, 60)
+        assert await refreshes(es, index) - before == 1
+
+
+@pytest.mark.parametrize("how", ["come to wait", "leave"])
+async def test_patience_ends_when_all_who_write(es: AsyncElasticsearch, index: str, how: str) -> None:
+    clock = asyncio.get_running_loop()
+    refresher = Refresher(es, index, interval_seconds=5.0)
+    await refresher.refreshed()
+    began = clock.time()
+
+    async def writes() -> None:
+        with refresher.writing():
+            await refresher.refreshed(patient=True)
+
+    with refresher.writing():
+        first = asyncio.create_task(writes())
+        await asyncio.sleep(1.5)
+        assert not first.done(), "somebody still writes: one refresh may do for both"
+        if how == "come to wait":
+            await refresher.refreshed(patient=True)
+    await first
+    assert clock.time() - began < 5, "nobody could have joined: it would be ten"
 
 
 async def test_a_waiter_who_leaves_takes_nobody_along(index: str, store: Keywords) -> None:
@@ -459,11 +481,12 @@ async def test_a_waiter_who_leaves_takes_nobody_along(index: str, store: Keyword
 async def test_closing_ends_the_waiting(elasticsearch_settings: ElasticsearchSettings, index: str) -> None:
     store = Keywords(es_store.connect(elasticsearch_settings))
     await store.refreshed(index)
-    waiter = asyncio.create_task(store.refreshed(index, patient=True))  # a second from now
-    await asyncio.sleep(0.05)
-    await store.aclose()
-    with pytest.raises(Retryable):
-        await waiter
+    with store.writing(index), store.writing(index):
+        waiter = asyncio.create_task(store.refreshed(index, patient=True))  # a second from now
+        await asyncio.sleep(0.05)
+        await store.aclose()
+        with pytest.raises(Retryable):
+            await waiter
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------
