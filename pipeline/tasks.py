@@ -13,7 +13,8 @@ CANCEL_AGAIN_SECONDS = 8.0
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel until all have ended, whatever they ended with.
+    """Cancel until all have ended, whatever they ended with. Who has been cancelled already is given time to put in
+    order what it held: psycopg closes a connection whose cancelling is cancelled.
 
     Once is not enough: in Python 3.11 asyncio.wait_for, by which psycopg's pool and aiokafka wait, returns its result
     and forgets the cancellation when both come in the same moment (python/cpython#86296). A worker that was told to
@@ -21,10 +22,12 @@ async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """
     those = list(tasks)
     waiting = {task for task in those if not task.done()}
+    fresh = {task for task in waiting if not task.cancelling()}
     while waiting:
-        for task in waiting:
+        for task in fresh:
             task.cancel()
         _, waiting = await asyncio.wait(waiting, timeout=CANCEL_AGAIN_SECONDS)
+        fresh = waiting
     await asyncio.gather(*those, return_exceptions=True)  # seen: nobody asks for their exceptions
 
 

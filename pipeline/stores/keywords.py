@@ -145,8 +145,8 @@ class Keywords:
     async def refreshed(self, index: str, *, patient: bool = False) -> None:
         """Return once a refresh that started after this call has finished: what was applied before is then found.
 
-        Callers share refreshes: two a second at most, on the average, and one if all of them are patient. Raises
-        Retryable or Misconfigured.
+        Callers share refreshes: two a second at most, on the average, and one where all of them are patient and others
+        still write. Raises Retryable or Misconfigured.
         """
         await self._refresher(index).refreshed(patient=patient)
 

@@ -35,16 +35,19 @@ class Refresher:
         self._began = -math.inf
         self._due = -math.inf
         """When the next one would start at an even pace."""
-        self._hurry = asyncio.Event()
-        """Somebody waits for the coming one who is not patient, or all do who might."""
         self._writing = 0
         self._waiting = 0
-        """For the coming one."""
+        """For the coming one …"""
+        self._impatient = False
+        """… and one of them in a hurry."""
+        self._go = asyncio.Event()
+        """Nothing is gained by more patience: somebody is in a hurry, or all who might join wait."""
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Around writes and the wait for their refresh: patient ones wait for each other."""
         self._writing += 1
+        self._look_round()
         try:
             yield
         finally:
@@ -52,20 +55,26 @@ class Refresher:
             self._look_round()
 
     def _look_round(self) -> None:
-        if self._waiting and self._waiting >= self._writing:
-            self._hurry.set()
+        if self._impatient or (self._waiting and self._waiting >= self._writing):
+            self._go.set()
+        else:
+            self._go.clear()
 
     async def refreshed(self, *, patient: bool = False) -> None:
-        if not patient:
-            self._hurry.set()
         if self._coming is None:
             self._coming = asyncio.create_task(self._tick(), name=f"refresh {self._index}")
             self._tasks.add(self._coming)
             self._coming.add_done_callback(self._done)
         mine = self._coming
         self._waiting += 1
+        self._impatient |= not patient
         self._look_round()
-        await asyncio.wait([mine])  # my cancellation is not the other callers'
+        try:
+            await asyncio.wait([mine])  # my cancellation is not the other callers'
+        except asyncio.CancelledError:
+            if self._coming is mine:
+                self._waiting -= 1
+            raise
         if mine.cancelled():
             raise Retryable(f"refresh {self._index}: stopped before it was done", service="elasticsearch")
         mine.result()
@@ -77,9 +86,9 @@ class Refresher:
             await asyncio.sleep(soonest - loop.time())
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._began + 2 * self._interval):
-                    await self._hurry.wait()
-            self._hurry.clear()
-            self._waiting = 0
+                    await self._go.wait()
+            self._waiting, self._impatient = 0, False
+            self._go.clear()
             self._coming = None
             self._began = loop.time()
             self._due = max(self._due, self._began) + self._interval

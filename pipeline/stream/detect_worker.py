@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from typing import Any
 from uuid import UUID
 
+import structlog
+
 from pipeline.conversations.record import Conversations
-from pipeline.core.errors import PenstockError
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
@@ -22,6 +22,8 @@ from pipeline.stages.sweep import Sweeper
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Parts
 from pipeline.vitals import SINK_TOPICS, Vitals
+
+log = structlog.get_logger()
 
 
 class DetectWorker:
@@ -53,13 +55,16 @@ class DetectWorker:
 
     async def _warm(self) -> None:
         """Cut a text in each generation's way: the parsers and tokenizers that this loads (half a second, for which no
-        start waits) are there when the first document comes. What cannot be had now is that document's to tell.
+        start waits) are there when the first document comes. What goes wrong with it is said, and ends nothing: it is
+        that document's to tell.
         """
         parts = self._parts
-        with suppress(PenstockError):
+        try:
             for generation in (await parts.generations()).values():
                 cut = partial(build_manifest, UUID(int=0), "# A\n\nB.", "text/markdown", b"", generation)
                 await asyncio.to_thread(cut, parts.counters(generation))
+        except Exception as error:  # noqa: BLE001 # whatever a tokenizer's file or a store may raise
+            log.warning("not_warm", error=type(error).__name__)
 
     async def _audit(self) -> BaseException:
         await self._warm()

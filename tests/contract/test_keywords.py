@@ -431,21 +431,23 @@ async def test_after_a_pause_a_few_refreshes_follow_at_once_and_no_more(es: Asyn
 
 
 async def test_a_patient_waiter_waits_for_those_who_write_unless_somebody_else_is_in_a_hurry(
-    es: AsyncElasticsearch, index: str, store: Keywords
+    es: AsyncElasticsearch, index: str
 ) -> None:
     await es_store.tune_index(es, index, replicas=0, refresh_interval="-1")
     clock = asyncio.get_running_loop()
-    began = clock.time()
-    with store.writing(index), store.writing(index):  # somebody else, and whoever waits here
-        await store.refreshed(index)
-        await store.refreshed(index, patient=True)
-        assert clock.time() - began >= 2 * INTERVAL_SECONDS
-        before = await refreshes(es, index)
-        patient = asyncio.create_task(store.refreshed(index, patient=True))
+    refresher = Refresher(es, index, interval_seconds=2.0)
+    with refresher.writing(), refresher.writing(), refresher.writing():  # both who wait here, and somebody else
+        began = clock.time()
+        await refresher.refreshed()
+        await refresher.refreshed(patient=True)
+        assert clock.time() - began >= 4
+        began, before = clock.time(), await refreshes(es, index)
+        patient = asyncio.create_task(refresher.refreshed(patient=True))
         await asyncio.sleep(0)
-        await store.refreshed(index)
+        await refresher.refreshed()
         await asyncio.wait_for(patient, 60)
         assert await refreshes(es, index) - before == 1
+        assert clock.time() - began < 3, "by patience it would be four"
 
 
 @pytest.mark.parametrize("how", ["come to wait", "leave"])

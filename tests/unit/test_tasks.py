@@ -70,3 +70,22 @@ async def test_together_gives_results_in_order_and_ends_the_others_when_one_fail
     with pytest.raises(ValueError, match="no"):
         await tasks.together(work("endless", 3600), fails())
     assert left == ["fast", "slow", "endless"]
+
+
+async def test_what_is_being_cancelled_puts_its_things_in_order_undisturbed() -> None:
+    tidy: list[str] = []
+
+    async def holds() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            await asyncio.sleep(0.05)
+            tidy.append("put back")
+
+    both = asyncio.create_task(tasks.together(holds(), asyncio.sleep(3600)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    both.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await both
+    assert tidy == ["put back"]
