@@ -150,8 +150,9 @@ class KeywordSink(Last):
         if writes:
             for p in plans:
                 self._unfinished[generation.name, p.work.identity.id] = (p.work.want_seq, p.touched)
-            outcomes = dict(zip((w.id for w in writes), await self._keywords.apply(writes), strict=True))
             patient = all(p.work.lane == "backfill" for p in plans)
+            done = await self._keywords.apply(writes, patient=patient)
+            outcomes = dict(zip((w.id for w in writes), done, strict=True))
             await self._keywords.refreshed(generation.keyword_index, patient=patient)
             used("elasticsearch")
         refused = {

@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -24,6 +24,9 @@ MAX_REQUEST_BYTES = 1_000_000
 """As fast as 10 MiB (measured: noise), within what proxies take by default, and not enough to hold up the event loop
 (aiohttp warns of bodies above 2**20 bytes, which -W error turns into a failed connection)."""
 MAX_REQUEST_OPERATIONS = 1_000
+PATIENT_AT_ONCE = 3
+"""Requests of a backfill under way from one process. What the server has queued it does in order: with a megabyte from
+each of eight lanes there, the first live edits waited for five seconds. Three keep two processors at work."""
 RETRY_SECONDS = 20.0
 """How long one ``apply`` waits in all for an overloaded server before it gives the work back."""
 BACKOFF_BASE, BACKOFF_CAP = 0.5, 8.0
@@ -78,9 +81,11 @@ class Keywords:
         self._es = es
         self._retry_seconds = retry_seconds
         self._refreshers: dict[str, Refresher] = {}
+        self._patient = asyncio.Semaphore(PATIENT_AT_ONCE)
 
-    async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
-        """Write and delete, in as few requests as fit. Returns one Outcome a Write, in order.
+    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
+        """Write and delete, in as few requests as fit. Returns one Outcome a Write, in order. patient: few requests of
+        such at once.
 
         Raises Retryable when the server is away or stays overloaded: the outcome of all writes is then unknown, and
         sending all of them again is right. Raises Misconfigured when an index is missing or access is refused.
@@ -88,7 +93,8 @@ class Keywords:
         outcomes: dict[int, Outcome] = {}
         patience = _Patience(self._retry_seconds)
         for operations in _requests([_operation(n, write) for n, write in enumerate(writes)]):
-            await self._send(operations, outcomes, patience)
+            async with self._patient if patient else nullcontext():
+                await self._send(operations, outcomes, patience)
         return [outcomes[n] for n in range(len(writes))]
 
     async def _send(self, operations: list[_Operation], outcomes: dict[int, Outcome], patience: _Patience) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -18,7 +19,7 @@ from pipeline.core.identity import EVERYONE
 from pipeline.settings import ElasticsearchSettings
 from pipeline.stores import elasticsearch as es_store
 from pipeline.stores import keywords as keywords_module
-from pipeline.stores.keywords import Keywords, Outcome, Write
+from pipeline.stores.keywords import PATIENT_AT_ONCE, Keywords, Outcome, Write
 from pipeline.stores.refresh import AT_ONCE, INTERVAL_SECONDS, Refresher
 from tests.contract.es_proxy import Proxy, answer, api_error, proxied
 
@@ -489,6 +490,31 @@ async def test_closing_ends_the_waiting(elasticsearch_settings: ElasticsearchSet
         await store.aclose()
         with pytest.raises(Retryable):
             await waiter
+
+
+async def test_few_requests_of_a_backfill_are_under_way_at_once_and_nothing_waits_for_them(
+    index: str, store: Keywords, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bulk, under_way, go_on = store._bulk, 0, asyncio.Event()
+    most = 0
+
+    async def held_up(operations: Sequence[Any]) -> list[Mapping[str, Any]]:
+        nonlocal most, under_way
+        if operations[0].write.version == 1:  # the backfill's
+            under_way += 1
+            most = max(most, under_way)
+            await go_on.wait()
+            under_way -= 1
+        return await bulk(operations)
+
+    monkeypatch.setattr(store, "_bulk", held_up)
+    backfill = [
+        asyncio.create_task(store.apply([Write(index, uuid4(), 1, entry("old"))], patient=True)) for _ in range(8)
+    ]
+    assert await asyncio.wait_for(store.apply([Write(index, uuid4(), 2, entry("live"))]), 60) == [WRITTEN]
+    go_on.set()
+    assert await asyncio.gather(*backfill) == [[WRITTEN]] * 8
+    assert most == PATIENT_AT_ONCE
 
 
 # --- reading back ---------------------------------------------------------------------------------------------------

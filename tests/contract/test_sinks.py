@@ -90,11 +90,11 @@ class PausedKeywords(Keywords):
             await after()
         await super().refreshed(index, patient=patient)
 
-    async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
+    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
         if self.pause is not None:
             pause, self.pause = self.pause, None
             await pause()
-        return await super().apply(writes)
+        return await super().apply(writes, patient=patient)
 
 
 @dataclass
