@@ -69,11 +69,11 @@ class PausedKeywords(Keywords):
     pause: Hook | None = None
     failing: frozenset[str] = frozenset()
 
-    async def apply(self, writes: Sequence[Write]) -> list[Outcome]:
+    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
         if self.pause is not None:
             pause, self.pause = self.pause, None
             await pause()
-        done = await super().apply(writes)
+        done = await super().apply(writes, patient=patient)
         return [
             Outcome("refused", reason="mapper_parsing_exception") if w.body and w.body["title"] in self.failing else o
             for w, o in zip(writes, done, strict=True)
