@@ -18,7 +18,7 @@ import getpass
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -189,8 +189,7 @@ class Load:
         for start in range(0, len(texts), PAGE):
             await self.publish(texts[start : start + PAGE], DOCUMENTS_BACKFILL, source="old")
 
-    async def remember(self) -> None:
-        workers = {w["name"]: psutil.Process(w["pid"]) for w in self.run.penstock("status")["workers"]}
+    async def remember(self, workers: Mapping[str, psutil.Process]) -> None:
         while True:
             for name, process in workers.items():
                 self.memory.setdefault(name, []).append(round(process.memory_info().rss / 2**20))
@@ -220,8 +219,9 @@ async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
         await load.fill(given.documents)
         filled = run.settle_graph()
         old = load.old(given.backfill)
+        workers = {w["name"]: psutil.Process(w["pid"]) for w in run.penstock("status")["workers"]}
         began = time.monotonic()
-        async with beside(load.look(), load.probe(), load.remember(), load.backfill(old)):
+        async with beside(load.look(), load.probe(), load.remember(workers), load.backfill(old)):
             edits = await load.edit(given.rate, began + given.seconds)
             took = time.monotonic() - began
             while load.waiting and time.monotonic() - began - took < LEFT_SECONDS:  # noqa: ASYNC110  look() tells
