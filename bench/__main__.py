@@ -2,7 +2,7 @@
 
     python -m bench [--quick] [--only PART]...      # → bench/results/latest.json, and a table beside the targets
 
---quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it two and a half hours. --only:
+--quick: small sizes, some minutes, into $PENSTOCK_HOME/bench-quick.json; without it an hour and a half. --only:
 these parts; what the file has of the others stays. A part that fails is named and the others are run. Each part's log
 and result lie in $PENSTOCK_HOME/bench-logs. The curves and the table of docs/performance.md are drawn from latest.json
 by ``python -m bench.curves``.
@@ -50,7 +50,8 @@ def stack(log: IO[str]) -> Iterator[Mapping[str, str]]:
 
 
 def run(part: Part, *, quick: bool) -> dict[str, Any]:
-    """What the part wrote, with its ``seconds`` and the load around it; of one that failed {"failed": the reason}."""
+    """What the part wrote, with its ``seconds``, when and of which commit, and the load around it; of one that failed
+    {"failed": the reason}."""
     logs = home() / "bench-logs"
     written = logs / f"{part.name}.json"
     logs.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def run(part: Part, *, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", part.module, *sizes, "--json", *(() if part.prints else (str(written),))]
     told = " ".join(command[1:])
     written.unlink(missing_ok=True)
-    load, began = os.getloadavg()[0], time.monotonic()
+    load, began, machine = os.getloadavg()[0], time.monotonic(), description()
     with (logs / f"{part.name}.log").open("w") as log, stack(log) if part.stack else nullcontext(os.environ) as where:
         output = subprocess.PIPE if part.prints else log
         ended = subprocess.run(command, stdout=output, stderr=log, env=where, check=False)
@@ -72,7 +73,10 @@ def run(part: Part, *, quick: bool) -> dict[str, Any]:
         result = json.loads(written.read_text())
     except ValueError:
         return {"failed": f"`{told}` wrote no JSON"}
-    around = {"load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}
+    around = {
+        "at": machine["at"], "commit": machine["commit"],
+        "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
+    }  # fmt: skip
     return {"seconds": round(time.monotonic() - began, 1), **around, "result": result}
 
 

@@ -1,6 +1,6 @@
 """Thousands of chunks changed at once after a first load: how long until both stores return each.
 
-    python -m bench.burst [--chunks 20000] [--json]      # → bench/results/burst.json
+    python -m bench.burst [--chunks 20000] [--json]
 
 A running system (bench.running). The first load is ``penstock ingest`` of a folder; then every file gets other words
 and the folder is ingested again. A document's time counts from the start of that command (so reading, hashing and
@@ -14,7 +14,6 @@ import argparse
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,7 +23,6 @@ from rich.table import Table
 from bench.load_corpus import Corpus
 from bench.running import Running, machine, percentile, running, spread
 
-RESULTS = Path(__file__).parent / "results" / "burst.json"
 WORDS, CHUNKS = 1_850, 19
 """Of a document."""
 ASK_SECONDS = 0.25
@@ -106,8 +104,6 @@ def main() -> None:
     given = parser.parse_args()
     with running("burst") as run:
         result = {"machine": machine(), **measure(run, given.chunks)}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if given.json:
         print(json.dumps(result))
         return

@@ -131,7 +131,7 @@ def marked(latest: Mapping[str, Any]) -> str:
     lines = [
         f"Measured {machine['at'][:10]} at {machine['commit']}{'' if machine['clean'] else ' with local changes'}:"
         f" {machine['processor']}, {machine['cores']} processors, {machine['memory_gib']} GiB; {versions};"
-        f" load {machine['load_before']} before and {machine.get('load_after', '?')} after.",
+        f" load {machine['load_before']} before and {machine.get('load_after', '?')} after.{_earlier(latest)}",
         "**In a hurry** (`--quick`): the sizes are small, the numbers a smoke test." if latest["quick"] else "",
         "",
         "| | target | measured | |",
@@ -152,6 +152,17 @@ def marked(latest: Mapping[str, Any]) -> str:
     if failed:
         lines += ["", "Parts that failed: " + "; ".join(failed)]
     return "\n".join(line for n, line in enumerate(lines) if line or lines[n - 1]) + "\n"
+
+
+def _earlier(latest: Mapping[str, Any]) -> str:
+    """Which parts were not measured at that commit."""
+    commit = latest["machine"]["commit"]
+    found = [
+        f"{name} ({part['at'][:10]} at {part['commit']})"
+        for name, part in latest["parts"].items()
+        if part.get("commit", commit) != commit
+    ]
+    return f" Measured at other commits: {', '.join(found)}." if found else ""
 
 
 def written(document: str, latest: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
     python -m bench.freshness [--seconds 600] [--rate 100] [--backfill 100000] [--json]
 
-The result stands in bench/results/freshness.json too.
-
 A running system (bench.running), filled first. An edit's time counts from the moment before it is published until the
 ledger says that the slower store returns it, or something newer (each edit counts, also one that was overtaken).
 Probes are really searched for, in both stores, from the same moment until the answer holds the new word. Memory is each
@@ -22,7 +20,6 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -39,7 +36,6 @@ from topics.messages import DocumentUpserted
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
-RESULTS = Path(__file__).parent / "results" / "freshness.json"
 WORDS = (60, 60, 200, 200, 700, 1_850)
 """Of the edited documents, in turn: one chunk to twenty."""
 BACKFILL_WORDS, BACKFILL_CHUNKS = 1_850, 19
@@ -256,8 +252,6 @@ def main() -> None:
     given = parser.parse_args()
     with running("freshness", FOR_LONG) as run:
         result = {"machine": machine(), **asyncio.run(measure(run, given))}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
     if given.json:
         print(json.dumps(result))
         return

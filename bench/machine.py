@@ -21,7 +21,9 @@ def description() -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "clean": not _said("git", "status", "--porcelain", "--untracked-files=no"),
+        "clean": not _said(
+            "git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!docs"
+        ),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),

@@ -32,13 +32,14 @@ from bench.load_library import TENANT, filled, opened
 from bench.load_runs import SHARES, load, percentile, tag, told
 from bench.load_service import served
 from query.access import readable
+from query.retrieval import CANDIDATES, SPARE
 from query.vectors import Asked, Tuning, choose, nearest
 from tests.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
 """The second for the graph alone, which under narrow access walks nearly all of itself."""
-DEPTH = 114
-"""What a search asks the graph for (query/retrieval.py: candidates and spare ones)."""
+DEPTH = CANDIDATES + SPARE
+"""What a search asks the graph for."""
 RESULTS = Path(__file__).parent / "results" / "query_load.json"
 
 
