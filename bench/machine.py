@@ -15,15 +15,14 @@ import psutil
 from deploy.local import dist
 
 PROJECT = Path(__file__).parent.parent
+NOT_CODE = (":!bench/results", ":!docs")
 
 
 def description() -> dict[str, Any]:
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "clean": not _said(
-            "git", "status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results", ":!docs"
-        ),
+        "clean": not _said("git", "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
