@@ -40,7 +40,7 @@ test: setup  ## everything, against real services started by the tests
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
 
-bench: setup  ## every benchmark, half an hour on a quiet machine: bench/results/latest.json and docs/performance.md
+bench: setup  ## the benchmarks, an hour and a half on a quiet machine: bench/results/latest.json and docs/performance.md
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.curves
 

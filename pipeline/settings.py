@@ -181,9 +181,10 @@ class StreamSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
 
     lanes: int = 8
-    """Key lanes a worker process: documents of one key are handled one after another, lanes side by side."""
+    """Key lanes a worker process, each one of live and one of backfill: documents of one key are handled one after
+    another, lanes side by side."""
     batch_size: int = 32
-    """Most records that a lane works on at once."""
+    """Most records that a lane works on at once; vectors half as many, keywords twice (BATCH_FACTOR)."""
     batch_wait_seconds: float = 0.5
     """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
     pause does not wait."""

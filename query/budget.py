@@ -5,8 +5,8 @@ passage), for the slower of both halves (embedding and then vectors; keywords), 
 
     3 × ledger + max(embed + 2 × vectors, keywords) + rerank ≤ search_seconds
 
-(vectors twice: counting what may be read, then the scan.) A half that is late is left out and the answer says so; only
-the ledger and the whole end a request.
+(vectors twice: counting what may be read, then the scan, which has what counting leaves.) A half that is late is left
+out and the answer says so; only the ledger and the whole end a request.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ class Timeouts:
 
     keywords: float = 5.0
     vectors: float = 5.0
+    """Of each of two steps: what the first, counting what may be read, leaves is the scan's."""
     ledger: float = 10.0
     embed: float = 65.0
     """The query's vector, the model's loading included: a minute the first time on a machine, when it is converted."""
@@ -174,7 +175,7 @@ class Stores:
     async def _vectors(
         self, scope: Scope, embedding: Embedding | None, steps: Steps, limit: int, *, proven: bool
     ) -> Offer:
-        seconds = self.timeouts.vectors
+        seconds = 2 * self.timeouts.vectors
         offer = Offer(limit)
         try:
             if embedding is None:
@@ -182,12 +183,14 @@ class Stores:
             made_by, vector = await asyncio.shield(embedding)
             with steps.step("vectors") as offer.facts:
                 require_same(made_by, scope.generation)
-                async with self.connection(2 * seconds, "vector search") as connection:
+                ends = perf_counter() + seconds
+                async with self.connection(seconds, "vector search") as connection:
                     asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
                     scan = await self._scan(connection, asked, scope.access, limit)
                     offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
-                        connection, asked, vector, scan, limit=limit, timeout_seconds=seconds, tuning=self._tuning
-                    )
+                        connection, asked, vector, scan,
+                        limit=limit, timeout_seconds=max(ends - perf_counter(), 0.001), tuning=self._tuning,
+                    )  # fmt: skip
         except PenstockError as error:
             offer.error = error
         return offer

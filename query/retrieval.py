@@ -1,4 +1,4 @@
-"""Hybrid retrieval: ANN ∥ BM25 → verify against the ledger → fuse → rerank → arrange.
+"""Hybrid retrieval: ANN ∥ BM25 → verify against the ledger → fuse → second look → rerank → arrange.
 
 Verified before fused, and asked again where much is withheld: ranks, scores and counts are as if what is withheld had
 never been there.

@@ -17,8 +17,8 @@ class RetrievalSettings(Part):
     per_document: int = Field(2, ge=1)
     """Passages of one document among the first, as long as others have something to say."""
     feedback: bool = True
-    """Whether a hybrid search looks a second time, with what it found (query/second_look.py): better, for a quarter
-    more time."""
+    """Whether a hybrid search looks a second time, with what it found (query/second_look.py): better, for nearly
+    half as much time again."""
     feedback_at_once: int = Field(4, ge=0)
     """Of so many searches at once each looks a second time; as soon as more are under way, one look has to do. 0: none
     does."""

@@ -49,7 +49,7 @@ class Tuning:
     max_scan_tuples: int = 200_000
     """Where a walk gives up. The changeover keeps the expected walk below it up to 50 M rows."""
     always_exact_rows: int = 5_000
-    """An exact scan of so few takes about 35 ms; also the answer before the table's size is known."""
+    """An exact scan of so few takes 15–35 ms; also the answer before the table's size is known."""
     random_page_cost: float = 1.0
     """The index is in memory or the service is too slow anyway; with the default a sequential scan looks cheaper."""
 

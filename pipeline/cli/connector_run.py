@@ -55,7 +55,7 @@ async def run_once(
                         for number in numbers.values():
                             await withdraw(pool, number)
         if follow:
-            await _follow(pool, plan, here)
+            await _follow(pool, plan)
         seen = await look(pool, plan)
         problems = [str(p) for one in outcomes.values() for p in one.get("problems", ())]
         ok = not problems and not any("error" in one for one in outcomes.values())
@@ -101,7 +101,7 @@ async def _doing(pool: Pool, plan: Plan, here: Instance | None) -> str:
     return f"{plan.name}  {state}{f': {reason}' if reason else ''}"[:100]
 
 
-async def _follow(pool: Pool, plan: Plan, here: Instance | None) -> None:
+async def _follow(pool: Pool, plan: Plan) -> None:
     """Until Ctrl-C: a line whenever something was published, or how it is has changed."""
     told: object = None
     stderr.print(f"following {plan.name} (Ctrl-C ends it)", markup=False)

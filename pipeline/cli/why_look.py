@@ -73,7 +73,7 @@ async def look(asked: Asked) -> Told:
                     identity: tuple[str, str] | None = (found[0][0].source, found[0][0].external_id)
                 else:
                     told = await story.dead_letters(connection, asked.tenant, asked.names, source=asked.source)
-                    named = await _named(pool, asked, told)
+                    named = await _named(pool, asked)
                     if len({name for name, _ in named}) > 1:
                         return Told(
                             several=[
@@ -90,7 +90,7 @@ async def look(asked: Asked) -> Told:
     return Told(told, around)
 
 
-async def _named(pool: Pool, asked: Asked, told: Story) -> list[tuple[str, str]]:
+async def _named(pool: Pool, asked: Asked) -> list[tuple[str, str]]:
     """(source, external id) that a connector knows a document by which the ledger does not."""
     async with pool.connection() as connection:
         known = await story_source.of_external_id(connection, asked.tenant, asked.names)

@@ -7,15 +7,16 @@ from typing import Literal
 
 FRONT_ROWS = 4_000
 """Most rows that shall wait outside of the graph where no live change is late: each query reads them all, in about 28
-ms (7 µs a row of 1,536 dimensions). Beyond it the backfill lane of a table that is too large to be read whole writes
-straight into the graph; live changes never do."""
+ms (7 µs a row of 1,536 dimensions; 3 where a quiet, vacuumed table is read whole: what follows says the worse). Beyond
+it the backfill lane of a table that is too large to be read whole writes straight into the graph; live changes never
+do."""
 GRAPH_FROM_ROWS = 5_000
-"""A smaller table needs no graph: it is read whole in about 35 ms."""
+"""A smaller table needs no graph: it is read whole in 35 ms at most."""
 READ_WHOLE_ROWS = 50_000
-"""About 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
+"""At most 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
 of one while live changes are late, or while it is built."""
 LOAD_ROWS = 200_000
-"""About 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
+"""At most 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
 BUSY_DOCUMENTS = 20
 """While more wait for a store, they go first: a graph takes processors from the stores that somebody waits for, and
 what it is built of may be replaced meanwhile."""
@@ -27,7 +28,7 @@ LATE_FOR_SECONDS = 15.0
 """… and for so long afterwards."""
 BUILT_AT_LATEST_SECONDS = 120.0
 """So long a table that is never at rest is read whole: a load is over by then, or it has 100,000 rows and a query takes
-0.8 s. A graph that is built of what a load has brought costs a third of one that grows with it."""
+0.3–0.7 s. A graph that is built of what a load has brought costs a third of one that grows with it."""
 BUILT_FASTER = 4
 """A row costs 6 ms in a graph that is there and 1.2–2.5 ms in one that is built, all the others included: moving more
 than a quarter of a table's rows takes longer than building its graph anew."""

@@ -222,23 +222,23 @@ class OpenAIEmbedder:
             call.proven = True
 
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
-        size = sum(map(len, texts))
-        return await self._pace.run(lambda place: self._measured(texts, place), size=size, deadline=deadline)
+        size, inputs = sum(map(len, texts)), len(texts)
+        body = to_json({"input": texts, **self._asked})  # before there is a place: a megabyte takes a millisecond
+        return await self._pace.run(lambda place: self._measured(body, inputs, place), size=size, deadline=deadline)
 
-    async def _measured(self, texts: list[str], place: Place) -> Answer:
+    async def _measured(self, body: bytes, inputs: int, place: Place) -> Answer:
         began = time.perf_counter()
         try:
-            with embeddings(self.model, len(texts), self._host) as measured:
-                answer = await self._request(texts, place, measured)
+            with embeddings(self.model, inputs, self._host) as measured:
+                answer = await self._request(body, inputs, place, measured)
         except (Retryable, Misconfigured, Rejected) as error:
             self.on_request(outcome(error), time.perf_counter() - began)
             raise
         self.on_request("answered", time.perf_counter() - began)
         return answer
 
-    async def _request(self, texts: list[str], place: Place, measured: Call) -> Answer:
+    async def _request(self, body: bytes, inputs: int, place: Place, measured: Call) -> Answer:
         """One HTTP request. Raises Retryable, Misconfigured or Rejected."""
-        body = to_json({"input": texts, **self._asked})
         measured.sent = len(body)
         response = await self._server.post(body)
         measured.received = len(response.body)
@@ -246,7 +246,7 @@ class OpenAIEmbedder:
             measured.facts["http.response.status_code"] = response.status
             raise failure(response, self._host)
         place.give_back()
-        reading = partial(read, response.body, inputs=len(texts), dimensions=self.dimensions)
+        reading = partial(read, response.body, inputs=inputs, dimensions=self.dimensions)
         # In a thread, so that the request that waited for the place is sent before this answer is read.
         answer = reading() if len(response.body) < BYTES_AT_ONCE else await asyncio.to_thread(reading)
         measured.facts["gen_ai.usage.input_tokens"] = answer.tokens

@@ -36,8 +36,8 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 log = structlog.get_logger()
 
 FOLLOWING, FOLLOWING_ALONE = 300, 1_000
-"""So many backfilled documents that wait for a store are enough for now: at a first load's pace, about three seconds'
-work, and ten where nothing has come live for ALONE_SECONDS. What is accepted beyond that takes from the stores, and
+"""So many backfilled documents that wait for a store are enough for now: at a first load's pace, about two seconds'
+work, and seven where nothing has come live for ALONE_SECONDS. What is accepted beyond that takes from the stores, and
 from live changes, the processors that they need. With too few the stores, which finish some hundred at a time, stand
 still in between (5,000 documents: 44 s with 300, 39 with 1,000), and look as if the load were over …"""
 ALONE_SECONDS = 15.0

@@ -36,7 +36,8 @@ from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 log = structlog.get_logger()
 
 WRITE_CHUNKS = 200
-"""Most rows of one transaction: HNSW takes about 6 ms a row, and a revocation waits for the lock that long."""
+"""Most rows of one transaction. Where they enter the graph at once (a backfill of a large table, an older version's
+graph) that is about 6 ms each, and a revocation waits for the lock that long."""
 KEPT_VECTORS = 20_000
 """Embeddings kept in memory until they are written, so that a database outage does not pay twice (≤ 120 MB at 1536)."""
 

@@ -36,14 +36,6 @@ PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class KeywordDoc:
-    """What shall stand under a chunk's id."""
-
-    id: UUID
-    body: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """One operation. ``version`` is the seq of the ledger that asks for it; no ``body``: delete."""
 

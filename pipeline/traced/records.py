@@ -77,7 +77,7 @@ def batch(stage: str, records: Sequence[Received], *, tries: int) -> Iterator[Sp
                     "messaging.batch.message_count": len(records),
                 },
             )  # fmt: skip
-        spans = [_one(stage, record, about, many) for record in records]
+        spans = [_one(record, about, many) for record in records]
         for record, span in zip(records, spans, strict=True):
             key, document = _key(record), _document(record)
             made.by_key.setdefault(key, []).append(span)
@@ -108,7 +108,7 @@ class _Whole(Span):
             span.note(attributes)
 
 
-def _one(stage: str, record: Received, about: Attributes, many: Span) -> Span:
+def _one(record: Received, about: Attributes, many: Span) -> Span:
     attributes = {
         **about,
         "messaging.system": "kafka",

@@ -536,6 +536,18 @@ async def test_without_the_vector_table_keywords_answer(library: Library, tenant
     assert len(found.degraded) == 1
 
 
+async def test_a_scan_may_take_what_counting_has_left(library: Library, tenant: str) -> None:
+    caller, _ = await put_one(library, tenant)
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=4))
+    await search.search("lanterns", caller, mode="vector")  # how to scan is known from here on, for some seconds
+    async with library.pool.connection() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE chunks_g1 IN ACCESS EXCLUSIVE MODE")
+        late = asyncio.create_task(search.search("red lanterns", caller, mode="vector"))
+        await asyncio.sleep(5.0)
+        assert not late.done()
+    assert external_ids(await late) == ["one.md"]
+
+
 async def test_without_the_ledger_nothing_is_answered(library: Library, tenant: str) -> None:
     """What cannot be verified is not shown, however well the other store answers."""
     caller, _ = await put_one(library, tenant)

@@ -107,7 +107,7 @@ def overlaps(
     if window.most:
         for previous, cut in pairwise(cuts[:-1]):
             if may_overlap(cut, units, blocks):
-                result = _whole_units(text, units, blocks, previous, cut, window)
+                result = _whole_units(units, blocks, previous, cut, window)
                 if isinstance(result, Overlap):
                     found[cut] = result
                 else:
@@ -118,9 +118,7 @@ def overlaps(
     return found
 
 
-def _whole_units(
-    text: str, units: Units, blocks: Sequence[Block], previous: int, cut: int, window: Window
-) -> Overlap | _Search:
+def _whole_units(units: Units, blocks: Sequence[Block], previous: int, cut: int, window: Window) -> Overlap | _Search:
     """Whole units back from the cut, beginning at the best rank in the window; or the unit that must be cut."""
     tokens = 0
     unit = cut
