@@ -37,6 +37,7 @@ from bench.query_load import recall
 DIMENSIONS = 1_536
 SIZES = (10_000, 30_000, 100_000)
 WARM_SECONDS = 3.0
+"""Before each width. The widest comes last, when the servers have been asked some thousand times."""
 RESULTS = Path(__file__).parent / "results" / "query.json"
 
 
@@ -52,7 +53,7 @@ async def of(chunks: int, seconds: float, held: Path | None) -> dict[str, Any]:
             folder, library = held, await closing.enter_async_context(opened(vectors, held))
         [(rows,)] = await library.execute(f"SELECT count(*) FROM {library.generation.chunk_table}")
         [(buffers,)] = await library.execute("SHOW shared_buffers")
-        both = await searched(folder, corpus, [*SHARES][::-1], seconds, feedback=True)
+        both = await searched(folder, corpus, [*SHARES], seconds, feedback=True)
         first = await searched(folder, corpus, [*SHARES][-1:], seconds, feedback=False)
         return {
             "chunks": rows, "shared_buffers": buffers, "searches": both, "first_look_alone": first,
