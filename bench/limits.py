@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ from pgvector.psycopg import register_vector_async
 from psycopg import AsyncConnection
 from rich.console import Console
 from rich.table import Table
+from structlog import configure, make_filtering_bound_logger
 
 from bench.embedding_client import client
 from bench.ingest import CHUNKS
@@ -156,6 +158,7 @@ def main() -> None:
     parser.add_argument("--documents", type=int, default=1_000)
     parser.add_argument("--json", type=Path, default=RESULTS)
     given = parser.parse_args()
+    configure(wrapper_class=make_filtering_bound_logger(logging.ERROR))
     with running("limits", {"PENSTOCK_EMBEDDING_CHUNK_TOKENS": "400"}) as run:
         result = measure(run, given.documents)
     table = Table(title=f"{result['documents']} documents, {result['chunks']} chunks", show_header=False)
