@@ -74,7 +74,7 @@ def run(part: Part, *, quick: bool) -> dict[str, Any]:
     except ValueError:
         return {"failed": f"`{told}` wrote no JSON"}
     around = {
-        "at": machine["at"], "commit": machine["commit"],
+        "at": machine["at"], "commit": machine["commit"], "clean": machine["clean"],
         "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
     }  # fmt: skip
     return {"seconds": round(time.monotonic() - began, 1), **around, "result": result}

@@ -155,12 +155,12 @@ def marked(latest: Mapping[str, Any]) -> str:
 
 
 def _earlier(latest: Mapping[str, Any]) -> str:
-    """Which parts were not measured at that commit."""
+    """Which parts were not measured at that commit, or not at that alone."""
     commit = latest["machine"]["commit"]
     found = [
-        f"{name} ({part['at'][:10]} at {part['commit']})"
+        f"{name} ({part['at'][:10]} at {part['commit']}{'' if part.get('clean', True) else ' with local changes'})"
         for name, part in latest["parts"].items()
-        if part.get("commit", commit) != commit
+        if part.get("commit", commit) != commit or not part.get("clean", True)
     ]
     return f" Measured at other commits: {', '.join(found)}." if found else ""
 

@@ -32,6 +32,8 @@ from query.steps import Steps
 from query.vectors import Asked, Scan, Tuning
 from query.verify import describe, verify
 
+SOONER = 0.95
+"""Of the time that a scan has: Postgres ends it by itself, before we would have to cancel it."""
 SCANS_KEPT, SCAN_KEPT_SECONDS = 1_000, 5.0
 """How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
 MOST_CANDIDATES = 1000
@@ -189,7 +191,7 @@ class Stores:
                     scan = await self._scan(connection, asked, scope.access, limit)
                     offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
                         connection, asked, vector, scan,
-                        limit=limit, timeout_seconds=max(ends - perf_counter(), 0.001), tuning=self._tuning,
+                        limit=limit, timeout_seconds=SOONER * (ends - perf_counter()), tuning=self._tuning,
                     )  # fmt: skip
         except PenstockError as error:
             offer.error = error

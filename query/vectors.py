@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
+from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
 
@@ -127,12 +128,13 @@ async def nearest(
 
     A walk that ends with too few is followed by an exact scan: fewer than ``limit`` means that there are no more.
     """
+    ends = monotonic() + timeout_seconds
     async with connection.pipeline(), connection.transaction():
         await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
         found = await _candidates(connection, *build(asked, vector, scan, limit=limit))
         if scan != "exact" and len(found) < limit:
             scan = "exact"
-            await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, timeout_seconds, tuning))
+            await connection.execute(LOCAL_SETTINGS, local_settings(scan, limit, ends - monotonic(), tuning))
             found = await _candidates(connection, *build(asked, vector, scan, limit=limit))
     return found, scan
 
@@ -168,7 +170,7 @@ def local_settings(scan: Scan, limit: int, timeout_seconds: float, tuning: Tunin
     """The few rows that wait outside are found by their index, whatever share of the table they were when Postgres last
     counted them."""
     ef_search = min(1000, max(tuning.ef_search, 2 * limit))
-    milliseconds = round(timeout_seconds * 1000)
+    milliseconds = max(1, round(timeout_seconds * 1000))  # 0: as long as it likes
     return [
         str(ef_search), str(tuning.max_scan_tuples), str(tuning.random_page_cost), str(milliseconds),
         "off" if scan == "graph" else "on",

@@ -7,16 +7,16 @@ from typing import Literal
 
 FRONT_ROWS = 4_000
 """Most rows that shall wait outside of the graph where no live change is late: each query reads them all, in about 28
-ms (7 µs a row of 1,536 dimensions; 3 where a quiet, vacuumed table is read whole: what follows says the worse). Beyond
-it the backfill lane of a table that is too large to be read whole writes straight into the graph; live changes never
-do."""
+ms (7 µs a row of 1,536 dimensions; 3 where a quiet, vacuumed table is read whole. What follows says the worse, with
+processors that are free: beside a load it may be several times that). Beyond it the backfill lane of a table that is too
+large to be read whole writes straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
-"""A smaller table needs no graph: it is read whole in 35 ms at most."""
+"""A smaller table needs no graph: it is read whole in 15–35 ms."""
 READ_WHOLE_ROWS = 50_000
-"""At most 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
+"""About 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
 of one while live changes are late, or while it is built."""
 LOAD_ROWS = 200_000
-"""At most 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
+"""About 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
 BUSY_DOCUMENTS = 20
 """While more wait for a store, they go first: a graph takes processors from the stores that somebody waits for, and
 what it is built of may be replaced meanwhile."""

@@ -7,7 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 from uuid import UUID
@@ -84,23 +84,31 @@ class Keywords:
         """
         outcomes: dict[int, Outcome] = {}
         patience = _Patience(self._retry_seconds)
+        places = self._patient if patient else nullcontext()
         for operations in _requests([_operation(n, write) for n, write in enumerate(writes)]):
-            async with self._patient if patient else nullcontext():
-                await self._send(operations, outcomes, patience)
+            await self._send(operations, outcomes, patience, places)
         return [outcomes[n] for n in range(len(writes))]
 
-    async def _send(self, operations: list[_Operation], outcomes: dict[int, Outcome], patience: _Patience) -> None:
-        """One request, and again for those of its items that an overloaded server put off."""
+    async def _send(
+        self,
+        operations: list[_Operation],
+        outcomes: dict[int, Outcome],
+        patience: _Patience,
+        places: AbstractAsyncContextManager[None],
+    ) -> None:
+        """One request, and again for those of its items that an overloaded server put off. places: a request under way
+        has one; who waits for the next try has none."""
         while operations:
             try:
-                answers = await self._bulk(operations)
+                async with places:
+                    answers = await self._bulk(operations)
             except _TooLarge:
                 if len(operations) == 1:
                     outcomes[operations[0].position] = Outcome("refused", reason="request_too_large")
                     return
                 half = len(operations) // 2
-                await self._send(operations[:half], outcomes, patience)
-                await self._send(operations[half:], outcomes, patience)
+                await self._send(operations[:half], outcomes, patience, places)
+                await self._send(operations[half:], outcomes, patience, places)
                 return
             except Retryable as error:
                 if not isinstance(error.__cause__, ApiError):

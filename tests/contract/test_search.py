@@ -538,14 +538,25 @@ async def test_without_the_vector_table_keywords_answer(library: Library, tenant
 
 async def test_a_scan_may_take_what_counting_has_left(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
-    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=4))
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=3))
     await search.search("lanterns", caller, mode="vector")  # how to scan is known from here on, for some seconds
     async with library.pool.connection() as connection, connection.transaction():
         await connection.execute("LOCK TABLE chunks_g1 IN ACCESS EXCLUSIVE MODE")
         late = asyncio.create_task(search.search("red lanterns", caller, mode="vector"))
-        await asyncio.sleep(5.0)
+        await asyncio.sleep(4.0)
         assert not late.done()
     assert external_ids(await late) == ["one.md"]
+
+
+async def test_a_scan_without_an_end_is_ended_by_postgres(library: Library, tenant: str) -> None:
+    caller, _ = await put_one(library, tenant)
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=1))
+    await search.search("lanterns", caller, mode="vector")
+    async with library.pool.connection() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE chunks_g1 IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(Retryable, match="QueryCanceled"):  # and not by us, after two seconds
+            await search.search("red lanterns", caller, mode="vector")
+    assert external_ids(await search.search("green lanterns", caller, mode="vector")) == ["one.md"]
 
 
 async def test_without_the_ledger_nothing_is_answered(library: Library, tenant: str) -> None:
