@@ -8,8 +8,8 @@ from typing import Literal
 FRONT_ROWS = 4_000
 """Most rows that shall wait outside of the graph where no live change is late: each query reads them all, in about 28
 ms (7 µs a row of 1,536 dimensions; 3 where a quiet, vacuumed table is read whole. What follows says the worse, with
-processors that are free: beside a load it may be several times that). Beyond it the backfill lane of a table that is too
-large to be read whole writes straight into the graph; live changes never do."""
+processors that are free: beside a load it may be several times that). Beyond it the backfill lane of a table that is
+too large to be read whole writes straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in 15–35 ms."""
 READ_WHOLE_ROWS = 50_000

@@ -227,7 +227,7 @@ def test_memory_grows_with_the_text_and_not_faster(media_type: str) -> None:
             tracemalloc.stop()
 
     peak(100)
-    assert peak(4_000) < 2.3 * peak(2_000)
+    assert peak(8_000) < 5 * peak(2_000)  # lists and tables grow in steps, and the collector comes when it likes
 
 
 def test_the_same_in_every_process() -> None:
