@@ -25,7 +25,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.machine import description
+from bench.machine import description, moment
 from bench.parts import PARTS, Part
 from bench.running import FOR_LONG, PENSTOCK
 from bench.targets import KEYS, picked, table
@@ -59,7 +59,7 @@ def run(part: Part, *, quick: bool) -> dict[str, Any]:
     command = [sys.executable, "-m", part.module, *sizes, "--json", *(() if part.prints else (str(written),))]
     told = " ".join(command[1:])
     written.unlink(missing_ok=True)
-    load, began, machine = os.getloadavg()[0], time.monotonic(), description()
+    load, began, measured = os.getloadavg()[0], time.monotonic(), moment()
     with (logs / f"{part.name}.log").open("w") as log, stack(log) if part.stack else nullcontext(os.environ) as where:
         output = subprocess.PIPE if part.prints else log
         ended = subprocess.run(command, stdout=output, stderr=log, env=where, check=False)
@@ -73,11 +73,8 @@ def run(part: Part, *, quick: bool) -> dict[str, Any]:
         result = json.loads(written.read_text())
     except ValueError:
         return {"failed": f"`{told}` wrote no JSON"}
-    around = {
-        "at": machine["at"], "commit": machine["commit"], "clean": machine["clean"],
-        "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
-    }  # fmt: skip
-    return {"seconds": round(time.monotonic() - began, 1), **around, "result": result}
+    around = {"load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1)}
+    return {"seconds": round(time.monotonic() - began, 1), **measured, **around, "result": result}
 
 
 def run_all(parts: Sequence[Part], latest: Path, *, quick: bool) -> dict[str, Any]:

@@ -18,11 +18,18 @@ PROJECT = Path(__file__).parent.parent
 NOT_CODE = (":!bench/results", ":!docs")
 
 
-def description() -> dict[str, Any]:
+def moment() -> dict[str, Any]:
+    """When, and of which commit; clean: of nothing else."""
     return {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
         "clean": not _said("git", "status", "--porcelain", "--untracked-files=no", "--", ".", *NOT_CODE),
+    }
+
+
+def description() -> dict[str, Any]:
+    return {
+        **moment(),
         "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30),

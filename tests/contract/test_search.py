@@ -550,11 +550,11 @@ async def test_a_scan_may_take_what_counting_has_left(library: Library, tenant: 
 
 async def test_a_scan_without_an_end_is_ended_by_postgres(library: Library, tenant: str) -> None:
     caller, _ = await put_one(library, tenant)
-    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=1))
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), timeouts=Timeouts(vectors=4))
     await search.search("lanterns", caller, mode="vector")
     async with library.pool.connection() as connection, connection.transaction():
         await connection.execute("LOCK TABLE chunks_g1 IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(Retryable, match="QueryCanceled"):  # and not by us, after two seconds
+        with pytest.raises(Retryable, match="QueryCanceled"):  # and not by us, 0.4 s later
             await search.search("red lanterns", caller, mode="vector")
     assert external_ids(await search.search("green lanterns", caller, mode="vector")) == ["one.md"]
 
