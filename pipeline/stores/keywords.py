@@ -25,8 +25,9 @@ MAX_REQUEST_BYTES = 1_000_000
 (aiohttp warns of bodies above 2**20 bytes, which -W error turns into a failed connection)."""
 MAX_REQUEST_OPERATIONS = 1_000
 PATIENT_AT_ONCE = 3
-"""Requests of a backfill under way from one process. What the server has queued it does in order: with a megabyte from
-each of eight lanes there, the first live edits waited for five seconds. Three keep two processors at work."""
+"""Requests of a backfill under way from one process. What the server has queued it does in order: behind a megabyte
+from each of eight lanes the first live edits took five to six seconds, behind three of them three and a half
+(docs/performance.md). Three keep two processors at work."""
 RETRY_SECONDS = 20.0
 """How long one ``apply`` waits in all for an overloaded server before it gives the work back."""
 BACKOFF_BASE, BACKOFF_CAP = 0.5, 8.0
