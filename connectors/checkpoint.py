@@ -17,7 +17,8 @@ PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A document as last published. ``version`` None: never. ``stat`` None: read it again."""
+    """A document as last published. ``version`` None: never. ``stat`` None: read it again. ``in_doubt_since``: the
+    newest stamp under which an event of it may have been sent without being confirmed."""
 
     external_id: str
     version: int | None = None
@@ -27,8 +28,12 @@ class Item:
     required_tags: list[str] | None = None
     problem_code: str | None = None
     problem_message: str | None = None
+    in_doubt_since: datetime | None = None
 
     def has_access(self, acl_tags: Sequence[str], required_tags: Sequence[str]) -> bool:
+        """Whether exactly this access was published last; never known for a document in doubt."""
+        if self.in_doubt_since is not None:
+            return False
         return (self.acl_tags or [], self.required_tags or []) == (list(acl_tags), list(required_tags))
 
 
@@ -41,7 +46,19 @@ class Unseen:
     version: int | None
 
 
-_COLUMNS = "external_id, version, fingerprint, stat, acl_tags, required_tags, problem_code, problem_message"
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """An event that is about to be sent."""
+
+    external_id: str
+    version: int | None
+    """None for an access change, which carries no version."""
+    observed_at: datetime
+
+
+_COLUMNS = (
+    "external_id, version, fingerprint, stat, acl_tags, required_tags, problem_code, problem_message, in_doubt_since"
+)
 
 
 class Checkpoint:
@@ -77,36 +94,88 @@ class Checkpoint:
                 )
                 return {item.external_id: item async for item in cursor}
 
-    async def save(self, tenant: str, source: str, scope: str, items: Sequence[Item]) -> None:
-        """Write rows; a newer version written meanwhile by another process stays."""
+    async def intend(self, tenant: str, source: str, scope: str, intents: Sequence[Intent]) -> None:
+        """Mark the documents as in doubt before their events are sent: whatever looks at the source next publishes them
+        again, until ``save`` or ``remove`` confirms them. Their stamps are kept for the clock of the next process."""
+        newest: dict[str, Intent] = {}
+        for intent in intents:
+            known = newest.get(intent.external_id)
+            versions = [i.version for i in (known, intent) if i is not None and i.version is not None]
+            stamp = max(i.observed_at for i in (known, intent) if i is not None)
+            newest[intent.external_id] = Intent(intent.external_id, max(versions, default=None), stamp)
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection:
+                await connection.execute(
+                    """
+                    INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, in_doubt_since)
+                    SELECT %s, %s, %s, * FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[])
+                    ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                        version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, stat = NULL,
+                        in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)
+                    """,
+                    [
+                        tenant,
+                        source,
+                        scope,
+                        [intent.external_id for intent in newest.values()],
+                        [intent.version for intent in newest.values()],
+                        [intent.observed_at for intent in newest.values()],
+                    ],
+                )
+                await connection.execute(
+                    """
+                    INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)
+                    DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
+                    """,
+                    [tenant, source, max(intent.observed_at for intent in newest.values())],
+                )
+
+    async def save(self, tenant: str, source: str, scope: str, items: Sequence[tuple[Item, datetime | None]]) -> None:
+        """Write rows, each with the stamp of its event; None where nothing had to be published.
+
+        A row that another process has put in doubt later, or written with a newer version, stays as it is."""
         with translated("checkpoint"):
             async with self._pool.connection() as connection, connection.cursor() as cursor:
                 await cursor.executemany(
                     f"""
                     INSERT INTO connector_items AS mine (tenant, source, scope, {_COLUMNS})
-                    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                    VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, NULL)
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = EXCLUDED.version, fingerprint = EXCLUDED.fingerprint, stat = EXCLUDED.stat,
                         acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
                         problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
-                        swept_at = EXCLUDED.swept_at
-                    WHERE mine.version IS NULL OR mine.version <= EXCLUDED.version
+                        swept_at = EXCLUDED.swept_at, in_doubt_since = NULL
+                    WHERE (mine.version IS NULL OR mine.version <= EXCLUDED.version)
+                        AND (mine.in_doubt_since IS NULL OR mine.in_doubt_since <= %s)
                     """.encode(),
                     [
                         (
-                            tenant, source, scope, item.external_id, item.version, item.fingerprint,
-                            None if item.stat is None else Jsonb(item.stat), item.acl_tags or [],
-                            item.required_tags or [], item.problem_code, item.problem_message,
+                            tenant,
+                            source,
+                            scope,
+                            item.external_id,
+                            item.version,
+                            item.fingerprint,
+                            None if item.stat is None else Jsonb(item.stat),
+                            item.acl_tags or [],
+                            item.required_tags or [],
+                            item.problem_code,
+                            item.problem_message,
+                            observed_at,
                         )
-                        for item in items
+                        for item, observed_at in items
                     ],
-                )  # fmt: skip
+                )
 
-    async def remove(self, tenant: str, source: str, ids: Sequence[str]) -> None:
-        await self._do(
-            "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
-            tenant, source, list(ids),
-        )  # fmt: skip
+    async def remove(self, tenant: str, source: str, deleted: Sequence[tuple[str, datetime]]) -> None:
+        """Remove the rows of documents whose deletes are confirmed, unless they are in doubt since a later stamp."""
+        with translated("checkpoint"):
+            async with self._pool.connection() as connection, connection.cursor() as cursor:
+                await cursor.executemany(
+                    "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = %s"
+                    " AND (in_doubt_since IS NULL OR in_doubt_since <= %s)",
+                    [(tenant, source, external_id, observed_at) for external_id, observed_at in deleted],
+                )
 
     async def forget(self, tenant: str, source: str, ids: Sequence[str]) -> None:
         """Have these published again by the next sweep, under versions that go on growing."""
@@ -114,13 +183,6 @@ class Checkpoint:
             "UPDATE connector_items SET fingerprint = NULL, stat = NULL"
             " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
             tenant, source, list(ids),
-        )  # fmt: skip
-
-    async def observed(self, tenant: str, source: str, at: datetime) -> None:
-        await self._do(
-            "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
-            " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
-            tenant, source, at,
         )  # fmt: skip
 
     async def count(self, tenant: str, source: str, root: str) -> int:

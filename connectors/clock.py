@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime, timedelta
 
 from pipeline.core.errors import Misconfigured
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TOLERANCE = timedelta(minutes=4)
 """Events stamped more than five minutes ahead of the pipeline's clock are refused there."""
 
@@ -28,7 +28,10 @@ class Clock:
         return self.last
 
 
-def next_version(last: int | None) -> int:
-    """Of a source without versions of its own: greater than the last one, and in nanoseconds, so that a restored old
-    file counts as newer."""
-    return max((last or 0) + 1, time.time_ns())
+def version_at(stamp: datetime, last: int | None) -> int:
+    """The version of a document whose source has none of its own: the stamp in nanoseconds, so that a restored old file
+    counts as newer, and greater than the last one.
+
+    stamp: given before the source was read. The time of the decision would let a process that was paused after it had
+    read outrank whoever has read something newer since."""
+    return max((last or 0) + 1, (stamp - _EPOCH) // timedelta(microseconds=1) * 1_000)

@@ -1,4 +1,4 @@
-"""Events → Kafka, and only then → checkpoint."""
+"""Intent → checkpoint, events → Kafka, and only then their confirmation → checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass
 from datetime import datetime
 
-from connectors.checkpoint import Checkpoint, Item
+from connectors.checkpoint import Checkpoint, Intent, Item
 from pipeline.core.errors import Retryable
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.producer import Delivery, NotDelivered, Producer
@@ -18,69 +18,93 @@ MAX_RECORDS = 1_000
 MAX_BYTES = 32 * 1024 * 1024
 """What may be under way at once."""
 CHECKPOINT_EVERY = 200
+"""Documents that one statement marks as in doubt, and about as many that one confirms."""
 
 Event = DocumentUpserted | AccessChanged | DocumentDeleted
 
 
 @dataclass(slots=True)
+class _Prepared:
+    topic: Topic
+    event: Event
+    item: Item | None
+
+    @property
+    def size(self) -> int:
+        return len(self.event.content) if isinstance(self.event, DocumentUpserted) else 0
+
+
+@dataclass(slots=True)
 class _UnderWay:
     delivery: Delivery
-    size: int
-    observed_at: datetime
-    item: Item | str
-    """The row to write when it is acknowledged; a string: the external id whose row goes."""
+    prepared: _Prepared
 
 
 class Publisher:
-    """Of one scope of one source. Law: a row says "published" only after Kafka has acknowledged the event.
+    """Publishes for one scope of one source.
 
-    Its methods may be called from several tasks. They raise Retryable when Kafka or Postgres is away.
+    Law: before an event is sent, its document is in doubt; a row says "published" only after Kafka has acknowledged the
+    event. Its methods may be called from several tasks. They raise Retryable when Kafka or Postgres is away.
     """
 
     def __init__(self, producer: Producer, checkpoint: Checkpoint, *, tenant: str, source: str, scope: str) -> None:
         self._producer = producer
         self._checkpoint = checkpoint
         self._tenant, self._source, self._scope = tenant, source, scope
+        self._prepared: list[_Prepared] = []
+        self._prepared_bytes = 0
         self._under_way: deque[_UnderWay] = deque()
         self._bytes = 0
-        self._rows: dict[str, Item | str] = {}
-        self._observed_at: datetime | None = None
+        self._rows: dict[str, tuple[Item | None, datetime | None]] = {}
+        """By document: its row (None: it goes) and the stamp of the event that it confirms."""
         self._lock = asyncio.Lock()
 
     async def publish(self, topic: Topic, event: Event, item: Item | None) -> None:
-        """Enqueue an event; ``item`` becomes the document's row once it is acknowledged (None: its row goes)."""
-        size = len(event.content) if isinstance(event, DocumentUpserted) else 0
+        """Take an event; ``item`` becomes the document's row once it is acknowledged (None: its row goes)."""
         async with self._lock:
-            await self._make_room(size)
-            try:
-                delivery = await self._producer.send(topic, event)
-            except NotDelivered as error:
-                raise Retryable(str(error)) from error
-            self._under_way.append(_UnderWay(delivery, size, event.observed_at, item or event.external_id))
-            self._bytes += size
+            self._prepared.append(_Prepared(topic, event, item))
+            self._prepared_bytes += self._prepared[-1].size
+            if len(self._prepared) >= CHECKPOINT_EVERY or self._prepared_bytes > MAX_BYTES:
+                await self._send_prepared()
 
     async def note(self, item: Item) -> None:
         """Write a row for which nothing had to be published."""
         async with self._lock:
-            self._rows[item.external_id] = item
+            self._rows[item.external_id] = item, None
             if len(self._rows) >= CHECKPOINT_EVERY:
                 await self._write()
 
     async def settle(self) -> None:
         """Wait until everything is acknowledged and written."""
         async with self._lock:
+            await self._send_prepared()
             while self._under_way:
                 await self._take_oldest()
             await self._write()
 
     async def abandon(self) -> None:
-        """After an error: write what is acknowledged by now, leave the rest as it was."""
+        """After an error: write what is acknowledged by now; what may have been sent besides stays in doubt."""
         async with self._lock:
+            self._prepared.clear()
             for one in self._under_way:
                 if one.delivery.done() and one.delivery.exception() is None:
-                    self._acknowledged(one)
+                    self._acknowledged(one.prepared)
             self._under_way.clear()
             await self._write()
+
+    async def _send_prepared(self) -> None:
+        if not self._prepared:
+            return
+        prepared, self._prepared, self._prepared_bytes = self._prepared, [], 0
+        await self._checkpoint.intend(self._tenant, self._source, self._scope, [_intent(p.event) for p in prepared])
+        for entry in prepared:
+            await self._make_room(entry.size)
+            try:
+                delivery = await self._producer.send(entry.topic, entry.event)
+            except NotDelivered as error:
+                raise Retryable(str(error)) from error
+            self._under_way.append(_UnderWay(delivery, entry))
+            self._bytes += entry.size
 
     async def _make_room(self, size: int) -> None:
         while self._under_way and (
@@ -102,20 +126,26 @@ class Publisher:
         except NotDelivered as error:
             raise Retryable(str(error)) from error
         self._under_way.popleft()
-        self._bytes -= oldest.size
-        self._acknowledged(oldest)
+        self._bytes -= oldest.prepared.size
+        self._acknowledged(oldest.prepared)
 
-    def _acknowledged(self, one: _UnderWay) -> None:
-        self._rows[one.item if isinstance(one.item, str) else one.item.external_id] = one.item
-        self._observed_at = max(self._observed_at or one.observed_at, one.observed_at)
+    def _acknowledged(self, prepared: _Prepared) -> None:
+        self._rows[prepared.event.external_id] = prepared.item, prepared.event.observed_at
 
     async def _write(self) -> None:
         rows, self._rows = self._rows, {}
-        items = [row for row in rows.values() if isinstance(row, Item)]
-        gone = [row for row in rows.values() if isinstance(row, str)]
+        items = [(item, observed_at) for item, observed_at in rows.values() if item is not None]
+        gone = [
+            (external_id, observed_at)
+            for external_id, (item, observed_at) in rows.items()
+            if item is None and observed_at is not None
+        ]
         if items:
             await self._checkpoint.save(self._tenant, self._source, self._scope, items)
         if gone:
             await self._checkpoint.remove(self._tenant, self._source, gone)
-        if self._observed_at is not None:
-            await self._checkpoint.observed(self._tenant, self._source, self._observed_at)
+
+
+def _intent(event: Event) -> Intent:
+    version = None if isinstance(event, AccessChanged) else event.version
+    return Intent(event.external_id, version, event.observed_at)

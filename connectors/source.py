@@ -1,8 +1,9 @@
 """What a source of documents must be able to do to be connected.
 
 A source tells what is there *now*; it never publishes. The runner stamps the time before it asks, compares the answer
-with what was published last, publishes what differs, waits for Kafka, and only then keeps the cursor. So a source may
-be asked the same thing twice, may answer the same thing twice, and may be killed at any moment.
+with what was published last, records which documents it is about to publish, publishes what differs, waits for Kafka,
+and only then keeps the cursor. So a source may be asked the same thing twice, may answer the same thing twice, and may
+be killed at any moment.
 
 Events are hints: they say what to read again, never what it says. Sweeps (``slim``) are the truth.
 """

@@ -20,6 +20,7 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import STORES, Lane, Store
 from pipeline.groups import group, groups, kafka_translated
 from pipeline.ledger import generations
+from pipeline.republish import Forgotten, republish
 from pipeline.settings import Settings
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
@@ -161,7 +162,7 @@ class Recovery:
                     target = _targets(logs, committed)
                     targets.setdefault(stage, {}).update(target)
                     until.setdefault(stage, {}).update({p: log.end for p, log in logs.items() if log.end > log.begin})
-                    records += sum(log.end - target.get(p, committed.get(p, log.begin)) for p, log in logs.items())
+                    records += sum(log.behind(target.get(p, committed.get(p))) for p, log in logs.items())
                     if topic.cleanup == "delete":
                         missing += _missing(logs, max(moment, BEGINNING), since)
             try:
@@ -190,6 +191,13 @@ class Recovery:
                         told = True
                         idle()
             await asyncio.sleep(POLL_SECONDS)
+
+    async def look_again(self) -> Forgotten:
+        """Have the connectors publish again what differs from the restored checkpoints, once everything is replayed.
+
+        The checkpoints know nothing of what was published after the backup: a source that has changed back since would
+        look unchanged. Raises Retryable while Postgres is away."""
+        return await republish(self._pool)
 
     async def settled(self) -> Settled:
         """Wait until both stores hold what the ledger wants as of now. Raises Retryable when nobody works on it."""

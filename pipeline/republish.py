@@ -1,5 +1,6 @@
-"""Kafka's topics are lost, with what was published and nobody had read yet: the connectors' checkpoints say that it was
-published, the ledger has never heard of it. They are made to look again.
+"""What the connectors' checkpoints say was published differs from what the ledger has: Kafka's topics were lost with
+what nobody had read yet, or Postgres was restored and Kafka has more than the restored checkpoints know. The documents
+concerned are marked as in doubt, so that the connectors' next look publishes them as their source has them then.
 
 What the ledger knows stays known, so nothing is published needlessly but memberships, which cost nothing downstream
 where they are as they were. Safe to repeat.
@@ -26,26 +27,29 @@ _DIFFERS = """
 """Tags as the ledger keeps them: pipeline.core.identity.qualify. An unneeded difference costs one reading."""
 
 _PUBLISH_AGAIN = f"""
-    UPDATE connector_items mine SET fingerprint = NULL, stat = NULL, revision = NULL
+    UPDATE connector_items mine
+    SET fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp()
     FROM ({_DIFFERS}) theirs
     WHERE (mine.tenant, mine.source, mine.external_id) = (theirs.tenant, theirs.source, theirs.external_id)
 """
 _DELETE_AGAIN = """
-    UPDATE connector_items i SET gone = false, fingerprint = NULL, stat = NULL, revision = NULL
+    UPDATE connector_items i
+    SET gone = false, fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp(),
+        version = greatest(i.version, d.version)
     FROM documents d
     WHERE i.gone AND d.deleted_at IS NULL AND d.version IS NOT NULL
         AND (d.tenant, d.source, d.external_id) = (i.tenant, i.source, i.external_id)
 """
 """The next sweep lacks it, asks the source, and publishes the delete anew."""
 _REMEMBER_AGAIN = """
-    INSERT INTO connector_items (tenant, source, scope, external_id, version, swept_at)
-    SELECT d.tenant, d.source, '', d.external_id, d.version, '-infinity'
+    INSERT INTO connector_items (tenant, source, scope, external_id, version, swept_at, in_doubt_since)
+    SELECT d.tenant, d.source, '', d.external_id, d.version, '-infinity', clock_timestamp()
     FROM documents d JOIN connector_sources s USING (tenant, source)
     WHERE d.deleted_at IS NULL AND d.version IS NOT NULL
-        AND NOT EXISTS (SELECT FROM connectors c WHERE (c.tenant, c.source) = (d.tenant, d.source))
     ON CONFLICT DO NOTHING
 """
-"""`penstock ingest` and `watch` keep no row of what they deleted."""
+"""`penstock ingest` and `watch` keep no row of what they deleted, and restored checkpoints none of what was published
+after the backup."""
 _MEMBERS_AGAIN = "UPDATE connector_principals SET digest = ''"
 
 

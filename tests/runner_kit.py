@@ -57,6 +57,8 @@ class Bench:
     events_url: str | None = None
     world: World = field(default_factory=World)
     tenant: str = field(default_factory=lambda: uuid.uuid4().hex)
+    taken: list[AnyMessage] = field(default_factory=list)
+    """Everything that ``take`` has returned so far."""
     name: str = "wiki"
     times: dict[str, float] = field(
         default_factory=lambda: {"poll_seconds": 3600.0, "sweep_seconds": 3600.0, "groups_seconds": 3600.0}
@@ -122,7 +124,9 @@ class Bench:
         await self.query("UPDATE connectors SET paused = %s WHERE tenant = %s", paused, self.tenant)
 
     async def take(self) -> list[AnyMessage]:
-        return [message for _, message in await self.records()]
+        messages = [message for _, message in await self.records()]
+        self.taken += messages
+        return messages
 
     async def records(self) -> list[tuple[str, AnyMessage]]:
         """(topic without its prefix, message), since the last call."""

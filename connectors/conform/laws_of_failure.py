@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from connectors.conform.laws import Law, about, require, text, told, written
@@ -136,20 +136,54 @@ async def throttled(t: Trial) -> str:
 
 async def crash(t: Trial) -> str:
     """Killed in mid-crawl, after Kafka has a page and before the runner knows: it resumes, and publishes at most that
-    page again."""
-    ids = set((await written(t, [f"page-{n:02}" for n in range(10)])).values())
+    page again. What the source takes back while nobody runs is taken back: a document that is removed, an edit, a
+    removal."""
+    names = await written(t, [f"page-{n:02}" for n in range(10)])
+    ids = set(names.values())
     t.witness.silent_after = heard = 4  # of upserts: how many messages go before them (groups) is a matter of luck
     t.start()
-    await t.until(lambda: t.witness.upserts > heard, "the crawl to get under way")
+
+    def unrecorded() -> list[str]:
+        """Published, and the runner has not heard so."""
+        upserts = [m.external_id for m in t.witness.messages if isinstance(m, DocumentUpserted)]
+        return [name for name, id_ in names.items() if id_ in upserts[heard:]]
+
+    await t.until(lambda: bool(unrecorded()), "the crawl to get under way")
     await t.stop()
     t.witness.silent_after = None
     largest = max(len(call.ids) for call in t.record.pages("full"))
+    removed = unrecorded()[0]
+    await t.play.remove(removed)
     await t.loaded()
+    await t.asked("changes", "sweep")
     upserts = Counter(m.external_id for m in t.take() if isinstance(m, DocumentUpserted))
-    require(ids <= upserts.keys() and ids <= await t.alive(), "documents are missing after a crash")
+    removed_id = names.pop(removed)
+    ids.remove(removed_id)
+    alive = await t.alive()
+    require(ids <= upserts.keys() and ids <= alive, "documents are missing after a crash")
+    require(removed_id not in alive, "what was published, and removed before the runner came back, is still there")
     again = [id_ for id_, n in upserts.items() if n > 1]
     require(len(again) <= largest, f"{len(again)} documents were published again; a page has {largest}")
-    return f"{len(again)} of {len(ids)} documents again; a page has {largest}"
+    await _taken_back(t, names)
+    return f"{len(again)} of {len(ids)} documents again; a page has {largest}; what was taken back meanwhile is back"
+
+
+async def _taken_back(t: Trial, names: Mapping[str, str]) -> None:
+    edited, removed = sorted(names)[:2]
+    await t.play.write(edited, text(edited, "A wombat was added here."))
+    await t.killed_after(lambda message: "wombat" in getattr(message, "content", ""))
+    await t.play.write(edited, text(edited))
+    t.start()
+    await t.asked("changes", "sweep")
+    await t.play.remove(removed)
+    await t.killed_after(lambda m: isinstance(m, DocumentDeleted) and m.external_id == names[removed])
+    await t.play.restore(removed)
+    t.start()
+    await t.asked("changes", "sweep")
+    upserts = [m for m in t.take() if isinstance(m, DocumentUpserted) and m.external_id == names[edited]]
+    newest = max(upserts, key=lambda message: (message.version, message.observed_at))
+    require("wombat" not in newest.content, "an edit that was taken back before the runner came back stays")
+    require(names[removed] in await t.alive(), "what was removed and restored before the runner came back is lost")
 
 
 async def truncated(t: Trial) -> str:

@@ -93,6 +93,20 @@ class Trial:
             await ended([self._running])
         self._running = self.instance = None
 
+    async def killed_after(self, sent: Callable[[AnyMessage], bool]) -> None:
+        """Look for changes, and be killed once Kafka has such a message and the runner does not know it yet."""
+        before = len(self.witness.messages)
+        self.witness.silent_after = -1
+        instance = self.instance or self.start()
+        for action in ("changes", "sweep"):
+            await ask(self.pool, self.plan, action)
+        await self.until(
+            lambda: any(sent(message) for message in self.witness.messages[before:]),
+            f"the runner to publish what changed ({instance.plan.name})",
+        )
+        await self.stop()
+        self.witness.silent_after = None
+
     async def loaded(self) -> None:
         """Running, everything read once, and the ledger knows it."""
         instance = self.start()

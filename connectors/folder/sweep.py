@@ -11,7 +11,7 @@ from datetime import datetime
 from itertools import islice
 
 from connectors.checkpoint import Checkpoint, Item, Unseen
-from connectors.clock import Clock, next_version
+from connectors.clock import Clock, version_at
 from connectors.extract import OF_THE_CONTENT, Unreadable
 from connectors.folder.options import FolderOptions
 from connectors.folder.read import EMPTY, Content, FileRead, content_of, describe, read, upserted
@@ -86,7 +86,7 @@ class Sweep:
         to_read: list[tuple[Candidate, Item]] = []
         for candidate in batch:
             item = known.get(candidate.path)
-            if item is None or item.stat != describe(candidate.stat):
+            if item is None or item.in_doubt_since is not None or item.stat != describe(candidate.stat):
                 to_read.append((candidate, item or Item(candidate.path)))
             else:
                 await self._unread(candidate, item)
@@ -131,7 +131,7 @@ class Sweep:
             problem_code=error.code if error else None,
             problem_message=str(error) if error else None,
         )
-        if item.fingerprint == what.fingerprint():
+        if item.fingerprint == what.fingerprint() and item.in_doubt_since is None:
             await self._access_only(candidate, read_now, observed_at, moved=True)
         else:
             await self._upsert(candidate, read_now, what, observed_at)
@@ -139,7 +139,7 @@ class Sweep:
     async def _upsert(self, candidate: Candidate, item: Item, what: Content, observed_at: datetime) -> None:
         event = upserted(
             what, tenant=self.options.tenant, source=self.options.source, path=candidate.path,
-            version=next_version(item.version), observed_at=observed_at, acl_tags=candidate.acl_tags,
+            version=version_at(observed_at, item.version), observed_at=observed_at, acl_tags=candidate.acl_tags,
             required_tags=candidate.required_tags,
         )  # fmt: skip
         row = replace(
@@ -202,7 +202,9 @@ class Sweep:
                 f"{len(published)} of {known} documents are gone: none is deleted {_unless(known)}",
             )
             return
-        await self.checkpoint.remove(tenant, source, [row.external_id for row in gone if row.version is None])
+        await self.checkpoint.remove(
+            tenant, source, [(row.external_id, observed_at) for row in gone if row.version is None]
+        )
         for external_id, version in published:
             event = DocumentDeleted(
                 tenant=tenant, source=source, external_id=external_id, observed_at=observed_at, version=version

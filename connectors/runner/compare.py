@@ -11,6 +11,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from connectors.clock import version_at
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from topics.messages import MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
 
@@ -28,7 +29,8 @@ _TAG = TypeAdapter(Tag)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A document as last published (``connector_items``). ``version`` None: never. ``fingerprint`` None: publish it
-    again. ``gone``: its delete was published."""
+    again. ``gone``: its delete was published. ``in_doubt_since``: the newest stamp of an event that was handed to Kafka
+    and not confirmed; what was published last is unknown then, and ``version`` is the highest that may have been."""
 
     external_id: str
     version: int | None = None
@@ -41,10 +43,16 @@ class Row:
     content_at: datetime | None = None
     access_at: datetime | None = None
     gone: bool = False
+    in_doubt_since: datetime | None = None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        return self.in_doubt_since is not None
 
     @property
     def is_published(self) -> bool:
-        return self.version is not None and not self.gone
+        """Perhaps only: see ``is_in_doubt``."""
+        return self.is_in_doubt or (self.version is not None and not self.gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +66,21 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """Whose document it is, when the source was asked, and the version that is issued where it has none."""
+    """Whose document it is, and when the source was asked."""
 
     tenant: str
     source: str
     at: datetime
     """Stamped before the source was asked."""
-    next_version: int
 
 
 def decide(row: Row | None, entry: Entry, seen: Seen) -> Decision:
-    """What follows from an entry. An answer to a question older than what the row knows is late: it tells nothing."""
+    """What follows from an entry. An answer to a question older than what the row knows is late: it tells nothing. A
+    row that is in doubt differs from every answer: whatever the source says is published."""
     if not is_storable_id(entry.external_id):
         return Decision("invalid", None)
     known = row or Row(external_id=entry.external_id)
-    if known.content_at is not None and seen.at < known.content_at:
+    if any(stamp is not None and seen.at < stamp for stamp in (known.content_at, known.in_doubt_since)):
         return Decision("late", known)
     match entry:
         case Gone():
@@ -84,14 +92,19 @@ def decide(row: Row | None, entry: Entry, seen: Seen) -> Decision:
 
 
 def listed(row: Row, entry: Listed, seen: Seen) -> Decision:
-    """What follows from a listing for a document that was read before: its access."""
-    row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
-    return Decision("access" if events else "unchanged", row, events)
+    """What follows from a listing for a document that was read before: its access. One that is in doubt stays so until
+    it is fetched."""
+    if row.in_doubt_since is not None and seen.at < row.in_doubt_since:
+        return Decision("late", row)
+    moved, events = _access(row, entry.acl_tags, entry.required_tags, seen)
+    if row.is_in_doubt:
+        moved = replace(moved, in_doubt_since=seen.at)
+    return Decision("access" if events else "unchanged", moved, events)
 
 
 def is_stale(row: Row | None, entry: Listed) -> bool:
-    """Whether a listed document has to be fetched: unknown, deleted before, or another revision."""
-    if row is None:
+    """Whether a listed document has to be fetched: unknown, in doubt, deleted before, or another revision."""
+    if row is None or row.is_in_doubt:
         return True
     if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
         return True
@@ -102,13 +115,13 @@ def is_stale(row: Row | None, entry: Listed) -> bool:
 
 def _gone(row: Row, seen: Seen) -> Decision:
     gone = replace(row, gone=True, fingerprint=None, revision=None, problem_code=None, problem_message=None,
-                   content_at=seen.at, access_at=seen.at)  # fmt: skip
+                   content_at=seen.at, access_at=seen.at, in_doubt_since=None)  # fmt: skip
     if not row.is_published:
-        return Decision("unchanged", replace(gone, version=row.version))
-    assert row.version is not None
+        return Decision("unchanged", gone)
     event = DocumentDeleted(
-        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at, version=row.version
-    )
+        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at,
+        version=row.version or 0,
+    )  # fmt: skip
     return Decision("deleted", gone, [event])
 
 
@@ -117,24 +130,24 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
     row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
     row = replace(
         row, problem_code=one_line(code)[:100], problem_message=one_line(message), revision=clipped(entry.revision),
-        content_at=seen.at,
+        content_at=seen.at, in_doubt_since=None,
     )  # fmt: skip
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
 
 
 def _document(row: Row, entry: Document, seen: Seen) -> Decision:
     acl, required = access_of(entry.acl_tags, entry.required_tags)
-    if entry.version is not None and row.is_published and entry.version < (row.version or 0):
+    if entry.version is not None and row.is_published and not row.is_in_doubt and entry.version < (row.version or 0):
         # By the source's own word this is older than what was published; the ledger would ignore it.
         row, access = _access(row, acl, required, seen)
         return Decision("access" if access else "late", row, access)
-    late_access = row.access_at is not None and seen.at < row.access_at
-    if late_access:
+    if _is_access_late(row, seen):
         acl, required = row.acl_tags, row.required_tags
+    version = version_at(seen.at, row.version) if entry.version is None else entry.version
     try:
         event = DocumentUpserted(
             tenant=seen.tenant, source=seen.source, external_id=entry.external_id, observed_at=seen.at,
-            version=_version(row, entry, seen), title=entry.title, content=entry.content, media_type=entry.media_type,
+            version=version, title=entry.title, content=entry.content, media_type=entry.media_type,
             acl_tags=list(acl), required_tags=list(required), source_url=entry.source_url, author=entry.author,
             source_modified_at=entry.source_modified_at, metadata=dict(entry.metadata),
         )  # fmt: skip
@@ -143,30 +156,31 @@ def _document(row: Row, entry: Document, seen: Seen) -> Decision:
     digest = fingerprint(event)
     moved, access = _access(row, acl, required, seen)
     read = replace(moved, fingerprint=digest, revision=clipped(entry.revision), content_at=seen.at, problem_code=None,
-                   problem_message=None, gone=False)  # fmt: skip
-    if row.is_published and row.fingerprint == digest:
+                   problem_message=None, gone=False, in_doubt_since=None)  # fmt: skip
+    if row.is_published and not row.is_in_doubt and row.fingerprint == digest:
         return Decision("access" if access else "unchanged", read, access)
     return Decision("upserted", replace(read, version=event.version), [*access, event])
 
 
-def _version(row: Row, entry: Document, seen: Seen) -> int:
-    """The source's own; else one that is greater than the last."""
-    return max(seen.next_version, (row.version or 0) + 1) if entry.version is None else entry.version
-
-
 def _access(row: Row, acl_tags: Collection[str], required_tags: Collection[str], seen: Seen) -> tuple[Row, list[Event]]:
-    """The row under the access given, and the event that says so if it is published already."""
-    if row.access_at is not None and seen.at < row.access_at:
+    """The row under the access given, and the event that says so if it is published already with another one."""
+    if _is_access_late(row, seen):
         return row, []
     acl, required = access_of(acl_tags, required_tags)
     moved = replace(row, acl_tags=acl, required_tags=required, access_at=seen.at)
-    if not row.is_published or (row.acl_tags, row.required_tags) == (acl, required):
+    is_known = not row.is_in_doubt and (row.acl_tags, row.required_tags) == (acl, required)
+    if not row.is_published or is_known:
         return moved, []
     event = AccessChanged(
         tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at,
         acl_tags=list(acl), required_tags=list(required),
     )  # fmt: skip
     return moved, [event]
+
+
+def _is_access_late(row: Row, seen: Seen) -> bool:
+    """What the row says of access is newer than the answer, and certain."""
+    return not row.is_in_doubt and row.access_at is not None and seen.at < row.access_at
 
 
 def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:

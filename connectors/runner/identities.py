@@ -5,31 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import is_tag
-from connectors.runner.membership import Held, digest, holders, merged
-from connectors.runner.rows import Holder, LeaseLost
+from connectors.runner.membership import Held, holders, merged
+from connectors.runner.membership_tables import PRINCIPALS_PER_PAGE, MembershipTables, NewSet, Published, new_sets
+from connectors.runner.rows import Holder
 from connectors.source import Source
 from pipeline.kafka import deliver
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Pool
 from topics.messages import IdentityChanged
 from topics.producer import Producer
 from topics.registry import IDENTITIES
 
-BATCH = 500
-"""Principals published and written at once."""
-
-Published = dict[str, tuple[bytes, datetime]]
-"""principal → digest of its tags, observed_at."""
-
 
 class Identities:
     """Law: only a complete answer changes anything; a failure leaves every membership as it was. Stamps of one
-    principal grow, so that what is published last counts."""
+    principal grow, so that what is published last counts. Whatever is not known to be published is published again by
+    the next look, even when the source is by then as it was before (``membership_tables``)."""
 
     def __init__(
         self, source: Source, producer: Producer, pool: Pool, holder: Holder, clock: Clock,
@@ -37,7 +33,7 @@ class Identities:
     ) -> None:  # fmt: skip
         self._source = source
         self._producer = producer
-        self._pool = pool
+        self._tables = MembershipTables(pool, holder)
         self._holder = holder
         self._clock = clock
         self._between_pages = between_pages
@@ -67,102 +63,53 @@ class Identities:
             )
         ]  # fmt: skip
         async with self._applying:
-            return await self._apply(listed, at, tags)
+            return await (self._apply_all(listed, at) if tags is None else self._apply_some(listed, at, tags))
 
-    async def _apply(self, listed: Sequence[Held], at: datetime, asked: Collection[str] | None) -> int:
-        known, published = await self._known()
-        after = merged(known, listed, at, asked)
-        await self._keep(
-            known, after, every=asked is not None
-        )  # first: whoever goes on after a crash goes on from here
-        now = holders(after)
-        changed = [
-            (principal, now.get(principal, frozenset()))
-            for principal in sorted(now.keys() | published.keys())
-            if published.get(principal, (b"",))[0] != digest(now.get(principal, frozenset()))
-        ]
-        for start in range(0, len(changed), BATCH):
-            batch = [
-                (principal, tags, _later(at, published.get(principal)))
-                for principal, tags in changed[start : start + BATCH]
-            ]
-            await deliver(self._producer.send(IDENTITIES, self._message(*one)) for one in batch)
-            await self._written(batch)
+    async def _apply_all(self, listed: Sequence[Held], at: datetime) -> int:
+        """Look at every group and every principal that was ever published."""
+        known, published = await self._tables.all_groups(), await self._tables.all_published()
+        # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
+        after, changed = await asyncio.to_thread(_outcome, known, published, listed, at)
+        await self._tables.replace_groups(known, after)  # before publishing: whoever goes on after a crash has them
+        for start in range(0, len(changed), PRINCIPALS_PER_PAGE):
+            await self._publish(changed[start : start + PRINCIPALS_PER_PAGE])
         return len(changed)
 
-    def _message(self, principal: str, tags: Collection[str], at: datetime) -> IdentityChanged:
+    async def _apply_some(self, listed: Sequence[Held], at: datetime, asked: Collection[str]) -> int:
+        """Look at the groups that were asked for, and at every principal that is in doubt: those that the listing
+        changed, and those that an earlier look did not finish."""
+        await self._tables.merge_groups(listed, at, asked)
+        count, after = 0, ""
+        while batch := await self._tables.in_doubt(after, at):
+            await self._publish(batch)
+            count, after = count + len(batch), batch[-1].principal
+        return count
+
+    async def _publish(self, batch: Sequence[NewSet]) -> None:
+        """Law: a set is recorded as published only when Kafka has it; from before it is sent until then its principal
+        is in doubt. The lease is checked before anything is sent."""
+        await self._tables.intend(batch)
+        await deliver(self._producer.send(IDENTITIES, self._message(one)) for one in batch)
+        await self._tables.confirm(batch)
+
+    def _message(self, one: NewSet) -> IdentityChanged:
         return IdentityChanged(
-            tenant=self._holder.tenant, source=self._holder.source, principal=principal, groups=sorted(tags),
-            observed_at=at,
-        )  # fmt: skip
+            tenant=self._holder.tenant,
+            source=self._holder.source,
+            principal=one.principal,
+            groups=sorted(one.tags),
+            observed_at=one.observed_at,
+        )
 
-    async def _known(self) -> tuple[dict[str, Held], Published]:
-        with translated("connector_groups"):
-            async with self._pool.connection() as connection:
-                rows = await (
-                    await connection.execute(
-                        "SELECT tag, members, of, observed_at FROM connector_groups WHERE tenant = %s AND source = %s",
-                        self._me,
-                    )
-                ).fetchall()
-                known = {tag: Held(tag, tuple(members), tuple(of), at) for tag, members, of, at in rows}
-                rows = await (
-                    await connection.execute(
-                        "SELECT principal, digest, observed_at FROM connector_principals"
-                        " WHERE tenant = %s AND source = %s",
-                        self._me,
-                    )
-                ).fetchall()
-                return known, {principal: (bytes(made), at) for principal, made, at in rows}
 
-    async def _written(self, batch: Sequence[tuple[str, Collection[str], datetime]]) -> None:
-        with translated("connector_principals"):
-            async with self._pool.connection() as connection:
-                await connection.cursor().executemany(
-                    "INSERT INTO connector_principals VALUES (%s, %s, %s, %s, %s)"
-                    " ON CONFLICT (tenant, source, principal) DO UPDATE"
-                    " SET digest = EXCLUDED.digest, observed_at = EXCLUDED.observed_at",
-                    [(*self._me, principal, digest(tags), at) for principal, tags, at in batch],
-                )
-
-    async def _keep(self, known: Mapping[str, Held], after: Mapping[str, Held], *, every: bool) -> None:
-        """every: also those whose holders are as they were (their stamp outdates a listing that is still under way)."""
-        gone = [tag for tag in known if tag not in after]
-        moved = [held for tag, held in after.items() if _differs(known.get(tag), held, every=every)]
-        with translated("connector_groups"):
-            async with self._pool.connection() as connection:
-                cursor = await connection.execute(
-                    "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s",
-                    [*self._me, self._holder.epoch],
-                )
-                if await cursor.fetchone() is None:
-                    raise LeaseLost(f"connector {self._holder.source} is run by another process now")
-                await connection.execute(
-                    "DELETE FROM connector_groups WHERE tenant = %s AND source = %s AND tag = ANY(%s)",
-                    [*self._me, gone],
-                )
-                await connection.cursor().executemany(
-                    "INSERT INTO connector_groups VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, source, tag)"
-                    " DO UPDATE SET members = EXCLUDED.members, of = EXCLUDED.of, observed_at = EXCLUDED.observed_at",
-                    [(*self._me, held.tag, list(held.members), list(held.of), held.observed_at) for held in moved],
-                )
-
-    @property
-    def _me(self) -> tuple[str, str]:
-        return self._holder.tenant, self._holder.source
+def _outcome(
+    known: Mapping[str, Held], published: Mapping[str, Published], listed: Sequence[Held], at: datetime
+) -> tuple[dict[str, Held], list[NewSet]]:
+    """The groups after a complete listing, and what has to be published. Pure."""
+    after = merged(known, listed, at, None)
+    held = holders(after)
+    return after, new_sets(held, published, sorted(held.keys() | published.keys()), at)
 
 
 def _sayable(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if is_tag(name))
-
-
-def _later(at: datetime, published: tuple[bytes, datetime] | None) -> datetime:
-    """The stamp of the listing; just after the last message about this principal if another listing, asked for later,
-    has been published before."""
-    return at if published is None else max(at, published[1] + timedelta(microseconds=1))
-
-
-def _differs(known: Held | None, held: Held, *, every: bool) -> bool:
-    if known is None or every:
-        return known != held
-    return (known.members, known.of) != (held.members, held.of)

@@ -103,6 +103,7 @@ class Instance:
             raise
         try:
             self._wire(source, state, rows, clock, (await state.reading()).activities)
+            await self._look_at_doubts(rows)
             self.start.become("running")
             self.source = source
             # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
@@ -178,6 +179,14 @@ class Instance:
         self.activities["full"].ask()
         self.activities["listen"].ask()
         self._publisher, self._sweep, self._identities = publisher, sweep, identities
+
+    async def _look_at_doubts(self, rows: Rows) -> None:
+        """The runner before this one may have published them, and was cut off before it could say so."""
+        ids = await rows.in_doubt(MANY + 1)
+        if len(ids) > MANY:
+            self.activities["sweep"].ask()
+        elif ids:
+            self.activities["events"].ask(*ids)
 
     # What the world says
 

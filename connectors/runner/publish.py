@@ -1,4 +1,4 @@
-"""Answers of a source → events in Kafka → rows, and only then the cursor."""
+"""Answers of a source → intent in Postgres → events in Kafka → rows, and only then the cursor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from connectors.clock import next_version
-from connectors.runner.compare import Decision, Event, Row, Seen, decide, is_storable_id, listed
+from connectors.runner.compare import Decision, Event, Seen, decide, is_storable_id, listed
 from connectors.runner.locks import Locks
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
@@ -27,9 +26,10 @@ MAX_BYTES = 16 * 1024 * 1024
 class Publisher:
     """Of one instance; for any number of tasks.
 
-    Law: rows and cursor are written after Kafka has acknowledged everything before them. What two tasks learn of one
-    document is published in the order in which the source was asked. Methods raise Retryable while Kafka or Postgres
-    is away, and LeaseLost.
+    Law: a document is in doubt in Postgres before an event of it is handed to Kafka, and no longer when Kafka has
+    acknowledged it: rows and cursor are written after that. What two tasks learn of one document is published in the
+    order in which the source was asked. Methods raise Retryable while Kafka or Postgres is away, and LeaseLost (before
+    anything was sent, where another runner has taken over by then).
     """
 
     def __init__(self, producer: Producer, rows: Rows) -> None:
@@ -50,25 +50,28 @@ class Publisher:
         by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
         async with self._locks.held(by_id):
             known = await self.rows.find([one for one in by_id if is_storable_id(one)]) if by_id else {}
-            decisions = [decide(known.get(id_), entry, self._seen(known.get(id_), at)) for id_, entry in by_id.items()]
+            decisions = [decide(known.get(id_), entry, self._seen(at)) for id_, entry in by_id.items()]
             return await self._carry_out(decisions, at, lane, full=full, changes=changes)
 
     async def relisted(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
         """Publish the access that a listing showed for documents that are known."""
         async with self._locks.held(entries):
             known = await self.rows.find(entries)
-            decisions = [listed(row, entries[id_], self._seen(row, at)) for id_, row in known.items()]
+            decisions = [listed(row, entries[id_], self._seen(at)) for id_, row in known.items()]
             return await self._carry_out(decisions, at, "live")
 
     async def _carry_out(
         self, decisions: Sequence[Decision], at: datetime, lane: Lane, *, full: Cursor | None = None,
         changes: Cursor | None = None,
     ) -> Counter[str]:  # fmt: skip
-        if events := [event for one in decisions for event in one.events]:
+        publishing = [decision for decision in decisions if decision.events]
+        if publishing:
+            events = [event for decision in publishing for event in decision.events]
             with tracing.begin("publish", parent="", gathers=True, attributes=self.about) as span:
                 span.note({"penstock.events": len(events)})
+                await self.rows.intend([decision.row for decision in publishing if decision.row is not None], at)
                 await self._deliver(events, lane)
-        rows: list[Row] = [one.row for one in decisions if one.row is not None and one.outcome != "late"]
+        rows = [one.row for one in decisions if one.row is not None and one.outcome != "late"]
         if rows or full is not None or changes is not None:
             await self.rows.save(rows, at, full=full, changes=changes)
         tally = Counter[str](one.outcome for one in decisions)
@@ -97,11 +100,8 @@ class Publisher:
         """For spans."""
         return {"penstock.tenant": self.rows.holder.tenant, "penstock.source": self.rows.holder.source}
 
-    def _seen(self, row: Row | None, at: datetime) -> Seen:
-        holder = self.rows.holder
-        return Seen(
-            tenant=holder.tenant, source=holder.source, at=at, next_version=next_version(row.version if row else None)
-        )
+    def _seen(self, at: datetime) -> Seen:
+        return Seen(tenant=self.rows.holder.tenant, source=self.rows.holder.source, at=at)
 
 
 def _topic(event: Event, lane: Lane) -> Topic:

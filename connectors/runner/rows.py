@@ -33,12 +33,13 @@ class Holder:
 
 _COLUMNS: LiteralString = (
     "external_id, version, fingerprint, revision, acl_tags, required_tags, problem_code, problem_message,"
-    " content_at, access_at, gone"
+    " content_at, access_at, gone, in_doubt_since"
 )
 
 
 class Rows:
-    """Law: what ``save`` was given is written whole or not at all, cursor included, and only while the lease is held.
+    """Law: what ``intend`` or ``save`` was given is written whole or not at all, cursor included, and only while the
+    lease is held: neither commits after another runner has taken the instance over.
     Every method raises Retryable while Postgres is away; those that write raise LeaseLost."""
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
@@ -50,7 +51,7 @@ class Rows:
         return (await self._all("SELECT clock_timestamp()"))[0][0]  # type: ignore[no-any-return]
 
     async def last_stamp(self) -> datetime | None:
-        """The newest observed_at that was written."""
+        """The newest observed_at that may have been sent."""
         found = await self._all(
             "SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", *self._me
         )
@@ -66,6 +67,50 @@ class Rows:
                 )
                 return {row.external_id: row async for row in cursor}
 
+    async def intend(self, rows: Sequence[Row], stamp: datetime) -> None:
+        """Before events that lead to these rows are handed to Kafka: their documents are in doubt until ``save``.
+        stamp: the newest observed_at among the events.
+
+        A program that does not know ``in_doubt_since`` reads "published, to be published again"."""
+        statement = """
+            WITH held AS (
+                SELECT FROM connectors WHERE tenant = %(tenant)s AND source = %(source)s AND epoch = %(epoch)s
+                FOR NO KEY UPDATE
+            ), stamped AS (
+                INSERT INTO connector_sources AS mine SELECT %(tenant)s, %(source)s, %(stamp)s FROM held
+                ON CONFLICT (tenant, source)
+                DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
+            )
+            INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since)
+            SELECT %(tenant)s, %(source)s, '', given.external_id, given.version, %(stamp)s
+            FROM held, unnest(%(ids)s::text[], %(versions)s::bigint[]) AS given (external_id, version)
+            ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                version = EXCLUDED.version, in_doubt_since = EXCLUDED.in_doubt_since, fingerprint = NULL, gone = false
+            """
+        parameters = {
+            "tenant": self.holder.tenant,
+            "source": self.holder.source,
+            "epoch": self.holder.epoch,
+            "stamp": stamp,
+            "ids": [row.external_id for row in rows],
+            "versions": [row.version or 0 for row in rows],
+        }
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                written = await connection.execute(statement, parameters)
+                if not written.rowcount:
+                    raise self._lost()
+
+    async def in_doubt(self, limit: int) -> list[str]:
+        """Documents of which an event may have been sent that was never confirmed."""
+        found = await self._all(
+            "SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s"
+            " AND in_doubt_since IS NOT NULL LIMIT %s",
+            *self._me,
+            limit,
+        )
+        return [row[0] for row in found]
+
     async def save(
         self, rows: Iterable[Row], stamp: datetime, *, full: Cursor | None = None, changes: Cursor | None = None
     ) -> None:
@@ -76,13 +121,13 @@ class Rows:
                 await connection.cursor().executemany(
                     f"""
                     INSERT INTO connector_items (tenant, source, scope, {_COLUMNS})
-                    VALUES (%s, %s, '', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+                    VALUES (%s, %s, '', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = EXCLUDED.version, fingerprint = EXCLUDED.fingerprint, revision = EXCLUDED.revision,
                         acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
                         problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
                         content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at, gone = EXCLUDED.gone,
-                        swept_at = EXCLUDED.swept_at
+                        in_doubt_since = EXCLUDED.in_doubt_since, swept_at = EXCLUDED.swept_at
                     """,
                     [(*self._me, *_values(row)) for row in rows],
                 )
@@ -99,13 +144,15 @@ class Rows:
                         [_json(full), _json(changes), *self._me, self.holder.epoch],
                     )
                     if not moved.rowcount:
-                        raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+                        raise self._lost()
 
     async def seen(self, ids: Collection[str], unchanged: Collection[str], stamp: datetime) -> None:
-        """A listing showed these; of those whose access it found unchanged, access is known as of the stamp."""
+        """A listing showed these; of those whose access it found unchanged, access is known as of the stamp (unless it
+        is in doubt)."""
         await self._write(
             "UPDATE connector_items SET swept_at = clock_timestamp(), access_at ="
-            " CASE WHEN external_id = ANY(%s) THEN greatest(access_at, %s) ELSE access_at END"
+            " CASE WHEN in_doubt_since IS NULL AND external_id = ANY(%s) THEN greatest(access_at, %s)"
+            " ELSE access_at END"
             " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
             list(unchanged), stamp, *self._me, list(ids),
         )  # fmt: skip
@@ -150,13 +197,16 @@ class Rows:
         )  # fmt: skip
 
     async def _fence(self, connection: Connection) -> None:
-        """Raises LeaseLost. No lock: a row that is written just after a takeover says what was really published."""
+        """Raises LeaseLost. A takeover waits until the transaction has ended, so that nothing is written after it."""
         cursor = await connection.execute(
-            "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s",
+            "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s FOR NO KEY UPDATE",
             [*self._me, self.holder.epoch],
         )
         if await cursor.fetchone() is None:
-            raise LeaseLost(f"connector {self.holder.source} is run by another process now")
+            raise self._lost()
+
+    def _lost(self) -> LeaseLost:
+        return LeaseLost(f"connector {self.holder.source} is run by another process now")
 
     @property
     def _me(self) -> tuple[str, str]:
@@ -177,12 +227,12 @@ class Rows:
 def _row(
     external_id: str, version: int | None, fingerprint: bytes | None, revision: str | None, acl_tags: Sequence[str],
     required_tags: Sequence[str], problem_code: str | None, problem_message: str | None, content_at: datetime | None,
-    access_at: datetime | None, gone: bool,
+    access_at: datetime | None, gone: bool, in_doubt_since: datetime | None,
 ) -> Row:  # fmt: skip
     return Row(
         external_id=external_id, version=version, fingerprint=fingerprint, revision=revision, acl_tags=tuple(acl_tags),
         required_tags=tuple(required_tags), problem_code=problem_code, problem_message=problem_message,
-        content_at=content_at, access_at=access_at, gone=gone,
+        content_at=content_at, access_at=access_at, gone=gone, in_doubt_since=in_doubt_since,
     )  # fmt: skip
 
 
@@ -190,6 +240,7 @@ def _values(row: Row) -> tuple[object, ...]:
     return (
         row.external_id, row.version, row.fingerprint, row.revision, list(row.acl_tags), list(row.required_tags),
         row.problem_code, row.problem_message, row.content_at, row.access_at, row.gone,
+        row.in_doubt_since,
     )  # fmt: skip
 
 

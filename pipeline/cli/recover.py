@@ -118,11 +118,13 @@ async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[st
                     soft_wrap=True,
                 ),
             )
+            again = await recovery.look_again()
             settled = await recovery.settled()
     return {
         "since": since.isoformat(), "replayed_from": rewound.since.isoformat(), "replayed": rewound.records,
         "sequence": {"before": raised.before, "after": raised.after}, "missing": list(rewound.missing),
         "unused_indexes": strays, "failed": settled.failed,
+        "in_doubt": asdict(again),
     }  # fmt: skip
 
 

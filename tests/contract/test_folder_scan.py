@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from connectors.checkpoint import Checkpoint, Item
+from connectors.checkpoint import Checkpoint, Intent, Item
 from connectors.folder import sweep as sweep_module
 from connectors.folder.connector import FolderConnector, FolderOptions
 from connectors.folder.walk import Candidate
@@ -379,13 +380,19 @@ async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: D
             tenant=desk.tenant, source="folder", external_id=f"/r/{n}", observed_at=datetime.now(UTC)
         )
         await publisher.publish(DOCUMENTS_LIVE, event, Item(f"/r/{n}", 1))
+    settling = asyncio.create_task(publisher.settle())
+    async with asyncio.timeout(30):
+        while len(desk.recorder.held) < 3:
+            await asyncio.sleep(0.01)
     first, second, _ = desk.recorder.held
     second.set_result(None)
     first.set_exception(DeliveryUnknown("Kafka has not acknowledged it"))
     with pytest.raises(Retryable):
-        await publisher.settle()
+        await settling
     await publisher.abandon()
-    assert set(await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])) == {"/r/1"}
+    rows = await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])
+    assert {id_ for id_, row in rows.items() if row.in_doubt_since is None} == {"/r/1"}
+    assert set(rows) == {"/r/0", "/r/1", "/r/2"}, "the others are known to be in doubt"
 
 
 async def test_ten_thousand_tiny_files(desk: Desk) -> None:
@@ -404,13 +411,14 @@ async def test_ten_thousand_tiny_files(desk: Desk) -> None:
 
 async def test_a_clock_set_back_is_refused(desk: Desk) -> None:
     desk.write("a.txt")
-    await desk.checkpoint.observed(desk.tenant, "folder", datetime.now(UTC) + timedelta(hours=1))
+    ahead = Intent("/r/a", 1, datetime.now(UTC) + timedelta(hours=1))
+    await desk.checkpoint.intend(desk.tenant, "folder", "/r", [ahead])
     with pytest.raises(Misconfigured, match="clock"):
         await desk.scan()
     assert desk.recorder.take() == []
 
 
 async def test_a_newer_row_of_another_process_stays(desk: Desk) -> None:
-    await desk.checkpoint.save(desk.tenant, "folder", "/r", [Item("/r/a", 5)])
-    await desk.checkpoint.save(desk.tenant, "folder", "/r", [Item("/r/a", 4)])
+    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 5), None)])
+    await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 4), None)])
     assert (await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].version == 5

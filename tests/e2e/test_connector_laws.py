@@ -49,7 +49,7 @@ def final(trial: Trial) -> list[DocumentUpserted]:
             documents[message.external_id] = message
         elif isinstance(message, DocumentDeleted):
             documents.pop(message.external_id, None)
-        elif isinstance(message, AccessChanged):
+        elif isinstance(message, AccessChanged) and message.external_id in documents:
             access = {"acl_tags": message.acl_tags, "required_tags": message.required_tags}
             documents[message.external_id] = documents[message.external_id].model_copy(update=access)
     return [document for document in documents.values() if document.acl_tags]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Literal, get_args
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.runner.compare import Row, Seen, decide, is_stale
+from connectors.runner.compare import Decision, Event, Row, Seen, access_of, decide, is_stale, listed
 from connectors.runner.membership import Held, holders, merged
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
+from pipeline.core.fold import State
+from tests.folded import fold_all
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def seen(second: int, version: int = 1_000) -> Seen:
-    return Seen(tenant="t", source="s", at=START + timedelta(seconds=second), next_version=version + second)
+def seen(second: int) -> Seen:
+    return Seen(tenant="t", source="s", at=START + timedelta(seconds=second))
 
 
 def document(content: str = "text", **fields: object) -> Document:
@@ -85,6 +89,67 @@ def test_late_answers_change_no_text(history: list[Entry], data: st.DataObject) 
     assert decision.events == []
 
 
+Fate = Literal["confirmed", "sent", "not sent"]
+"""What became of an intent: confirmed; sent, and the confirmation was lost; lost before anything was sent."""
+
+
+def after_intent(row: Row | None, decision: Decision, at: datetime) -> Row:
+    """As ``Rows.intend`` leaves it."""
+    assert decision.row is not None
+    return replace(
+        row or Row(external_id="d"),
+        version=decision.row.version or 0,
+        fingerprint=None,
+        gone=False,
+        in_doubt_since=at,
+    )
+
+
+@given(st.lists(st.tuples(entries, st.sampled_from(get_args(Fate))), min_size=1, max_size=8), entries)
+def test_whatever_was_lost_on_the_way_the_next_look_makes_the_ledger_as_the_source_is(
+    history: list[tuple[Entry, Fate]], last: Entry
+) -> None:
+    sent: list[Event] = []
+    row: Row | None = None
+    for second, (entry, fate) in enumerate([*history, (last, "confirmed")]):
+        decision = decide(row, entry, seen(second))
+        if fate != "not sent":
+            sent += decision.events
+        lost = decision.events and fate != "confirmed"
+        row = after_intent(row, decision, seen(second).at) if lost else decision.row
+    assert row is not None
+    assert not row.is_in_doubt
+    ledger = fold_all(sent).get("d", State())
+    if isinstance(last, Gone):
+        assert not ledger.alive
+        return
+    if isinstance(last, Document):
+        assert ledger.alive
+        assert ledger.content_hash == last.content.encode()
+    if ledger.alive:
+        assert (ledger.acl_tags, ledger.required_tags) == access_of(last.acl_tags, last.required_tags)
+    assert decide(row, last, seen(100)).events == []
+
+
+def test_a_listing_of_what_is_in_doubt_withdraws_access_and_has_it_fetched() -> None:
+    row = after(document(acl_tags=["a"], revision="1"))
+    assert row is not None
+    row = replace(row, in_doubt_since=seen(3).at, fingerprint=None)
+    entry = Listed(external_id="d", acl_tags=["a"], revision="1")
+    assert listed(row, entry, seen(2)).events == [], "asked before the event that is in doubt"
+    decision = listed(row, entry, seen(4))
+    assert [event.acl_tags for event in decision.events if isinstance(event, AccessChanged)] == [["a"]]
+    assert is_stale(decision.row, entry)
+
+
+def test_what_was_read_earlier_gets_a_lower_version_however_late_it_is_decided() -> None:
+    newer = decide(None, document("new"), seen(2)).events[0]
+    older = decide(None, document("old"), seen(1)).events[0]
+    assert isinstance(newer, DocumentUpserted)
+    assert isinstance(older, DocumentUpserted)
+    assert newer.version > older.version
+
+
 def test_a_source_that_counts_its_versions_is_believed() -> None:
     row = after(document(version=7))
     older = decide(row, document("older", version=6, acl_tags=["b"]), seen(1))
@@ -102,18 +167,18 @@ def test_too_many_readers_to_say_are_none() -> None:
 
 
 def test_when_a_listed_document_has_to_be_fetched() -> None:
-    def listed(revision: str | None) -> Listed:
+    def shown(revision: str | None) -> Listed:
         return Listed(external_id="d", acl_tags=["a"], revision=revision)
 
     row = after(document(revision="1"))
-    assert is_stale(None, listed("1"))
-    assert not is_stale(row, listed("1"))
-    assert is_stale(row, listed("2"))
-    assert not is_stale(row, listed(None))
-    assert is_stale(after(document(revision="1"), Gone("d")), listed("1"))
+    assert is_stale(None, shown("1"))
+    assert not is_stale(row, shown("1"))
+    assert is_stale(row, shown("2"))
+    assert not is_stale(row, shown(None))
+    assert is_stale(after(document(revision="1"), Gone("d")), shown("1"))
     unreadable = Unreadable(external_id="d", code="encrypted", message="m", acl_tags=["a"], revision="1")
-    assert not is_stale(after(unreadable), listed("1"))
-    assert is_stale(after(unreadable), listed("2"))
+    assert not is_stale(after(unreadable), shown("1"))
+    assert is_stale(after(unreadable), shown("2"))
 
 
 def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]

@@ -42,7 +42,7 @@ GRANT SELECT, INSERT, UPDATE ON
     TO penstock_worker;
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    documents, manifests, superseded, audit_runs, audit_documents, audit_differences,
+    documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks
     TO penstock_worker;
 -- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
@@ -51,7 +51,8 @@ GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts
 
 -- What became of one document at its source is told by `penstock why`.
 GRANT SELECT
-    (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at)
+    (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at,
+        in_doubt_since)
     ON connector_items TO penstock_worker;
 
 -- The connectors.

@@ -1,0 +1,96 @@
+"""``penstock ingest`` and ``watch`` cut off after Kafka has their events and before their rows say so, while the files
+change back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from connectors.checkpoint import Checkpoint
+from deploy.local.stack import Stack
+from pipeline.core.errors import Retryable
+from pipeline.core.fold import State
+from tests.folded import fold_all
+from tests.folder_kit import Desk, desk_in, own_database
+from topics.messages import AnyMessage
+
+pytestmark = pytest.mark.stack
+
+Change = Callable[[Desk], object]
+
+
+@pytest.fixture(scope="module")
+def dsn(stack: Stack) -> Iterator[str]:
+    with own_database(stack) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path, dsn) as desk:
+        yield desk
+
+
+async def _unconfirmed(*_: object) -> None:
+    raise Retryable("checkpoint: no connection became free in time", service="postgres")
+
+
+async def published(desk: Desk, monkeypatch: pytest.MonkeyPatch, before: Change, there: Change, back: Change) -> State:
+    """What the ledger makes of everything sent: a change is acknowledged and never confirmed, and then taken back."""
+    sent: list[AnyMessage] = []
+    before(desk)
+    await desk.scan(allow_mass_delete=True)
+    there(desk)
+    with monkeypatch.context() as away:
+        away.setattr(Checkpoint, "save", _unconfirmed)
+        away.setattr(Checkpoint, "remove", _unconfirmed)
+        with pytest.raises(Retryable):
+            await desk.scan(allow_mass_delete=True)
+    back(desk)
+    await desk.scan(allow_mass_delete=True)
+    sent += desk.recorder.take()
+    await desk.scan(allow_mass_delete=True)
+    assert desk.recorder.take() == [], "nothing is in doubt any more"
+    [state] = fold_all(sent).values()
+    return state
+
+
+def write(text: str) -> Change:
+    return lambda desk: desk.write("a.md", text)
+
+
+def delete(desk: Desk) -> None:
+    (desk.root / "a.md").unlink()
+
+
+def nothing(desk: Desk) -> None:
+    pass
+
+
+def share(tag: str) -> Change:
+    return lambda desk: desk.write(".penstock.toml", f'acl = ["{tag}"]\n')
+
+
+async def test_what_was_shared_by_mistake_and_taken_back_is_not_readable(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write("a.md", "text")
+    state = await published(desk, monkeypatch, share("staff"), share("everyone"), share("staff"))
+    assert [tag.rpartition("/")[2] for tag in state.acl_tags] == ["staff"]
+
+
+async def test_a_file_that_was_published_and_deleted_is_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, nothing, write("text"), delete)
+    assert not state.alive
+
+
+async def test_a_file_that_was_deleted_and_restored_is_there(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, write("text"), delete, write("text"))
+    assert state.alive
+
+
+async def test_an_edit_that_was_undone_is_undone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, write("before"), write("after"), write("before"))
+    assert b"before" in (state.content_hash or b"")
