@@ -104,6 +104,18 @@ class Metrics:
         )
         self.graph_rows = Counter("penstock_graph_rows", "Chunk rows let into the HNSW graph", registry=r)
         self.rescued = Counter("penstock_rescued_hints", "Hints sent again by the sweeper", registry=r)
+        self.late_entries = Counter(
+            "penstock_late_entries",
+            "Entries that a bulk request wrote into Elasticsearch long after its worker had died or given up, and that"
+            " were removed again",
+            registry=r,
+        )
+        self.forgotten_versions = Counter(
+            "penstock_forgotten_versions",
+            "Superseded versions that were forgotten although a late delete could still have made them right: their"
+            " source counts versions backwards",
+            registry=r,
+        )
         self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
         self.freshness = Histogram(
             "penstock_freshness_seconds",

@@ -2,13 +2,15 @@
 
 Claim before the bulk, confirm after a refresh. Whoever finds at the end that something newer was accepted puts its own
 ids back into *claimed* and lets the document converge once more: that, and no grace period of the server's, is what
-defeats a worker that was paused between its check and its write.
+defeats a worker that was paused between its check and its write. A bulk whose sender does not come to that end (it
+died, or got no answer) is recorded with the claim, and undone by ``pipeline.stages.late``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 from uuid import UUID
 
 import structlog
@@ -17,17 +19,19 @@ from pipeline.core.diff import diff_keywords
 from pipeline.core.errors import Poison
 from pipeline.core.fingerprint import keyword_hash
 from pipeline.core.model import Generation, Lane
+from pipeline.ledger import bulks, work
 from pipeline.ledger import entry as entry_of
-from pipeline.ledger import work
+from pipeline.ledger.bulks import Entry
 from pipeline.ledger.work import Work
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
+from pipeline.stages.late import CHECK_SECONDS, SEND_SECONDS
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stores.keywords import Keywords, Outcome, Write
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
@@ -50,6 +54,17 @@ class _Plan:
     @property
     def written(self) -> int:
         return sum(w.body is not None for w in self.writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claimed:
+    """The plans of one bulk request, whose documents are claimed."""
+
+    plans: Sequence[_Plan]
+    bulk: UUID | None
+    """Its record among the open bulks. None: it writes no entry, and a delete can never be too late."""
+    send_before: float
+    """On time.monotonic()."""
 
 
 class KeywordSink(Last):
@@ -78,9 +93,6 @@ class KeywordSink(Last):
         self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
-        self._unfinished: dict[tuple[str, UUID], tuple[int, tuple[UUID, ...]]] = {}
-        """(generation, document) → (seq, chunk ids) whose operations were sent and never confirmed: a bulk of unknown
-        outcome may land after somebody newer has settled, so they are reopened before anything else."""
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         await self._generations.serve(batch, self.converge)
@@ -95,38 +107,24 @@ class KeywordSink(Last):
 
     async def converge(self, generation: Generation, ids: Sequence[UUID]) -> None:
         """Make the index equal to the ledger for these documents. Raises Retryable."""
-        await self._reopen(generation, ids)
         open_ids = list(ids)
         with self._keywords.writing(generation.keyword_index):
-            while open_ids and (plans := await self._plan(generation, open_ids)):
-                finished = await self._apply(generation, plans)
+            while open_ids and (claimed := await self._plan(generation, open_ids)):
+                finished = await self._apply(generation, claimed)
                 open_ids = [i for i in open_ids if i not in finished]
         await self._announcer.announce(ids)
 
-    async def _reopen(self, generation: Generation, ids: Sequence[UUID]) -> None:
-        late = {i: self._unfinished[generation.name, i] for i in ids if (generation.name, i) in self._unfinished}
-        if not late:
-            return
-        with translated("keywords"):
-            async with self._pool.connection() as connection, connection.transaction():
-                wants = await work.lock_wants(connection, generation.name, "keywords", list(late))
-                await work.reopen_keywords(
-                    connection,
-                    generation.name,
-                    [(i, seq, touched) for i, (seq, touched) in late.items() if wants.get(i) != seq],
-                )
-        for i in late:
-            self._unfinished.pop((generation.name, i), None)
-
     async def _plan(
         self, generation: Generation, ids: Sequence[UUID], lost_before: Mapping[UUID, int] | None = None
-    ) -> list[_Plan]:
+    ) -> _Claimed | None:
+        """Claim what is to be done for these documents; None: nothing is."""
+        send_before = monotonic() + SEND_SECONDS
         with translated("keywords"):
             async with self._pool.connection() as connection:
                 found = await work.load(connection, generation.name, "keywords", ids)
                 found = await self._chunker.complete(connection, generation, found, "keywords")
                 if not found:
-                    return []  # all settled, or the generation is retired
+                    return None  # all settled, or the generation is retired
                 bodies = await work.bodies(connection, [w for w in found if w.chunk_ids])
                 plans = [
                     _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
@@ -136,22 +134,23 @@ class KeywordSink(Last):
                 claimed = await work.claim(
                     connection, generation.name, [(p.work.identity.id, p.work.want_seq, p.touched) for p in plans]
                 )
+                plans_claimed = [p for p in plans if p.work.identity.id in claimed]
+                bulk = await _open_bulk(connection, generation.keyword_index, plans_claimed)
         lost = {w.identity.id: w.want_seq for w in found if w.chunk_ids and w.identity.id not in bodies}
         if not claimed and lost and lost == lost_before:
             raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
-        return [p for p in plans if p.work.identity.id in claimed] or (
-            await self._plan(generation, ids, lost)  # all of them moved since they were loaded
-        )
+        if not plans_claimed:
+            return await self._plan(generation, ids, lost)  # all of them moved since they were loaded
+        return _Claimed(plans_claimed, bulk, send_before)
 
-    async def _apply(self, generation: Generation, plans: Sequence[_Plan]) -> set[UUID]:
+    async def _apply(self, generation: Generation, claimed: _Claimed) -> set[UUID]:
         """Write, refresh, confirm. Returns the documents that are as they shall be, or were set aside."""
+        plans = claimed.plans
         writes = [w for p in plans for w in p.writes]
         outcomes: dict[UUID, Outcome] = {}
         if writes:
-            for p in plans:
-                self._unfinished[generation.name, p.work.identity.id] = (p.work.want_seq, p.touched)
             patient = all(p.work.lane == "backfill" for p in plans)
-            done = await self._keywords.apply(writes, patient=patient)
+            done = await self._keywords.apply(writes, patient=patient, send_before=claimed.send_before)
             outcomes = dict(zip((w.id for w in writes), done, strict=True))
             await self._keywords.refreshed(generation.keyword_index, patient=patient)
             used("elasticsearch")
@@ -162,11 +161,12 @@ class KeywordSink(Last):
             await set_aside(
                 self._pool, "keywords", document, generation.name, Poison("entry_refused", reason), self._metrics
             )
-        reached = await self._confirm(generation, [p for p in plans if p.work.identity.id not in refused], outcomes)
-        return reached | set(refused)
+        answered = None if any(o.unsure for o in outcomes.values()) else claimed.bulk
+        plans = [p for p in plans if p.work.identity.id not in refused]
+        return await self._confirm(generation, plans, outcomes, answered) | set(refused)
 
     async def _confirm(
-        self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome]
+        self, generation: Generation, plans: Sequence[_Plan], outcomes: Mapping[UUID, Outcome], answered: UUID | None
     ) -> set[UUID]:
         """Returns the documents that nobody moved meanwhile, and that Elasticsearch is not ahead of."""
         by_id = {p.work.identity.id: p for p in plans}
@@ -189,16 +189,21 @@ class KeywordSink(Last):
                         generation.name,
                         [(p.work.identity.id, p.work.want_seq, p.touched) for p in moved],
                     )
+                    if answered is not None:
+                        await bulks.answered(connection, answered)
                 for document, found in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
                     async with connection.transaction():
                         await work.raise_want(connection, generation.name, "keywords", document, found)
                     log.warning("index_ahead_of_ledger", document=str(document), found=found)
-        for document in by_id:
-            self._unfinished.pop((generation.name, document), None)
         self._metrics.moved.labels("keywords").inc(len(moved))
         self._metrics.written.labels("keywords").inc(sum(p.written for p in reached))
         self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - p.written for p in reached))
         return {p.work.identity.id for p in reached}
+
+
+async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan]) -> UUID | None:
+    entries = [Entry(p.work.identity.id, w.id, w.version) for p in plans for w in p.writes if w.body is not None]
+    return await bulks.opened(connection, index, entries, check_in_seconds=CHECK_SECONDS) if entries else None
 
 
 def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:

@@ -67,6 +67,11 @@ REFRESH_INTERVAL = "30s"
 """Whoever writes refreshes, and says so only then (pipeline.stores.refresh). The server's own refresh is for what
 nobody waits for; each second, as by default, it would make one segment more for nothing."""
 
+GC_DELETES = "10m"
+"""How long Elasticsearch remembers the version of a deleted entry (its default: 60 s). Longer than a bulk of a worker
+that died normally takes to arrive, and than twice the pause after which deletes of doubtful entries are repeated
+(pipeline.stages.late.CHECK_SECONDS). 300 deletes a second for ten minutes are about 40 MB of heap."""
+
 MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "200kb"}
 """Merging was the most that Elasticsearch did at 100 edits a second. Every edit supersedes entries, and for each that
 is merged away the others of its segment are written again: fewer, the more may stay (the server's default: 20). And a
@@ -200,6 +205,7 @@ async def create_index(
                     "number_of_shards": shards,
                     "number_of_replicas": replicas,
                     "refresh_interval": refresh_interval,
+                    "gc_deletes": GC_DELETES,
                     "translog.durability": "request",
                     "merge.policy": MERGE_POLICY,
                     "similarity": SIMILARITY,
@@ -244,6 +250,8 @@ async def _check_index(es: AsyncElasticsearch, index: str) -> None:
             f"Elasticsearch index {index} was made otherwise ({', '.join(different[:5])}): run"
             " `penstock rebuild keywords`, or choose another PENSTOCK_ELASTICSEARCH_INDEX_PREFIX"
         )
+    if "gc_deletes" not in settings:  # made by a version before this setting; an operator's own value stays
+        await es.indices.put_settings(index=index, settings={"gc_deletes": GC_DELETES})
 
 
 def _as_strings(settings: Mapping[str, Any]) -> dict[str, Any]:

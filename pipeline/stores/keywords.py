@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, Literal
 from uuid import UUID
 
@@ -54,6 +56,10 @@ class Outcome:
     found: int | None = None
     reason: str = ""
     """Of a refusal: the server's error type and the field, never its text (it quotes content)."""
+    removed: bool = field(default=False, compare=False)
+    """Of a delete: there was an entry."""
+    unsure: bool = field(default=False, compare=False)
+    """An earlier sending of the same operation had no certain answer, and may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,8 @@ class _Operation:
 class Keywords:
     """Law: after ``apply``, each entry is as the Write of the highest version says. Repeats are harmless.
 
-    A delete's version is remembered for ``index.gc_deletes`` (60 s) only: whoever may be slower than that has to look
-    at the ledger again after writing.
+    A delete's version is remembered for ``index.gc_deletes`` only: whoever may be slower than that has to look at the
+    ledger again after writing, and a write that may arrive later than that is undone by ``pipeline.stages.late``.
     """
 
     def __init__(self, es: AsyncElasticsearch, *, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -76,15 +82,17 @@ class Keywords:
         self._refreshers: dict[str, Refresher] = {}
         self._patient = asyncio.Semaphore(PATIENT_AT_ONCE)
 
-    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
+    async def apply(
+        self, writes: Sequence[Write], *, patient: bool = False, send_before: float = math.inf
+    ) -> list[Outcome]:
         """Write and delete, in as few requests as fit. Returns one Outcome a Write, in order. patient: few requests of
-        such at once.
+        such at once. send_before: on time.monotonic(); no request is sent after it.
 
         Raises Retryable when the server is away or stays overloaded: the outcome of all writes is then unknown, and
         sending all of them again is right. Raises Misconfigured when an index is missing or access is refused.
         """
         outcomes: dict[int, Outcome] = {}
-        patience = _Patience(self._retry_seconds)
+        patience = _Patience(self._retry_seconds, send_before)
         places = self._patient if patient else nullcontext()
         for operations in _requests([_operation(n, write) for n, write in enumerate(writes)]):
             await self._send(operations, outcomes, patience, places)
@@ -99,9 +107,11 @@ class Keywords:
     ) -> None:
         """One request, and again for those of its items that an overloaded server put off. places: a request under way
         has one; who waits for the next try has none."""
+        unsure = False
         while operations:
             try:
                 async with places:
+                    patience.require_time()
                     answers = await self._bulk(operations)
             except _TooLarge:
                 if len(operations) == 1:
@@ -114,6 +124,7 @@ class Keywords:
             except Retryable as error:
                 if not isinstance(error.__cause__, ApiError):
                     raise  # no answer: whether it was done is unknown
+                unsure = unsure or not isinstance(error, Deferred)  # a 429 was not done; a 503 or 504 may have been
                 await patience.wait(error)
                 continue
             put_off: list[_Operation] = []
@@ -122,7 +133,7 @@ class Keywords:
                 if outcome is None:
                     put_off.append(operation)
                 else:
-                    outcomes[operation.position] = outcome
+                    outcomes[operation.position] = replace(outcome, unsure=True) if unsure else outcome
             operations = put_off
             if operations:
                 await patience.wait(
@@ -235,9 +246,15 @@ class _TooLarge(Exception):
 class _Patience:
     """The waiting that one ``apply`` may do, shared by its requests."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, send_before: float) -> None:
         self._left = seconds
+        self._send_before = send_before
         self._attempt = 0
+
+    def require_time(self) -> None:
+        """Raise Retryable when it is too late to send."""
+        if monotonic() > self._send_before:
+            raise Retryable("write to Elasticsearch: the claim is too old, it is made again", service="elasticsearch")
 
     async def wait(self, why: Retryable) -> None:
         """Sleep before the next try; raise ``why`` when the time is used up."""
@@ -297,7 +314,7 @@ def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
     reason = str(answer["error"].get("reason", "")) if kind else ""
     match classify_es_item(status, "index" if write.body is not None else "delete"):
         case "ok":
-            return Outcome("written")
+            return Outcome("written", removed=answer.get("result") == "deleted")
         case "stale":
             current = _CURRENT.search(reason)
             return Outcome("stale", found=int(current[1]) if current else None)

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.late import LateBulks
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Stage
 from pipeline.stores.elasticsearch import connect
@@ -17,16 +18,22 @@ from pipeline.stream.parts import Parts
 class KeywordsWorker:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._store = Keywords(connect(parts.settings.elasticsearch))
+        parts.stack.push_async_callback(self._store.aclose)
 
     async def stages(self) -> list[Stage]:
         parts = self._parts
-        store = Keywords(connect(parts.settings.elasticsearch))
-        parts.stack.push_async_callback(store.aclose)
         stage = KeywordSink(
-            parts.pool, store, parts.generations, Chunker(parts.counters), parts.announcer, parts.dead, parts.metrics,
+            parts.pool,
+            self._store,
+            parts.generations,
+            Chunker(parts.counters),
+            parts.announcer,
+            parts.dead,
+            parts.metrics,
             batch_size=parts.batch_size("keywords"),
-        )  # fmt: skip
+        )
         return [stage]
 
     def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
-        return []
+        return [LateBulks(self._parts.pool, self._store, self._parts.metrics).run()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -69,11 +70,13 @@ class PausedKeywords(Keywords):
     pause: Hook | None = None
     failing: frozenset[str] = frozenset()
 
-    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
+    async def apply(
+        self, writes: Sequence[Write], *, patient: bool = False, send_before: float = math.inf
+    ) -> list[Outcome]:
         if self.pause is not None:
             pause, self.pause = self.pause, None
             await pause()
-        done = await super().apply(writes, patient=patient)
+        done = await super().apply(writes, patient=patient, send_before=send_before)
         return [
             Outcome("refused", reason="mapper_parsing_exception") if w.body and w.body["title"] in self.failing else o
             for w, o in zip(writes, done, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -27,6 +28,7 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.late import LateBulks
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
 from pipeline.stages.vectors import VectorSink
@@ -90,11 +92,13 @@ class PausedKeywords(Keywords):
             await after()
         await super().refreshed(index, patient=patient)
 
-    async def apply(self, writes: Sequence[Write], *, patient: bool = False) -> list[Outcome]:
+    async def apply(
+        self, writes: Sequence[Write], *, patient: bool = False, send_before: float = math.inf
+    ) -> list[Outcome]:
         if self.pause is not None:
             pause, self.pause = self.pause, None
             await pause()
-        return await super().apply(writes, patient=patient)
+        return await super().apply(writes, patient=patient, send_before=send_before)
 
 
 @dataclass
@@ -388,7 +392,7 @@ async def test_access_that_was_written_and_put_back_before_it_was_confirmed_is_p
 
 
 async def test_a_bulk_that_lands_after_a_delete_was_settled_is_taken_back(bench: Bench) -> None:
-    """The retry after a failed refresh meets a document settled by another worker, and its own entries in the index."""
+    """A worker whose refresh failed never confirms; its bulk landed after another worker settled the deletion."""
     await bench.accept(document(sections("one", "two"), 1))
 
     async def deleted_and_forgotten() -> None:
@@ -408,6 +412,9 @@ async def test_a_bulk_that_lands_after_a_delete_was_settled_is_taken_back(bench:
     with pytest.raises(Retryable):
         await bench.late_keywords.converge(bench.generation, [ID])
     await bench.late_keywords.converge(bench.generation, [ID])
+    async with bench.pool.connection() as connection:
+        await connection.execute("UPDATE open_bulks SET next_at = now()")
+    assert await LateBulks(bench.pool, bench.late_store, Metrics()).check_due() > 0
     await assert_equal(bench.space, [])
 
 
