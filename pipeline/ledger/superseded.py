@@ -14,7 +14,10 @@ from pipeline.ledger.documents import Fields
 from pipeline.stores.postgres import Connection
 
 KEPT = 8
-"""Of one document, those of the highest versions: a source that counts backwards must not fill the table."""
+"""Most superseded upserts of one document, because each holds a whole text. A source that counts backwards would need
+any number: each was observed later than the one before, under a lower version, and wins after a delete in between. The
+ones observed last are kept: a delete that arrives late then never ends a document that was observed after it. Where the
+exact winner was forgotten, the next one that was observed stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +97,11 @@ _GREATER_STAYS = """
 """Of two that were observed together under one version, as in the order of content: whichever came first."""
 
 
-async def prune(connection: Connection, ids: Collection[UUID]) -> None:
-    """Forget what no delete can bring back any more, after the documents' rows were written: what something of no lower
-    version was observed with or after."""
-    await connection.execute(
+async def prune(connection: Connection, ids: Collection[UUID]) -> int:
+    """Forget what no delete can bring back any more, after the documents' rows were written: an upsert that another one
+    of no lower version was observed with or after. What is left of a document falls in version as it rises in
+    observed_at. Returns how many more were forgotten because a document had more than KEPT."""
+    cursor = await connection.execute(
         """
         WITH judged AS (
             SELECT s.document_id, s.observed_at, s.version, coalesce(s.observed_at <= greatest(
@@ -107,12 +111,18 @@ async def prune(connection: Connection, ids: Collection[UUID]) -> None:
             ), false) AS beaten
             FROM superseded s JOIN documents d ON d.id = s.document_id WHERE s.document_id = ANY(%s)
         ), ranked AS (
-            SELECT *, count(*) FILTER (WHERE NOT beaten) OVER (PARTITION BY document_id ORDER BY version DESC) AS place
+            SELECT *, count(*) FILTER (WHERE NOT beaten) OVER (PARTITION BY document_id ORDER BY observed_at DESC)
+                AS place
             FROM judged
+        ), gone AS (
+            DELETE FROM superseded s USING ranked r
+            WHERE (s.document_id, s.observed_at, s.version) = (r.document_id, r.observed_at, r.version)
+              AND (r.beaten OR r.place > %s)
+            RETURNING r.beaten
         )
-        DELETE FROM superseded s USING ranked r
-        WHERE (s.document_id, s.observed_at, s.version) = (r.document_id, r.observed_at, r.version)
-          AND (r.beaten OR r.place > %s)
+        SELECT count(*) FROM gone WHERE NOT beaten
         """,
         [list(ids), KEPT],
     )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0

@@ -141,7 +141,10 @@ class Detect:
                 await superseded.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])
                 await superseded.keep(connection, {i: to_keep(f) for i, f in folded.items() if f.superseded})
                 seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
-                await superseded.prune(connection, list(folded))
+                forgotten = await superseded.prune(connection, list(folded))
+        if forgotten:
+            self._metrics.forgotten_versions.inc(forgotten)
+            log.warning("superseded_versions_forgotten", count=forgotten, documents=len(folded))
         active = next((g.name for g in writable if g.state == "active"), "")
         for a in accepted:
             if a.identity.id in seqs and (state := withdrawal(a.before.state, a.state)):

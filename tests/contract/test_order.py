@@ -10,6 +10,7 @@ import pytest
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.ledger.superseded import KEPT
 from tests.library import Library, WordEmbedder
 from tests.space import now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
@@ -84,6 +85,22 @@ async def test_a_source_that_counts_backwards_keeps_a_bounded_memory(library: Li
     await stands(library, "backwards", "content 100 seen at 0")
     [(left,)] = await library.execute("SELECT count(*) FROM superseded")
     assert left <= 8
+
+
+@pytest.mark.parametrize("late_second", range(0, 24, 2))
+async def test_a_document_seen_again_after_a_late_delete_is_never_lost(library: Library, late_second: int) -> None:
+    """Twelve upserts, each observed later under a lower version; a delete observed between two of them arrives last."""
+    name = f"late-{late_second}"
+    for n in range(12):
+        await library.accept(upsert(name, 100 - n, 2 * n))
+    await library.accept(deletion(name, late_second + 1))
+    rows = await library.execute(
+        "SELECT version, deleted_at IS NULL FROM documents WHERE external_id = %s AND deleted_at IS NULL", name
+    )
+    first_seen_after = late_second // 2 + 1
+    oldest_kept = 12 - KEPT
+    expected = 100 - max(first_seen_after, oldest_kept)
+    assert rows == ([(expected, True)] if first_seen_after < 12 else [])
 
 
 async def test_equal_versions_with_different_content_end_alike_in_either_order(library: Library) -> None:
