@@ -25,6 +25,7 @@ from pipeline.settings import KafkaSettings
 from pipeline.stores.postgres import VITALS_LOCK, Connection, Pool, translated
 from pipeline.telemetry import Metrics
 from topics.offsets import Groups, OffsetsUnavailable
+from topics.offsets import lag as topic_lag
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
@@ -194,11 +195,7 @@ async def lag(kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]]) 
             for stage, topics in stages.items():
                 done = await groups.committed(f"penstock-{stage}")
                 for lane, topic in topics.items():
-                    found[stage, lane] = sum(
-                        max(0, log_.end - max(log_.begin, done.get(place, 0)))
-                        for place, log_ in logs.items()
-                        if place[0] == topic.name
-                    )
+                    found[stage, lane] = topic_lag(logs, done, topic.name)
     except OffsetsUnavailable as error:
         raise Retryable(str(error), service="kafka") from error
     return found

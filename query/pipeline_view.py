@@ -27,6 +27,7 @@ from pipeline.stores import elasticsearch
 from pipeline.stores.postgres import Connection, Pool, translated
 from query import pipeline_parts as parts
 from query.embedder import bounded
+from topics.offsets import lag
 
 T = TypeVar("T")
 
@@ -189,11 +190,7 @@ async def kafka_lag(settings: Settings) -> dict[str, Any]:
             for stage in WATCHED:
                 at = await kafka.committed(group(stage.name))
                 for topic in stage.topics.values():
-                    records = sum(
-                        max(0, log.end - at.get(partition, log.begin))
-                        for partition, log in logs.items()
-                        if partition[0] == topic.name
-                    )
+                    records = lag(logs, at, topic.name)
                     found.append({"group": stage.name, "topic": topic.name, "records": records})
     return {"records": _sum(found), "groups": found}
 

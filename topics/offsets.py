@@ -48,6 +48,16 @@ class Log:
     end: int
     """Where the next record will stand."""
 
+    def behind(self, committed: int | None) -> int:
+        """How many records a group has still to read that goes on from ``committed`` (None: it never committed). What
+        Kafka no longer keeps cannot be read any more and does not count."""
+        return max(0, self.end - max(self.begin, committed or 0))
+
+
+def lag(logs: Mapping[tuple[str, int], Log], committed: Mapping[tuple[str, int], int], topic: str) -> int:
+    """How many records of a topic a consumer group has still to read."""
+    return sum(log.behind(committed.get(place)) for place, log in logs.items() if place[0] == topic)
+
 
 class Groups:
     """An async context manager. Names of topics and groups are given without the prefix and come back without it."""

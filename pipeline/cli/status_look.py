@@ -26,6 +26,7 @@ from pipeline.stages.identities import Identities
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.elasticsearch import connect, translated
+from topics.offsets import lag
 
 T = TypeVar("T")
 
@@ -120,15 +121,10 @@ async def _stages(settings: Settings) -> list[dict[str, Any]]:
             for stage in STAGES:
                 at = await kafka.committed(group(stage.name))
                 members = await kafka.members(group(stage.name))
-                lag = {
-                    lane: sum(
-                        max(0, log.end - max(log.begin, at.get(place, 0)))
-                        for place, log in logs.items()
-                        if place[0] == topic.name
-                    )
-                    for lane, topic in stage.topics.items()
-                }
-                found.append({"stage": stage.name, "members": len(members), "hosts": sorted(set(members)), "lag": lag})
+                behind = {lane: lag(logs, at, topic.name) for lane, topic in stage.topics.items()}
+                found.append(
+                    {"stage": stage.name, "members": len(members), "hosts": sorted(set(members)), "lag": behind}
+                )
     return found
 
 

@@ -169,7 +169,7 @@ async def _queues(settings: Settings, tenant: str, identity: tuple[str, str] | N
                     # As every producer of ours chooses, and Java's own: murmur2 of the key.
                     n = DefaultPartitioner()(key, partitions, partitions)
                     log = logs[topic.name, n]
-                    behind = max(0, log.end - max(log.begin, at.get((topic.name, n), 0)))
+                    behind = log.behind(at.get((topic.name, n)))
                     found.append(Queue(stage.name, topic.name, n, behind, members))
     return tuple(found)
 

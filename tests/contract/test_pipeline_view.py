@@ -11,11 +11,15 @@ from uuid import uuid4
 
 import pytest
 import pytest_asyncio
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit.examine import Finding
 from pipeline.core.canary import Canary
+from pipeline.groups import group, groups
 from pipeline.settings import ElasticsearchSettings
 from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import connect
@@ -23,6 +27,7 @@ from pipeline.stores.postgres import open_pool
 from query.pipeline_view import PipelineView, kafka_lag, pipeline_view
 from tests.library import Library, WordEmbedder, document
 from tests.space import Space
+from topics.registry import DOCUMENTS_LIVE
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -196,6 +201,25 @@ async def test_lag_is_what_the_workers_have_not_taken(space: Space) -> None:
     assert found["records"] == 3
     assert {"group": "detect", "topic": "documents.live.v1", "records": 3} in found["groups"]
     assert {"group": "vectors", "topic": "index.live.v1", "records": 0} in found["groups"]
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_records_that_expired_unread_are_not_shown_as_lag_for_ever(space: Space) -> None:
+    await space.publish(*(document(f"d{n}", "Text") for n in range(9)))
+    kafka = space.settings.kafka
+    now = datetime.now(UTC)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    async with groups(kafka) as consumers:
+        logs = await consumers.logs([DOCUMENTS_LIVE.name], now)
+        await consumers.commit(group("detect"), dict.fromkeys(logs, 0))
+        gone = {place: log.end - 1 for place, log in logs.items() if log.end > 0}
+        await admin.delete_records(
+            {TopicPartition(kafka.topic_prefix + topic, n): RecordsToDelete(end) for (topic, n), end in gone.items()}
+        )
+    await admin.close()
+    assert 1 <= len(gone) < 9, "several records share a partition"
+    assert (await kafka_lag(space.settings))["records"] == len(gone)
 
 
 async def test_what_is_away_is_named_and_the_rest_is_told(library: Library) -> None:
