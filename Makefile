@@ -8,7 +8,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test faults bench bench-peers screenshots check format unit up down clean
+.PHONY: help setup demo test faults simulate mutants bench bench-peers screenshots check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -39,6 +39,12 @@ test: setup  ## everything, against real services started by the tests
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
+
+simulate: setup  ## random histories on virtual services (SIMULATE_HISTORIES or SIMULATE_SECONDS; SIMULATE_SEED to replay)
+	$(BIN)/python -m tests.simulation.run
+
+mutants: setup  ## deliberate defects against the simulation: docs/mutants.md
+	$(BIN)/python -m tests.simulation.mutants
 
 bench: setup  ## the benchmarks, an hour and a half on a quiet machine: bench/results/latest.json and docs/performance.md
 	$(BIN)/python -m bench

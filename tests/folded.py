@@ -1,0 +1,28 @@
+"""What the pipeline makes of messages, without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pipeline.core.fold import Access, Delete, Event, State, Upsert, fold
+from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted
+
+
+def fold_all(messages: Iterable[AnyMessage]) -> dict[str, State]:
+    """External id → the ledger's state. A content hash is the text itself."""
+    states: dict[str, State] = {}
+    for message in messages:
+        if isinstance(message, DocumentUpserted | AccessChanged | DocumentDeleted):
+            states[message.external_id] = fold(states.get(message.external_id, State()), _event(message)).state
+    return states
+
+
+def _event(message: DocumentUpserted | AccessChanged | DocumentDeleted) -> Event:
+    match message:
+        case DocumentUpserted():
+            access = tuple(message.acl_tags), tuple(message.required_tags)
+            return Upsert(message.version, message.observed_at, message.content.encode(), b"", *access)
+        case AccessChanged():
+            return Access(message.observed_at, tuple(message.acl_tags), tuple(message.required_tags))
+        case DocumentDeleted():
+            return Delete(message.version, message.observed_at)

@@ -1,0 +1,97 @@
+"""What happens in a history: changes of documents, memberships, queries and disasters, as a list that can be shrunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from pipeline.core.model import Chunk
+from tests.faults.story import KINDS, SECTIONS, TAGS, UNEMBEDDABLE, Page, Story
+from topics.messages import DocumentUpserted
+
+NAMES = ("a", "b", "c")
+PERSONS = ("ann", "bob")
+STAGES = ("detect", "vectors", "keywords", "identities")
+SERVICES = ("postgres", "kafka", "elasticsearch", "embedding")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that happens to the world at a moment."""
+
+    at: float
+    kind: str
+    args: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.at:8.3f} s  {self.kind} {' '.join(str(arg) for arg in self.args)}"
+
+
+class ShortStory(Story):
+    """The fault suite's changes, with texts of one word a section."""
+
+    def _upsert(self, name: str, page: Page, version: int, rng: Random | None) -> DocumentUpserted:
+        content = "\n\n".join(UNEMBEDDABLE if n == SECTIONS - 1 else f"subject{n}" for n in page.sections)
+        return DocumentUpserted(
+            tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng), version=version,
+            title=page.title, content=content, media_type=page.media_type, acl_tags=list(page.acl),
+            required_tags=list(page.required), author=page.author, metadata=dict(page.metadata),
+        )  # fmt: skip
+
+
+def cut(text: str, *_: Any, **__: Any) -> list[Chunk]:
+    """A chunk a paragraph: stands in for the product's chunker, which takes longer than everything else."""
+    chunks, start = [], 0
+    for paragraph in text.split("\n\n"):
+        if paragraph.strip():
+            chunks.append(Chunk(paragraph, ((start, start + len(paragraph)),), 1))
+        start += len(paragraph) + 2
+    return chunks
+
+
+def drawn(rng: Random) -> list[Step]:
+    """The steps of one history, in their order."""
+    steps: list[Step] = []
+    now = 0.0
+    pace = rng.choice((0.05, 1.0, 10.0, 60.0))
+    names = NAMES[: rng.randint(1, len(NAMES))]
+    disasters = rng.choice((0.0, 0.0, 0.15, 0.4))
+    for _ in range(rng.randint(3, 12)):
+        now += rng.expovariate(1.0) * pace
+        roll = rng.random()
+        if roll < disasters:
+            steps.append(_disaster(now, rng))
+        elif roll < 0.12 + disasters:
+            groups = tuple(rng.sample(TAGS, rng.randint(0, 2)))
+            steps.append(Step(now, "membership", (rng.choice(PERSONS), groups)))
+        elif roll < 0.15 + disasters:
+            steps.append(Step(now, "broken", (rng.choice(names),)))
+        else:
+            steps.append(Step(now, "change", (rng.choice(_KINDS), rng.choice(names), rng.getrandbits(16))))
+    for _ in range(rng.randint(1, 4)):
+        steps.append(Step(rng.uniform(0.0, now + 5.0), "query", (rng.choice(PERSONS), rng.choice(TAGS))))
+    return sorted(steps, key=lambda step: step.at)
+
+
+_KINDS: Sequence[str] = sorted(KINDS)
+
+
+def _disaster(now: float, rng: Random) -> Step:
+    stage = rng.choice(STAGES[:3])
+    match rng.choice(("kill", "kill", "pause", "pause", "outage", "join", "rewind", "lost tail")):
+        case "kill":
+            return Step(now, "kill", (stage, rng.getrandbits(4), round(rng.uniform(0.1, 20.0), 2)))
+        case "pause":
+            return Step(
+                now, "pause", (stage, rng.getrandbits(4), round(rng.choice((2.0, 20.0, 150.0)) * rng.random(), 2))
+            )
+        case "outage":
+            return Step(now, "outage", (rng.choice(SERVICES), round(rng.uniform(0.5, 90.0), 2)))
+        case "join":
+            return Step(now, "join", (stage,))
+        case "rewind":
+            return Step(now, "rewind", (rng.choice(("detect", "vectors", "keywords", "identities")),))
+        case _:
+            return Step(now, "lost tail", (rng.randint(1, 12),))

@@ -1,0 +1,197 @@
+"""What both stores must hold and what each person may be shown, computed from the events alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import UUID
+
+import numpy as np
+
+from pipeline.core.identity import EVERYONE, chunk_ids, document_id, qualify
+from pipeline.core.normalise import normalise
+from query.access import identify
+from query.verify import verify
+from tests.faults.model import Event, outcome
+from tests.faults.story import UNEMBEDDABLE
+from tests.simulation.changes import NAMES, cut
+from tests.simulation.database import Connection, Nobody
+from tests.simulation.statements import find
+from topics.messages import DocumentUpserted, IdentityChanged
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+TENANT, SOURCE = "acme", "wiki"
+
+
+class Candidate(NamedTuple):
+    """What a store offers for an answer."""
+
+    chunk_id: UUID
+    document_id: UUID
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One chunk as it shall stand in both stores."""
+
+    document: UUID
+    text: str
+    title: str
+    author: str | None
+    media_type: str
+    metadata: str
+    acl: tuple[str, ...]
+    required: tuple[str, ...]
+
+
+class Oracle:
+    """Law: a query returns exactly what the accepted events allow this person at this moment, and after calm both
+    stores hold exactly what the published events say."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._offered: dict[UUID, UUID] = {}
+        """Every chunk that was ever wanted → its document."""
+
+    def published(self, event: Event) -> None:
+        """Remember the chunks of everything that was ever published: a query is offered all of them."""
+        if isinstance(event, DocumentUpserted):
+            id_ = _id(event.external_id)
+            self._offered |= dict.fromkeys(_chunk_ids(id_, _texts(event.content, event.media_type)[0]), id_)
+
+    def query(self, person: str, tag: str) -> None:
+        """Ask as this person, with a tag besides, for every chunk that there ever was, with the product's own checks.
+        No time passes meanwhile: the answer is a register read."""
+        world = self._world
+        world.tally["queries"] += 1
+        accepted = [event for _, event in world.accepted]
+        wanted: dict[UUID, Expected] = {}
+        for name in NAMES:
+            wanted |= chunks_of(outcome(_of(name, accepted)))
+        shown = _run(self._ask(person, tag))
+        held = _groups(person, accepted) | {f"{SOURCE}/{tag}", f"{SOURCE}/user:{person}"}
+        may = {i for i, e in wanted.items() if held & set(e.acl) and held >= set(e.required)}
+        assert not (leaked := shown - may), f"LEAKED: {person} with {tag} is shown {len(leaked)} chunks, may see none"
+        assert not (hidden := may - shown), (
+            f"HIDDEN: {person} with {tag} is not shown {len(hidden)} of {len(may)} chunks"
+        )
+
+    async def _ask(self, person: str, tag: str) -> set[UUID]:
+        connection: Any = Connection(self._world.database, Nobody(), find)
+        caller = await identify(connection, TENANT, principals=[person], tags=[f"{SOURCE}/{tag}"])
+        offered = [Candidate(i, d) for i, d in self._offered.items()]
+        answer = set(await verify(connection, self._world.generation.name, caller, offered))
+        connection.abandon()
+        return answer
+
+    def finally_equal(self) -> None:
+        """Both stores, compared field by field."""
+        world = self._world
+        wanted: dict[UUID, Expected] = {}
+        for name in NAMES:
+            wanted |= chunks_of(outcome(world.story.events[name]))
+        tables = world.database.tables
+        rows = {}
+        for (id_,), row in tables["chunks"].items():
+            assert np.allclose(row["embedding"].to_list(), _vector(row["text"])), (
+                f"chunk {id_} has another text's vector"
+            )
+            rows[id_] = self._row(row)
+        entries = {UUID(id_): _entry(body) for id_, body in world.index.standing().items()}
+        _compare("vectors", rows, {i: e for i, e in wanted.items() if e.text != UNEMBEDDABLE})
+        _compare("keywords", entries, wanted)
+        for person in ("ann", "bob"):
+            for tag in ("staff", "board"):
+                self.query(person, tag)
+        assert not world.needless, f"NEEDLESS: embedded although their vectors stood there: {world.needless}"
+
+    def _row(self, row: Any) -> Expected:
+        tables = self._world.database.tables
+        d, b = tables["documents"][row["document_id"],], tables["document_bodies"][row["document_id"],]
+        access = next(a for a in tables["access_sets"].values() if a["id"] == row["access_id"])
+        return Expected(
+            row["document_id"], row["text"], d["title"], d["author"], d["media_type"], _flat(b["metadata"]),
+            tuple(access["acl_tags"]), tuple(access["required_tags"]),
+        )  # fmt: skip
+
+
+def _vector(text: str) -> Any:
+    from tests.simulation.world import vector
+
+    return vector(text)
+
+
+def _run(coroutine: Any) -> Any:
+    """Run a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a query waited")
+
+
+def _of(name: str, events: Iterable[Event | IdentityChanged]) -> list[Event]:
+    return [e for e in events if not isinstance(e, IdentityChanged) and e.external_id == name]
+
+
+def _groups(person: str, events: Iterable[Event | IdentityChanged]) -> set[str]:
+    mine = [e for e in events if isinstance(e, IdentityChanged) and e.principal == person]
+    if not mine:
+        return set()
+    newest = max(e.observed_at for e in mine)
+    groups = set.intersection(*(set(e.groups) for e in mine if e.observed_at == newest))
+    return set(qualify(SOURCE, groups))
+
+
+def chunks_of(document: DocumentUpserted | None) -> dict[UUID, Expected]:
+    """The chunks that a document must have; none where nobody may read it."""
+    if document is None or not document.acl_tags:
+        return {}
+    texts, media_type = _texts(document.content, document.media_type)
+    id_ = _id(document.external_id)
+    acl, required = qualify(SOURCE, document.acl_tags), qualify(SOURCE, document.required_tags)
+    metadata = _flat(document.metadata)
+    return {
+        i: Expected(id_, text, document.title, document.author, media_type, metadata, acl, required)
+        for i, text in zip(_chunk_ids(id_, texts), texts, strict=True)
+    }
+
+
+@lru_cache(10_000)
+def _texts(content: str, media_type: str) -> tuple[tuple[str, ...], str]:
+    text, kind = normalise(content, media_type)
+    return tuple(chunk.text for chunk in cut(text)), kind
+
+
+@lru_cache(10_000)
+def _chunk_ids(document: UUID, texts: tuple[str, ...]) -> tuple[UUID, ...]:
+    return chunk_ids(document, texts)
+
+
+@lru_cache(100)
+def _id(name: str) -> UUID:
+    return document_id(TENANT, SOURCE, name)
+
+
+def _entry(e: dict[str, Any]) -> Expected:
+    required = tuple(tag for tag in e["required_tags"] if tag != EVERYONE)
+    assert e["required_count"] == len(required) + 1
+    return Expected(
+        UUID(e["document_id"]), e["text"], e["title"], e["author"], e["media_type"], _flat(e["metadata"]),
+        tuple(e["acl_tags"]), required,
+    )  # fmt: skip
+
+
+def _compare(store: str, held: dict[UUID, Expected], wanted: dict[UUID, Expected]) -> None:
+    assert not (lost := wanted.keys() - held.keys()), f"LOST: {store} lack {len(lost)} of {len(wanted)} chunks"
+    assert not (extra := held.keys() - wanted.keys()), f"UNDEAD: {store} hold {len(extra)} chunks that nobody wants"
+    wrong = [i for i in wanted if held[i] != wanted[i]]
+    assert not wrong, f"WRONG: {store} hold {held[wrong[0]]} instead of {wanted[wrong[0]]}"
+
+
+def _flat(metadata: Mapping[str, Any]) -> str:
+    return repr(sorted(metadata.items()))

@@ -1,0 +1,173 @@
+"""A deterministic event loop with a virtual clock, and the product's clocks, threads and dice under its control.
+
+Nothing waits: when no task can go on, the clock jumps to the next timer. The same seed gives the same order of steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import random
+import sys
+import time
+import warnings
+from asyncio import base_events, events
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+
+BEGIN = datetime(2030, 1, 1, tzinfo=UTC)
+"""When every history begins."""
+PACKAGES = ("pipeline.", "connectors.", "topics.", "query.")
+
+
+class Stuck(AssertionError):
+    """Nothing can ever go on, although somebody waits: a deadlock."""
+
+
+class VirtualLoop(base_events.BaseEventLoop):
+    """Runs what is ready in the order in which it became ready, and jumps to the next timer when nothing is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._virtual = 0.0
+        self.set_exception_handler(lambda _loop, _context: None)  # tasks of killed processes end as they like
+
+    def time(self) -> float:
+        return self._virtual
+
+    def now(self) -> datetime:
+        """The virtual wall clock."""
+        return BEGIN + timedelta(seconds=self._virtual)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
+        """There are no threads: what would run in one runs now."""
+        future = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001  it belongs to the caller
+            future.set_exception(error)
+        return future
+
+    def _run_once(self) -> None:
+        ready, scheduled = self._ready, self._scheduled
+        if not ready:
+            while scheduled and scheduled[0]._cancelled:
+                heapq.heappop(scheduled)._scheduled = False
+            if not scheduled:
+                raise Stuck("every task waits for another one")
+            self._virtual = max(self._virtual, scheduled[0]._when)
+        while scheduled and scheduled[0]._when <= self._virtual:
+            handle = heapq.heappop(scheduled)
+            handle._scheduled = False
+            if not handle._cancelled:
+                ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
+
+    def end(self) -> None:
+        """Let every task that is left end, whatever it waits for."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+            with suppress(Exception):  # cleaning up after itself, it finds no running loop
+                task.get_coro().close()
+        self._ready.clear()
+        self._scheduled.clear()
+        self.close()
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        """Cancelled timers are dropped when their time comes."""
+
+    def _process_events(self, event_list: Any) -> None:
+        raise AssertionError("there are no sockets")
+
+    def _write_to_self(self) -> None:
+        """Nobody else runs: there is nobody to wake."""
+
+
+class _AnyDatetime(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, datetime)
+
+
+class _Datetime(datetime, metaclass=_AnyDatetime):
+    """What the product's modules know as ``datetime``."""
+
+    loop: VirtualLoop
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        return cls.loop.now().astimezone(tz) if tz is not UTC else cls.loop.now()
+
+
+class _Time:
+    """What the product's modules know as ``time``."""
+
+    loop: VirtualLoop
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.loop.time()
+
+    @classmethod
+    def time(cls) -> float:
+        return cls.loop.now().timestamp()
+
+    @classmethod
+    def time_ns(cls) -> int:
+        return round(cls.loop.now().timestamp() * 1e6) * 1_000
+
+    perf_counter = monotonic
+
+
+def _monotonic() -> float:
+    return _Time.loop.time()
+
+
+@contextmanager
+def controlled() -> Iterator[None]:
+    """Inside, the product reads the virtual clock (of the loop given to ``use``), logs nothing and uses no threads."""
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def replace(module: Any, name: str, value: Any) -> None:
+        replaced.append((module, name, getattr(module, name)))
+        setattr(module, name, value)
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith(PACKAGES):
+            if getattr(module, "datetime", None) is datetime:
+                replace(module, "datetime", _Datetime)
+            if getattr(module, "monotonic", None) is time.monotonic:
+                replace(module, "monotonic", _monotonic)
+            if getattr(module, "time", None) is time:
+                replace(module, "time", _Time)
+    replace(asyncio, "to_thread", _inline)
+    logging_before = structlog.get_config()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    dice = random.getstate()
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".* was never awaited", category=RuntimeWarning)
+            yield
+    finally:
+        random.setstate(dice)
+        structlog.configure(**logging_before)
+        for module, name, value in reversed(replaced):
+            setattr(module, name, value)
+
+
+def use(loop: VirtualLoop, seed: int) -> None:
+    """Make this loop's clock the product's, and its jitter that of the seed."""
+    _Datetime.loop = _Time.loop = loop
+    random.seed(seed)
+
+
+async def _inline(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    await asyncio.sleep(0)
+    return func(*args, **kwargs)

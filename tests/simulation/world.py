@@ -1,0 +1,418 @@
+"""One history: the product's stages as processes around in-memory services, played step by step, then calm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import timedelta
+from random import Random
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from pipeline.core.errors import Retryable
+from pipeline.core.model import ChunkParams, Generation
+from pipeline.embedding.port import Embedded, OneModel, Vectors
+from pipeline.stages.announce import Announcer
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.detect import Detect
+from pipeline.stages.identities import Identities
+from pipeline.stages.keywords import KeywordSink
+from pipeline.stages.late import CHECK_SECONDS, LateBulks
+from pipeline.stages.late import INTERVAL_SECONDS as LATE_INTERVAL_SECONDS
+from pipeline.stages.manifests import Chunker
+from pipeline.stages.stage import Incoming, Stage
+from pipeline.stages.sweep import Sweeper
+from pipeline.stages.vectors import VectorSink
+from pipeline.stores.keywords import Keywords
+from pipeline.telemetry import Metrics
+from tests.faults.model import Event
+from tests.faults.story import UNEMBEDDABLE
+from tests.simulation.changes import NAMES, ShortStory, Step
+from tests.simulation.database import Database, Pool, Transaction
+from tests.simulation.faults import Faults
+from tests.simulation.kafka import SESSION_SECONDS, Broker, Consumer, Producer
+from tests.simulation.keyword_store import Elasticsearch, Index
+from tests.simulation.scheduler import VirtualLoop
+from tests.simulation.statements import GENERATION, find
+from topics.codec import BadMessage, decode, encode
+from topics.messages import IdentityChanged
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
+
+TENANT, SOURCE = "acme", "wiki"
+SWEEP_SECONDS = 20.0
+GRACE_SECONDS = 5.0
+AGAIN_SECONDS = 30.0
+CALM_SECONDS = 4 * 3600.0
+"""Longest time to settle after the last fault: what was set aside often is tried again an hour later."""
+LOOK_SECONDS = 5.0
+SLOW_SECONDS = 0.05
+"""An ordinary answer takes up to so long."""
+
+_METRICS = Metrics()
+_BATCH: ContextVar[Sequence[Incoming]] = ContextVar("batch", default=())
+
+
+class Killed(asyncio.CancelledError):
+    """The process is dead: no line of it runs any more that reaches anything."""
+
+
+class Process:
+    """One worker process and its tasks."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.alive = True
+        self.paused_until = 0.0
+        self.consumer: Consumer | None = None
+        self.pool = Pool(world.database, self, find)
+        self.producer = Producer(world.broker, self)
+        self.looked: dict[asyncio.Task[Any] | None, float] = {}
+        """Task → when it last asked which texts have vectors."""
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._rng = Random(world.rng.getrandbits(32))
+
+    def start(self, *coroutines: Any) -> None:
+        self._tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        """A task that ends while its process lives is a fault of the product (or of the simulation)."""
+        if self.alive and not task.cancelled() and (error := task.exception()) is not None:
+            self.world.broken = error
+
+    def kill(self) -> None:
+        """As SIGKILL does: the server sees the connections close, Kafka misses the heartbeats after a while."""
+        self.alive = False
+        self.pool.cut()
+        for task in self._tasks:
+            task.cancel()
+        if self.consumer is not None:
+            for task in self.consumer.lanes._tasks:
+                task.cancel()
+            self.leaves_in(SESSION_SECONDS)
+
+    def leaves_in(self, seconds: float) -> None:
+        consumer = self.consumer
+        if consumer is not None:
+            asyncio.get_running_loop().call_later(seconds, lambda: self.silent() and consumer.group.leave(consumer))
+
+    def silent(self) -> bool:
+        return not self.alive or self.paused_until > self.world.loop.time()
+
+    async def alive_and_awake(self) -> None:
+        """Go on only while the process lives and is not paused."""
+        while self.alive and (wait := self.paused_until - self.world.loop.time()) > 0:
+            await asyncio.sleep(wait)
+        if not self.alive:
+            raise Killed
+
+    async def reach(self, service: str, doing: str) -> None:
+        """Take the time of a request to a service; raises its error when it cannot be reached."""
+        world = self.world
+        if not self.alive:
+            raise Killed
+        if self._rng.random() < world.busy:
+            await asyncio.sleep(self._rng.random() * SLOW_SECONDS)
+        if slow := world.faults.delay("a slow step"):
+            await asyncio.sleep(slow)
+        await self.alive_and_awake()
+        if doing.startswith("SELECT wanted.text"):
+            self.looked[asyncio.current_task()] = world.loop.time()
+        if world.down.get(service, 0.0) > world.loop.time() or world.faults.happens(f"{service} refuses"):
+            raise _refusal(service)
+
+    async def answered(self, _service: str, _doing: str) -> None:
+        """Of a commit: it is done, and the answer may be lost."""
+        if self.alive and self.world.faults.happens("a commit's answer is lost"):
+            raise _refusal("postgres")
+
+
+def _refusal(service: str) -> Exception:
+    if service == "postgres":
+        return psycopg.OperationalError("the connection is lost")
+    if service == "embedding":
+        return Retryable("the model is away", service="embedding")
+    return ConnectionError(f"{service} is away")
+
+
+class WordsEmbedder:
+    """Vectors that depend on the text alone; refuses one word for ever."""
+
+    model, revision, dimensions, input_window = "words", "1", 4, 512
+    document_prefix = query_prefix = ""
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        refused = {n: "refused" for n, text in enumerate(texts) if text == UNEMBEDDABLE}
+        return Embedded(np.array([vector(text) for text in texts], dtype=np.float32), refused)
+
+
+class Embedder(WordsEmbedder):
+    """A process's model: it may fail, and notes what it was asked needlessly."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        process, world = self._process, self._process.world
+        before = process.looked.get(asyncio.current_task(), world.loop.time())
+        await process.reach("embedding", "embed")
+        if world.faults.happens("the model fails"):
+            raise _refusal("embedding")
+        standing = {row["text"] for row in world.database.tables["chunks"].values() if row["stood"] < before}
+        world.needless += [text for text in texts if text in standing]
+        world.tally["texts embedded"] += len(texts)
+        return await super().embed_documents(texts)
+
+
+def vector(text: str) -> Vectors:
+    """What the model makes of a text."""
+    seed = sum(ord(char) * (n + 1) for n, char in enumerate(text))
+    return np.array([seed % 7, seed % 11, seed % 13, seed % 17], dtype=np.float32) / 16.0
+
+
+class _Noted:
+    """A stage that says which records are being handled."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        token = _BATCH.set(batch)
+        try:
+            await self._stage.handle(batch)
+        finally:
+            _BATCH.reset(token)
+
+
+class World:
+    """Services, processes and what has happened so far. Raises AssertionError when a law is broken."""
+
+    def __init__(self, loop: VirtualLoop, seed: int, without: Collection[str] = ()) -> None:
+        from tests.simulation.oracle import Oracle
+
+        self.loop = loop
+        self.rng = Random(seed)
+        self.faults = Faults.drawn(self.rng, loop.time, without)
+        self.busy = self.rng.choice((0.1, 0.3, 0.6))
+        """The share of requests that take time: between the others nothing else can happen."""
+        self.metrics = _METRICS
+        self.database = Database(loop.now)
+        self.broker = Broker()
+        self.index = Index()
+        self.last_late = 0.0
+        """When the last of the late bulks lands."""
+        self.checked_until = 0.0
+        self.down: dict[str, float] = {}
+        """Service → until when."""
+        self.tally: Counter[str] = Counter()
+        self.broken: BaseException | None = None
+        """A process ended by itself."""
+        self.needless: list[str] = []
+        """Texts that were embedded although their vector stood in the table before."""
+        self.story = ShortStory(TENANT, list(NAMES), loop.now() - timedelta(hours=1), source=SOURCE)
+        self.memberships: list[IdentityChanged] = []
+        self.accepted: list[tuple[int, Event | IdentityChanged]] = []
+        """(number of commits before, event): what Postgres has committed."""
+        self.processes: dict[str, list[Process]] = {}
+        self.oracle = Oracle(self)
+        self.generation = Generation(
+            name=GENERATION, state="active", model="words", revision="1", dimensions=4, input_window=512,
+            params=ChunkParams(), document_prefix="", query_prefix="", chunk_table="chunks_g1",
+            keyword_index="chunks-g1",
+        )  # fmt: skip
+        self.database.on_commit.append(self._committed)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        g = self.generation
+        columns = (
+            g.name, g.state, g.model, g.revision, g.dimensions, g.input_window, {}, "", "", g.chunk_table,
+            g.keyword_index, g.vector_type, None,
+        )  # fmt: skip
+        self.database.tables["generations"][GENERATION,] = {"columns": columns}
+
+    # Processes
+
+    def launch(self, stage: str) -> Process:
+        process = Process(self, stage)
+        announcer = Announcer(process.pool, process.producer, self.metrics)
+        dead = DeadLetters(process.pool, process.producer, self.metrics, per_minute=10_000, clock=self.loop.time)
+        made, others = self._stage(stage, process, announcer, dead)
+        process.consumer = Consumer(self.broker, process, _Noted(made))
+        process.start(process.consumer.run(), process.consumer.lanes.failed(), *others)
+        self.processes.setdefault(stage, []).append(process)
+        return process
+
+    def _stage(self, stage: str, process: Process, announcer: Announcer, dead: DeadLetters) -> tuple[Stage, list[Any]]:
+        pool, metrics = process.pool, self.metrics
+        chunker = Chunker(self._counter)
+        match stage:
+            case "detect":
+                sweeper = Sweeper(
+                    pool, process.producer, announcer, metrics, interval_seconds=SWEEP_SECONDS,
+                    again_in_seconds=AGAIN_SECONDS,
+                )  # fmt: skip
+                detect = Detect(
+                    pool, process.producer, dead, announcer, self._counter, metrics, batch_size=8,
+                    grace_seconds=GRACE_SECONDS,
+                )  # fmt: skip
+                return detect, [sweeper.run()]
+            case "vectors":
+                models = OneModel(Embedder(process))
+                return VectorSink(pool, models, self._generations, chunker, announcer, dead, metrics, batch_size=8), []
+            case "keywords":
+                keywords = Keywords(Elasticsearch(process))
+                late = LateBulks(pool, keywords, metrics)
+                sink = KeywordSink(pool, keywords, self._generations, chunker, announcer, dead, metrics, batch_size=8)
+                return sink, [late.run()]
+            case _:
+                return Identities(pool, dead), []
+
+    async def _generations(self) -> Mapping[str, Generation]:
+        return {GENERATION: self.generation}
+
+    @staticmethod
+    def _counter(_generation: Generation) -> Any:
+        return lambda texts: [1 for _ in texts]
+
+    def _committed(self, transaction: Transaction) -> None:
+        tables = {table for table, _ in transaction.writes}
+        for record in _BATCH.get():
+            kind = "memberships" if record.topic == IDENTITIES.name else "document_bodies"
+            if record.topic.startswith("documents.") or kind == "memberships":
+                if not tables & {"documents", "memberships"}:
+                    return
+                with suppress(BadMessage):
+                    self.accepted.append((len(self.database.commits), decode(record.value, record.headers)))
+
+    # The history
+
+    async def play(self, steps: Sequence[Step]) -> None:
+        """The steps with their faults, then calm, then the oracle."""
+        for stage in ("detect", "vectors", "keywords", "identities"):
+            for _ in range(self.rng.choice((1, 1, 2))):
+                self.launch(stage)
+        for step in steps:
+            if (wait := step.at - self.loop.time()) > 0:
+                await asyncio.sleep(wait)
+            self.tally[step.kind] += 1
+            getattr(self, "_" + step.kind.replace(" ", "_"))(*step.args)
+        await self._calm()
+        self.oracle.finally_equal()
+
+    async def _calm(self) -> None:
+        self.faults.calm = True
+        self.down.clear()
+        for processes in self.processes.values():
+            for process in processes:
+                process.paused_until = 0.0
+            if not any(process.alive for process in processes):
+                self.launch(processes[0].name)
+        until = self.loop.time() + CALM_SECONDS
+        if self.last_late:  # the latest bulk has landed and was looked for once more
+            self.checked_until = max(self.loop.time(), self.last_late) + CHECK_SECONDS + 2 * LATE_INTERVAL_SECONDS
+        while not self._settled():
+            assert self.loop.time() < until, (
+                f"STUCK {CALM_SECONDS / 3600:.0f} hours after the last fault: {self._open()}"
+            )
+            await asyncio.sleep(LOOK_SECONDS)
+            if self.broken is not None:
+                raise self.broken
+
+    def _settled(self) -> bool:
+        if self.loop.time() < self.checked_until or not self.broker.drained():
+            return False
+        tables = self.database.tables
+        return all(row["seq"] >= row["want_seq"] for row in tables["index_state"].values()) and all(
+            row["announced_seq"] >= row["seq"] for row in tables["documents"].values()
+        )
+
+    def _open(self) -> str:
+        """What keeps the world from being settled."""
+        tables = self.database.tables
+        pending = {(k[2], str(k[0])[:4], r["seq"], r["want_seq"], r["attempts"], r["error"])
+                   for k, r in tables["index_state"].items() if r["seq"] < r["want_seq"]}  # fmt: skip
+        silent = {str(k[0])[:4] for k, r in tables["documents"].items() if r["announced_seq"] < r["seq"]}
+        behind = {
+            (place, name, group.committed.get(place, 0), len(log))
+            for name, group in self.broker.groups.items()
+            for place, log in self.broker.logs.items()
+            if place[0] in group.topics and group.committed.get(place, 0) < len(log)
+        }
+        return f"pending {pending}, unannounced {silent}, unread {behind}"
+
+    # Steps
+
+    def _change(self, kind: str, name: str, n: int) -> None:
+        for lane, event in self.story.change(kind, name, Random(n)):
+            self.oracle.published(event)
+            record = encode(event)
+            topic = DOCUMENTS_LIVE if lane == "live" else DOCUMENTS_BACKFILL
+            self.broker.append(topic.name, record.key, record.value, record.headers)
+
+    def _broken(self, name: str) -> None:
+        self.broker.append(DOCUMENTS_LIVE.name, f"{TENANT}/{SOURCE}/{name}".encode(), b"{", [])
+
+    def _membership(self, person: str, groups: tuple[str, ...]) -> None:
+        event = IdentityChanged(
+            tenant=TENANT, source=SOURCE, principal=person, groups=list(groups), observed_at=self.loop.now()
+        )
+        self.memberships.append(event)
+        record = encode(event)
+        self.broker.append(IDENTITIES.name, record.key, record.value, record.headers)
+
+    def _query(self, person: str, tag: str) -> None:
+        self.oracle.query(person, tag)
+
+    def _kill(self, stage: str, n: int, restart_in: float) -> None:
+        alive = [p for p in self.processes[stage] if p.alive]
+        if alive:
+            alive[n % len(alive)].kill()
+            self.loop.call_later(restart_in, self.launch, stage)
+
+    def _pause(self, stage: str, n: int, seconds: float) -> None:
+        alive = [p for p in self.processes[stage] if p.alive]
+        if alive:
+            process = alive[n % len(alive)]
+            process.paused_until = self.loop.time() + seconds
+            if seconds > SESSION_SECONDS:
+                process.leaves_in(SESSION_SECONDS)
+
+    def _outage(self, service: str, seconds: float) -> None:
+        self.down[service] = self.loop.time() + seconds
+
+    def _join(self, stage: str) -> None:
+        self.launch(stage)
+
+    def _rewind(self, stage: str) -> None:
+        """An operator resets the group's offsets: everything is read again."""
+        self.broker.groups[stage].rewind()
+
+    def _lost_tail(self, commits: int) -> None:
+        """Postgres fails over to a standby that lagged; then ``penstock recover``."""
+        stages = [name for name, processes in self.processes.items() for p in processes if p.alive]
+        for processes in self.processes.values():
+            for process in processes:
+                if process.alive:
+                    process.kill()
+        database = self.database
+        database.lose_tail(commits)
+        left = len(database.commits)
+        self.accepted = [(n, event) for n, event in self.accepted if n <= left]
+        seqs = [row["seq"] for row in database.tables["documents"].values()]
+        highest = max((entry.version for entry in self.index.entries.values() if entry.body is not None), default=0)
+        database.sequences["ledger_seq"] = max([*seqs, highest], default=0)
+        for stage in ("detect", "identities"):
+            self.broker.groups[stage].rewind()
+        for stage in stages:
+            self.launch(stage)
