@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.stack import Stack
+from deploy.local.stack import SERVERS, Stack
+from tests.faults.wires import WiredKafka
 from tests.space import Space
 
 LOG_SHOWN = 6_000
@@ -32,7 +33,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     if home := os.environ.get("PENSTOCK_TEST_HOME"):
         yield Stack(Path(home))
         return
-    stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True)
+    servers = {**SERVERS, WiredKafka.name: WiredKafka()}
+    stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:
         yield stack

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,9 @@ from query.settings import AuthSettings, QuerySettings, ServeSettings
 from tests.leak_paths import Paths
 from tests.library import Library, WordEmbedder
 
+READY_SECONDS = 60.0
+"""Until the first answer of a model of words alone, on a machine however busy."""
+
 
 @asynccontextmanager
 async def service_over(
@@ -30,8 +34,11 @@ async def service_over(
     auth: dict[str, Any] | None = None,
     **parts: Any,
 ) -> AsyncIterator[tuple[httpx.AsyncClient, Service]]:
-    """A client of a service on the library's stores. Without auth: development mode, where a client names itself by
-    X-Penstock-As and X-Penstock-Tenant. parts: other parts of QuerySettings."""
+    """A client of a service on the library's stores, once the service has finished starting.
+
+    Without ``auth`` it runs in development mode, where a client names itself by X-Penstock-As and X-Penstock-Tenant.
+    ``parts`` are further parts of QuerySettings.
+    """
     query = QuerySettings(
         serve=ServeSettings(port=0, **({"development": auth is None, "requests_per_minute": 100_000} | (serve or {}))),
         auth=AuthSettings(**(auth or {})),
@@ -41,6 +48,8 @@ async def service_over(
         serving(library.settings, query, embedders=QueryEmbedder(WordEmbedder)) as (address, service),
         httpx.AsyncClient(base_url=address, timeout=60) as client,
     ):
+        async with asyncio.timeout(READY_SECONDS):
+            await service.following.warm.wait()
         yield client, service
 
 

@@ -50,8 +50,9 @@ def home(tmp_path: Path) -> Iterator[Path]:
     assert processes_of(folder) == []
 
 
-def processes_of(folder: Path) -> list[list[str]]:
-    return [found.cmdline() for found in process.find(lambda argv: any(str(folder) in word for word in argv))]
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Live processes that name the folder. They may end at any moment: ask them nothing without expecting that."""
+    return process.find(lambda argv: any(str(folder) in word for word in argv))
 
 
 def endpoints(folder: Path) -> dict[str, dict[str, str]]:

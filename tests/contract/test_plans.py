@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, AsyncCursor, sql
 
 from pipeline.audit import runs, wanted
 from pipeline.core.model import Generation
-from pipeline.ledger import announce, arrivals, documents, generations, letters, story, superseded, work
+from pipeline.ledger import announce, arrivals, bulks, documents, generations, letters, story, superseded, work
 from pipeline.stores.postgres import Connection, open_pool
 from query import access, cache
 from query.access import Caller
@@ -97,8 +97,10 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
     held = frozenset({"wiki/1"})
     everything = await access.readable(ledger, Caller("acme", held))
     taken = await cache.snapshot(ledger)
+    open_bulk = bulks.OpenBulk(ids[0], active.keyword_index, [bulks.Entry(id_, id_, 1) for id_ in ids], False)
     hot: dict[str, Callable[[Any], Awaitable[Any]]] = {
         "the sweeper's look": lambda c: work.due(c, limit=500, again_in_seconds=60),
+        "an open bulk": lambda c: bulks.unwanted(c, open_bulk),
         "missed announcements": lambda c: announce.missed(c, after=0, limit=500),
         "announcements": lambda c: announce.ready(c, ids),
         "detect's look": lambda c: documents.peek(c, ids),

@@ -25,10 +25,12 @@ from pipeline.settings import AuditSettings, PostgresSettings
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.identities import Identities
+from pipeline.stages.late import LateBulks
 from pipeline.stages.stage import Incoming
 from pipeline.stages.sweep import Sweeper
 from pipeline.stores import graph
 from pipeline.stores.graph import create_graph
+from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import create_chunk_table, migrate, open_pool, unlimited
 from query import review
 from query.answers.answers import Answers
@@ -120,6 +122,8 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
             interval_seconds=1, again_in_seconds=60,
         )  # fmt: skip
         await sweeper.sweep()
+        await library.execute("UPDATE open_bulks SET next_at = now()")
+        await LateBulks(library.pool, Keywords(library.es), library.metrics).check_due()
         await library.execute(
             f"DELETE FROM {library.generation.chunk_table} WHERE document_id ="
             " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"

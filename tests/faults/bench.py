@@ -12,6 +12,10 @@ from uuid import UUID
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams
 from pipeline.settings import Settings
+from pipeline.stages.late import LateBulks
+from pipeline.stores.elasticsearch import GC_DELETES
+from pipeline.stores.keywords import Keywords
+from pipeline.telemetry import Metrics
 from tests.faults.puppet import Embeddings
 from tests.library import Library
 
@@ -50,12 +54,18 @@ class Bench:
         await self.library.es.indices.refresh(index=self.library.generation.keyword_index)
 
     async def forget_deletes(self) -> None:
-        """As after index.gc_deletes (60 s): an old write of what was deleted would be taken now."""
+        """As after index.gc_deletes: an old write of what was deleted would be taken now."""
         es, index = self.library.es, self.library.generation.keyword_index
         await es.indices.put_settings(index=index, settings={"index.gc_deletes": "1ms"})
         await asyncio.sleep(0.5)  # its clock ticks every 200 ms
         await es.indices.refresh(index=index)
-        await es.indices.put_settings(index=index, settings={"index.gc_deletes": "60s"})
+        await es.indices.put_settings(index=index, settings={"index.gc_deletes": GC_DELETES})
+
+    async def check_open_bulks(self) -> int:
+        """All of them, as if their next check were due. Returns how many entries were removed."""
+        await self.query("UPDATE open_bulks SET next_at = now()")
+        keywords = Keywords(self.library.es)
+        return await LateBulks(self.library.pool, keywords, Metrics()).check_due()
 
     async def blockers(self) -> set[int]:
         """Backends that another one of this database waits for."""
@@ -68,4 +78,4 @@ class Bench:
     async def clear(self) -> None:
         """Empty the ledger and pgvector; the next scenario's tenant is another one."""
         table = self.library.generation.chunk_table
-        await self.query(f"TRUNCATE documents, dead_letters, memberships, access_sets, {table} CASCADE")
+        await self.query(f"TRUNCATE documents, open_bulks, dead_letters, memberships, access_sets, {table} CASCADE")

@@ -16,7 +16,7 @@ Fault = Callable[[World, Random], Awaitable[None]]
 
 
 async def kill(world: World, rng: Random) -> None:
-    with world.taking(rng.choice(WORKERS)) as names:
+    with world.taking(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGKILL)
             tally.FAULTS[f"kill of {name}"] += 1
@@ -26,11 +26,39 @@ async def kill(world: World, rng: Random) -> None:
 
 async def kill_all(world: World, rng: Random) -> None:
     """As when the machine loses power."""
-    with world.taking(*WORKERS) as names:
+    with world.taking(*world.workers) as names:
         for name in names:
             tally.FAULTS[f"kill of {name}"] += 1
         await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
         await asyncio.gather(*(world.start(name) for name in names))
+
+
+async def kill_connectors(world: World, rng: Random) -> None:
+    """A few times in a row: anywhere in a look at its sources, or between Kafka's acknowledgement and the row."""
+    for _ in range(rng.randint(1, 3)):
+        with world.taking("connectors") as names:
+            for name in names:
+                await world.end(name, signal.SIGKILL)
+                if rng.random() < 2 / 3:
+                    await _die_after_sending(world, name, rng)
+                tally.FAULTS[f"kill of {name}"] += 1
+                await asyncio.sleep(rng.random() * 3)
+                await world.start(name)
+        await asyncio.sleep(rng.random() * 2)
+
+
+async def _die_after_sending(world: World, name: str, rng: Random) -> None:
+    await world.start(name, dying={"FAULTS_SENDS": str(rng.randint(1, 4))})
+    if (process := world.space.processes.get(name)) is None:
+        return
+    for _ in range(100):
+        if process.poll() is not None:
+            tally.FAULTS["kill between Kafka's acknowledgement and the row"] += 1
+            if world.while_nobody_looks is not None:
+                await world.while_nobody_looks()
+            break
+        await asyncio.sleep(0.1)
+    await world.end(name, signal.SIGKILL)
 
 
 async def kill_at_an_await(world: World, rng: Random) -> None:
@@ -38,7 +66,7 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
     name = f"{rng.choice(WORKERS)}#dying"
     if name in world.space.processes:
         return
-    await world.start(name, dies_at_await=rng.randint(3, 60))
+    await world.start(name, dying={"FAULTS_AWAIT": str(rng.randint(3, 60))})
     if (process := world.space.processes.get(name)) is None:
         return
     for _ in range(40):
@@ -52,7 +80,7 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
 
 async def stop_and_continue(world: World, rng: Random) -> None:
     """SIGSTOP for longer than the session: its partitions go to another one, and then it comes back."""
-    with world.taking(rng.choice(WORKERS)) as names:
+    with world.taking(rng.choice(world.workers)) as names:
         for name in names:
             if rng.random() < 0.5 and f"{name}#2" not in world.space.processes:
                 await world.start(f"{name}#2")
@@ -63,7 +91,7 @@ async def stop_and_continue(world: World, rng: Random) -> None:
 
 
 async def drain(world: World, rng: Random) -> None:
-    with world.taking(rng.choice(WORKERS)) as names:
+    with world.taking(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
             tally.FAULTS["stop by SIGTERM in mid-work"] += 1
@@ -71,7 +99,7 @@ async def drain(world: World, rng: Random) -> None:
 
 
 async def join_and_leave(world: World, rng: Random) -> None:
-    name = f"{rng.choice(WORKERS)}#2"
+    name = f"{rng.choice(world.workers)}#2"
     if name in world.space.processes:
         return
     await world.start(name)

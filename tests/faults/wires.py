@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+
+from deploy.local.kafka import Kafka
+from deploy.local.ports import Ports
+from deploy.local.service import HOST, LocalSettings, Place
+from deploy.local.stack import Stack
 
 
 @dataclass
@@ -68,13 +73,40 @@ class Wire:
 
 
 @asynccontextmanager
-async def wired(host: str, port: int) -> AsyncIterator[Wire]:
+async def wired(host: str, port: int, *, listening: int = 0) -> AsyncIterator[Wire]:
+    """A wire to that address. ``listening`` is the port that it listens on; 0 takes a free one."""
     wire = Wire(host, port)
     wire.heal()
-    server = await asyncio.start_server(wire._accept, "127.0.0.1", 0)
+    server = await asyncio.start_server(wire._accept, "127.0.0.1", listening)
     wire.listening = server.sockets[0].getsockname()[1]
     try:
         yield wire
     finally:
         server.close()
         await wire.close()
+
+
+BROKER_PORT, ADVERTISED_PORT = "kafka-wired", "kafka-wire"
+
+
+class WiredKafka(Kafka):
+    """Kafka with a second listener, which it advertises under another port than it listens on: there a test puts its
+    wire. Clients that come in by it are told of no other way, so a wire holds all of their connections."""
+
+    def ports(self) -> tuple[str, ...]:
+        return (*super().ports(), BROKER_PORT, ADVERTISED_PORT)
+
+    def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
+        client, controller = f"{HOST}:{ports['kafka']}", f"{HOST}:{ports['kafka-controller']}"
+        return {
+            "listeners": f"PLAINTEXT://{client},WIRED://{HOST}:{ports[BROKER_PORT]},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{client},WIRED://{HOST}:{ports[ADVERTISED_PORT]}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,WIRED:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        }
+
+
+def wire_ports(stack: Stack) -> tuple[int, int] | None:
+    """(where the broker listens, where a wire must listen); None for a stack whose Kafka has no such listener, which is
+    one that ``penstock up`` started."""
+    ports = Ports(stack.home, LocalSettings()).remembered()
+    return (ports[BROKER_PORT], ports[ADVERTISED_PORT]) if BROKER_PORT in ports else None

@@ -7,7 +7,7 @@ import json
 import signal
 import subprocess
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,7 @@ from tests.fakes.openai import FakeOpenAI, Faults
 from tests.faults import tally
 from tests.faults.elastic import Gate, gated
 from tests.faults.story import UNEMBEDDABLE
-from tests.faults.wires import Wire, wired
+from tests.faults.wires import Wire, wire_ports, wired
 from tests.space import Space
 from topics.messages import AnyMessage
 from topics.producer import Producer
@@ -40,6 +40,8 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, 
 
 WORKERS = ("detect", "vectors", "keywords")
 DIMENSIONS = 64
+DYING = {"FAULTS_AWAIT": "tests.faults.dies_at_an_await", "FAULTS_SENDS": "tests.faults.dies_after_sending"}
+"""The variable that says when, and the program that is killed then."""
 SESSION_SECONDS = 6.0
 """The least that a broker allows (group.min.session.timeout.ms)."""
 READS = {
@@ -61,10 +63,21 @@ class World:
     restarting: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     taken: set[str] = field(default_factory=set)
     """Workers that a fault is at."""
+    workers: tuple[str, ...] = WORKERS
+    while_nobody_looks: Callable[[], Awaitable[None]] | None = None
+    """What the sources do between the death of whoever publishes them and the next look."""
 
     @classmethod
     @asynccontextmanager
-    async def create(cls, stack: Stack, folder: Path, *, sweep_after_seconds: float = 10) -> AsyncIterator[World]:
+    async def create(
+        cls,
+        stack: Stack,
+        folder: Path,
+        *,
+        sweep_after_seconds: float = 10,
+        workers: tuple[str, ...] = WORKERS,
+        more_environment: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[World]:
         async with AsyncExitStack() as resources:
             model = FakeOpenAI(dimensions=DIMENSIONS, faults=mended())
             await model.start()
@@ -94,9 +107,14 @@ class World:
                 "PENSTOCK_EMBEDDING_BASE_URL": f"http://127.0.0.1:{wires['embedding'].listening}/v1",
                 "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": str(SESSION_SECONDS),
                 "PENSTOCK_STREAM_SWEEP_AFTER_SECONDS": str(sweep_after_seconds),
+                **(more_environment or {}),
             }
-            world = cls(stack, space, wires, gate, model, search, kafka, environment)
-            await asyncio.gather(*(world.start(name) for name in WORKERS))
+            if (ports := wire_ports(stack)) is not None:
+                broker, advertised = ports
+                wires["kafka"] = await resources.enter_async_context(wired("127.0.0.1", broker, listening=advertised))
+                environment["PENSTOCK_KAFKA_BOOTSTRAP"] = f"127.0.0.1:{advertised}"
+            world = cls(stack, space, wires, gate, model, search, kafka, environment, workers=workers)
+            await asyncio.gather(*(world.start(name) for name in workers))
             yield world
             for name in tuple(space.processes):
                 await world.end(name, signal.SIGKILL)
@@ -113,23 +131,28 @@ class World:
         finally:
             self.taken.difference_update(mine)
 
-    async def start(self, name: str, *, dies_at_await: int | None = None) -> None:
-        """Start a worker, again and again while the world is too broken for it to come up."""
+    async def start(self, name: str, *, dying: Mapping[str, str] | None = None) -> None:
+        """Start a worker, again and again while the world is too broken for it to come up.
+
+        ``dying`` is the environment of one that is meant to die: it may do so before it is ready.
+        """
         for _ in range(8):
             with suppress(AssertionError):
-                if dies_at_await is None:
+                if dying is None:
                     await asyncio.to_thread(self.space.start, name, env=self.environment)
                 else:
                     await asyncio.to_thread(
-                        self.space.start, name, program=["-m", "tests.faults.dies_at_an_await"],
-                        env={**self.environment, "FAULTS_AWAIT": str(dies_at_await)},
-                    )  # fmt: skip
+                        self.space.start,
+                        name,
+                        program=["-m", DYING[next(iter(dying))]],
+                        env={**self.environment, **dying},
+                    )
                 return
             process = self.space.processes.pop(name)
             process.kill()
             process.wait(30)
-            if dies_at_await is not None:
-                tally.FAULTS["kill at an await"] += 1
+            if dying is not None:
+                tally.FAULTS["kill of a worker that had just started"] += 1
                 return
             await asyncio.sleep(1)
         raise AssertionError(f"{name} does not come up:\n{self.space.log(name)[-3000:]}")
@@ -151,9 +174,9 @@ class World:
             if process.poll() is not None:
                 del self.space.processes[name]
                 tally.DONE["workers that gave up and were started anew"] += 1
-            elif name not in WORKERS:
+            elif name not in self.workers:
                 await self.end(name, signal.SIGTERM)
-        await asyncio.gather(*(self.start(name) for name in WORKERS if name not in self.space.processes))
+        await asyncio.gather(*(self.start(name) for name in self.workers if name not in self.space.processes))
 
     async def execute(self, *statements: str) -> None:
         """Again until Postgres is there: another fault may have taken it away."""

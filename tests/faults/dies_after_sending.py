@@ -1,0 +1,38 @@
+"""The penstock command, killed when Kafka has acknowledged its N-th record (FAULTS_SENDS) and nobody knows it yet.
+
+That is the one moment in which something is published that no table remembers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import count
+from typing import Any
+
+from pipeline.cli.main import main
+from topics.producer import Delivery, Producer
+
+_acknowledged = count(1)
+
+
+def _on_delivery(delivery: Delivery) -> None:
+    stored = not delivery.cancelled() and delivery.exception() is None
+    if stored and next(_acknowledged) >= int(os.environ["FAULTS_SENDS"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _install() -> None:
+    send = Producer.send
+
+    async def sending(self: Producer, *arguments: Any, **named: Any) -> Delivery:
+        delivery = await send(self, *arguments, **named)
+        delivery.add_done_callback(_on_delivery)
+        return delivery
+
+    Producer.send = sending  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    _install()
+    main()

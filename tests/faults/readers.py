@@ -1,0 +1,170 @@
+"""People who ask over HTTP and MCP: all the time while faults happen, and once more when everything has settled."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from random import Random
+
+import httpx
+import psycopg
+
+from query.embedder import QueryEmbedder
+from query.http.serve import serving
+from query.model import MODES
+from query.settings import AuthSettings, QuerySettings, ServeSettings
+from tests.contract.mcp_kit import connected
+from tests.faults import tally
+from tests.faults.history import History, Query, Revocation
+from tests.faults.offices import INGESTED, TENANT
+from tests.space import Space
+
+MAX_RESULTS = 100
+"""What one search may return: more than one scenario has documents."""
+MCP_RESULTS = 50
+PAUSE_SECONDS = 0.2
+ANSWER_SECONDS = 30.0
+
+_ACCEPTED = """
+    SELECT d.source || '/' || d.external_id, extract(epoch FROM d.access_observed_at)::float8,
+        extract(epoch FROM d.deleted_floor)::float8
+    FROM documents d WHERE d.tenant = %s AND d.source || '/' || d.external_id = ANY(%s)
+"""
+_MEMBERS = """
+    SELECT source, principal, extract(epoch FROM observed_at)::float8 FROM memberships
+    WHERE tenant = %s AND principal = ANY(%s)
+"""
+
+
+class Readers:
+    """The query service as people use it. It reads the stores directly: the wires are the workers'."""
+
+    def __init__(self, address: str, client: httpx.AsyncClient) -> None:
+        self._address = address
+        self._client = client
+
+    async def search(self, person: str, query: str, mode: str = "hybrid") -> dict[str, str]:
+        """key → the passage's text, over HTTP; "" for a document that is only named as saying the same.
+
+        Raises httpx.HTTPError when the service cannot answer, or answers with half of its stores.
+        """
+        response = await self._client.post(
+            "/v1/search",
+            json={"query": query, "top": MAX_RESULTS, "mode": mode},
+            headers=_headers(person),
+        )
+        response.raise_for_status()
+        answer = response.json()
+        if answer["degraded"]:
+            raise httpx.TransportError("; ".join(answer["degraded"]))
+        shown: dict[str, str] = {}
+        for result in answer["results"]:
+            for place in result["also"]:
+                shown.setdefault(_key(place), "")
+        return shown | {_key(result): result["text"] for result in answer["results"]}
+
+    async def over_mcp(self, person: str, query: str) -> dict[str, str]:
+        """Document id → its whole text, over MCP: what ``search`` returns, each read by ``fetch``.
+
+        Raises httpx.HTTPError when the service cannot answer.
+        """
+        texts: dict[str, str] = {}
+        async with connected(self._address, headers=_headers(person)) as client:
+            answer = await client.call_tool("search", {"query": query, "limit": MCP_RESULTS})
+            found = answer.structured_content
+            for result in found["results"] if isinstance(found, dict) else ():
+                document = await client.call_tool("fetch", {"id": result["id"]})
+                if isinstance(document.structured_content, dict):
+                    texts[result["id"]] = document.structured_content["text"]
+        if found is None:
+            raise httpx.TransportError("search over MCP cannot answer now")
+        return texts
+
+
+@asynccontextmanager
+async def readers(space: Space, embedders: QueryEmbedder) -> AsyncIterator[Readers]:
+    settings = QuerySettings(
+        serve=ServeSettings(port=0, development=True, requests_per_minute=1_000_000), auth=AuthSettings()
+    )
+    async with (
+        serving(space.settings, settings, embedders=embedders) as (address, service),
+        httpx.AsyncClient(base_url=address, timeout=ANSWER_SECONDS) as client,
+    ):
+        async with asyncio.timeout(60):
+            await service.following.warm.wait()
+        yield Readers(address, client)
+
+
+class Reading:
+    """Asks as everybody in turn until it is stopped, and notes when the ledger accepts what was revoked."""
+
+    def __init__(self, space: Space, readers: Readers, history: History, word: str, persons: Sequence[str]) -> None:
+        self._space, self._readers, self._history = space, readers, history
+        self._word, self._persons = word, persons
+        self._clock_offset = time.time() - time.monotonic()
+        self.stopped = False
+        """Set to end ``run`` after the question under way."""
+
+    async def run(self, rng: Random) -> None:
+        while not self.stopped:
+            with suppress(psycopg.Error):
+                await self._note_acceptances()
+            person, mode = rng.choice(self._persons), rng.choice(MODES)
+            start = time.monotonic()
+            try:
+                shown = await self._readers.search(person, self._word, mode)
+            except httpx.HTTPError:
+                tally.DONE["questions asked while nothing could answer"] += 1
+            else:
+                tally.DONE["queries"] += 1
+                self._history.queries.append(Query(person, f"HTTP, {mode}", start, time.monotonic(), frozenset(shown)))
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _note_acceptances(self) -> None:
+        """A revocation is accepted when the ledger's stamp of what it concerns is later than the revocation: stamps are
+        taken before the source is read, so that reading saw it."""
+        waiting = self._history.awaiting_acceptance()
+        if not waiting:
+            return
+        documents = {
+            key: (access, deleted)
+            for key, access, deleted in await self._space.query(_ACCEPTED, TENANT, [r.register[0] for r in waiting])
+        }
+        members = {
+            (source, principal): observed
+            for source, principal, observed in await self._space.query(
+                _MEMBERS, TENANT, sorted({r.register[1] for r in waiting})
+            )
+        }
+        now = time.monotonic()
+        for revocation in waiting:
+            if self._is_accepted(revocation, documents, members):
+                revocation.accepted = now
+                tally.DONE["revocations followed to their acceptance"] += 1
+
+    def _is_accepted(
+        self,
+        revocation: Revocation,
+        documents: Mapping[str, tuple[float | None, float | None]],
+        members: Mapping[tuple[str, str], float],
+    ) -> bool:
+        key, person = revocation.register
+        source = key.partition("/")[0]
+        completed = revocation.completed + self._clock_offset
+        access, deleted = documents.get(key, (None, None))
+        is_deleted = deleted is not None and deleted > completed
+        if revocation.kind == "remove":
+            return is_deleted
+        if revocation.kind == "leave" and source != INGESTED:
+            return members.get((source, person), 0.0) > completed
+        return is_deleted or (access is not None and access > completed)
+
+
+def _headers(person: str) -> dict[str, str]:
+    return {"X-Penstock-As": person, "X-Penstock-Tenant": TENANT}
+
+
+def _key(place: Mapping[str, str]) -> str:
+    return f"{place['source']}/{place['external_id']}"

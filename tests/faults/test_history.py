@@ -1,0 +1,55 @@
+"""The history checker finds what it is there for, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.faults.history import History, Query
+
+ANN = ("plan.md", "ann")
+
+
+def history(*, accepted: float | None = 2.0, granted_again: float | None = None) -> History:
+    made = History()
+    made.revoke([ANN], "restriction", invoked=1.0, completed=1.1)
+    made.revocations[0].accepted = accepted
+    if granted_again is not None:
+        made.grant([ANN], granted_again)
+    return made
+
+
+def ask(made: History, start: float, end: float, *returned: str, person: str = "ann") -> list[str]:
+    made.queries.append(Query(person, "http", start, end, frozenset(returned)))
+    return made.violations()
+
+
+def test_a_query_after_the_acceptance_may_not_return_the_document() -> None:
+    assert len(ask(history(), 2.1, 2.2, "plan.md")) == 1
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "returned", "person"),
+    [
+        (1.9, 2.5, "plan.md", "ann"),  # it began before the acceptance
+        (2.1, 2.2, "other.md", "ann"),
+        (2.1, 2.2, "plan.md", "bob"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(start: float, end: float, returned: str, person: str) -> None:
+    assert ask(history(), start, end, returned, person=person) == []
+
+
+def test_an_unaccepted_revocation_forbids_nothing_yet() -> None:
+    assert ask(history(accepted=None), 9.0, 9.1, "plan.md") == []
+
+
+def test_a_grant_opens_the_register_from_its_beginning_on() -> None:
+    assert ask(history(granted_again=3.0), 2.9, 3.5, "plan.md") == []
+    assert len(ask(history(granted_again=3.0), 2.1, 2.9, "plan.md")) == 1
+
+
+def test_a_second_revocation_closes_it_again() -> None:
+    made = history(granted_again=3.0)
+    made.revoke([ANN], "deletion", invoked=4.0, completed=4.1)
+    made.revocations[1].accepted = 5.0
+    assert len(ask(made, 5.5, 5.6, "plan.md")) == 1
