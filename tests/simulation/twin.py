@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 from elasticsearch import AsyncElasticsearch
@@ -153,6 +154,8 @@ def _value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return sorted((key, _value(inner)) for key, inner in value.items())
     if isinstance(value, list | tuple):
+        if value and all(isinstance(inner, UUID) for inner in value):
+            return sorted(value)  # claimed ids are a set: UNION returns them in any order
         return [_value(inner) for inner in value]
     return value
 
