@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 from urllib.parse import urlsplit
 
+import psutil
+
 from tests.faults import tally
 from tests.faults.world import SESSION_SECONDS, WORKERS, World, mended
+
+REWOUND_SECONDS = 8.0
+"""`penstock recover` has rewound detect by then, or it says that detect must be stopped, and gives up."""
 
 Fault = Callable[[World, Random], Awaitable[None]]
 
@@ -128,6 +134,22 @@ async def kill_kafka(world: World, rng: Random) -> None:
     await restart_service(world, "kafka")
 
 
+async def freeze_a_server(world: World, rng: Random) -> None:
+    """SIGSTOP: its connections stay open, and nobody answers; then it goes on as if nothing had happened."""
+    name = rng.choice(("postgres", "elasticsearch", "kafka"))
+    async with world.restarting[name]:
+        processes = world.server_processes(name)
+        try:
+            for process in processes:
+                process.suspend()
+            tally.FAULTS[f"the server {name} frozen (SIGSTOP)"] += 1
+            await asyncio.sleep(1 + rng.random() * 7)
+        finally:
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+
 async def cut(world: World, rng: Random) -> None:
     """Once or a few times in a row."""
     name = rng.choice(tuple(world.wires))
@@ -164,6 +186,41 @@ async def swallow(world: World, rng: Random) -> None:
     if rng.random() < 0.5:
         wire.cut()
     wire.open.set()
+
+
+async def one_way(world: World, rng: Random) -> None:
+    """Half of a connection is lost: requests arrive and are carried out while no answer comes, or the reverse."""
+    name = rng.choice(tuple(world.wires))
+    wire, answers = world.wires[name], rng.random() < 2 / 3
+    way = wire.answers_open if answers else wire.requests_open
+    way.clear()
+    tally.FAULTS[f"{name}: no {'answers' if answers else 'requests'} come through"] += 1
+    await asyncio.sleep(1 + rng.random() * 4)
+    wire.cut()
+    way.set()
+
+
+async def repair(world: World, rng: Random) -> None:
+    """An operator audits and repairs in the middle of it."""
+    await world.operate("audit", "--repair", "--wait-seconds", "5", "--json")
+
+
+async def rebuild(world: World, rng: Random) -> None:
+    """An operator makes a store anew in the middle of it; killed now and then, as by a lost terminal."""
+    what = rng.choice(("keywords", "vectors"))
+    kill_after_seconds = 1 + rng.random() * 4 if rng.random() < 0.5 else None
+    await world.operate("rebuild", what, "--yes", "--json", kill_after_seconds=kill_after_seconds)
+
+
+async def recover(world: World, rng: Random) -> None:
+    """An operator has the ledger catch up with Kafka, detect standing still as the command asks."""
+    with world.taking("detect") as names:
+        for name in names:
+            await world.end(name, signal.SIGTERM)
+            recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
+            await asyncio.wait([recovering], timeout=REWOUND_SECONDS)
+            await world.start(name)
+            await recovering
 
 
 async def model_fails(world: World, rng: Random) -> None:
@@ -206,16 +263,16 @@ async def elasticsearch_full(world: World, rng: Random) -> None:
 async def postgres_full(world: World, rng: Random) -> None:
     """Every new row fails as on a full disk: by a trigger that raises what Postgres raises then (SQLSTATE 53100). The
     servers of the tests share one disk, which must not be filled in earnest."""
-    table = rng.choice(("chunks_g1", "document_bodies", "index_state"))
+    table = rng.choice((await world.chunk_table(), "document_bodies", "index_state"))
     await world.execute(
-        f"DROP TRIGGER IF EXISTS disk_full ON {table}",
+        "DROP FUNCTION IF EXISTS disk_full() CASCADE",
         "CREATE OR REPLACE FUNCTION disk_full() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION"
         " 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$",
         f"CREATE TRIGGER disk_full BEFORE INSERT ON {table} EXECUTE FUNCTION disk_full()",
     )
     tally.FAULTS["Postgres: disk full"] += 1
     await asyncio.sleep(1 + rng.random() * 1.5)
-    await world.execute(f"DROP TRIGGER IF EXISTS disk_full ON {table}")
+    await world.execute("DROP FUNCTION IF EXISTS disk_full() CASCADE")
 
 
 async def sessions_ended(world: World, rng: Random) -> None:
@@ -229,7 +286,8 @@ async def sessions_ended(world: World, rng: Random) -> None:
 FAULTS: dict[Fault, int] = {
     kill: 12, kill_all: 4, kill_at_an_await: 14, stop_and_continue: 4, drain: 5, join_and_leave: 5, kill_postgres: 6,
     kill_kafka: 2, kill_elasticsearch: 2, cut: 12, unreachable: 6, slow: 5, swallow: 8, model_fails: 10,
-    items_put_off: 5, elasticsearch_full: 5, postgres_full: 6, sessions_ended: 6,
+    items_put_off: 5, elasticsearch_full: 5, postgres_full: 6, sessions_ended: 6, freeze_a_server: 8, one_way: 8,
+    repair: 4, rebuild: 4, recover: 3,
 }  # fmt: skip
 """Each with its weight."""
 

@@ -55,6 +55,7 @@ async def play(world: World, past: Past, seed: int, faults: Sequence[Fault]) -> 
         await asyncio.gather(*breaking)
         world.mend()
         await world.revive()
+        await world.finish_rebuild()
         calm = time.monotonic()
         await world.settled(CALM_SECONDS)
         tally.DONE[SLOWEST] = max(tally.DONE[SLOWEST], round(time.monotonic() - calm))

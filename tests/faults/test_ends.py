@@ -137,6 +137,7 @@ async def _scenario(world: World, sources: Offices, people: Readers, seed: int, 
         await asyncio.gather(*breaking)
         world.mend()
         await world.revive()
+        await world.finish_rebuild()
         ingest.stopped = True
         await ingesting
         world.while_nobody_looks = None

@@ -18,11 +18,14 @@ from tests.faults.breakage import (
     Fault,
     choose,
     elasticsearch_full,
+    freeze_a_server,
     kill,
     kill_at_an_await,
     kill_postgres,
     model_fails,
+    one_way,
     postgres_full,
+    rebuild,
     stop_and_continue,
     swallow,
 )
@@ -35,6 +38,7 @@ FIXED: tuple[Sequence[Fault], ...] = (
     [kill_at_an_await, kill_postgres],
     [stop_and_continue, swallow, kill],
     [elasticsearch_full, postgres_full, model_fails],
+    [freeze_a_server, one_way, rebuild],
 )
 
 

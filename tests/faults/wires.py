@@ -24,6 +24,10 @@ class Wire:
     delay_seconds: float = 0.0
     refusing: bool = False
     open: asyncio.Event = field(default_factory=asyncio.Event)
+    requests_open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: what clients send does not arrive; answers still do."""
+    answers_open: asyncio.Event = field(default_factory=asyncio.Event)
+    """Cleared: what clients send arrives, and no answer comes back."""
     _ends: set[asyncio.StreamWriter] = field(default_factory=set)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -37,17 +41,21 @@ class Wire:
             writer.transport.abort()
             return
         self._ends |= {writer, far_writer}
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.create_task(self._pump(source, sink))
+        for source, sink, way in (
+            (reader, far_writer, self.requests_open),
+            (far_reader, writer, self.answers_open),
+        ):
+            task = asyncio.create_task(self._pump(source, sink, way))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, way: asyncio.Event) -> None:
         with suppress(OSError):
             while data := await source.read(65536):
                 if self.delay_seconds:
                     await asyncio.sleep(self.delay_seconds)
                 await self.open.wait()
+                await way.wait()
                 sink.write(data)
                 await sink.drain()
         with suppress(OSError, RuntimeError):
@@ -63,7 +71,8 @@ class Wire:
 
     def heal(self) -> None:
         self.delay_seconds, self.refusing = 0.0, False
-        self.open.set()
+        for way in (self.open, self.requests_open, self.answers_open):
+            way.set()
 
     async def close(self) -> None:
         self.cut()

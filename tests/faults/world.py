@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
 import psycopg
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -33,7 +35,7 @@ from tests.faults import tally
 from tests.faults.elastic import Gate, gated
 from tests.faults.story import UNEMBEDDABLE
 from tests.faults.wires import Wire, wire_ports, wired
-from tests.space import Space
+from tests.space import PROJECT, Space
 from topics.messages import AnyMessage
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -42,6 +44,7 @@ WORKERS = ("detect", "vectors", "keywords")
 DIMENSIONS = 64
 DYING = {"FAULTS_AWAIT": "tests.faults.dies_at_an_await", "FAULTS_SENDS": "tests.faults.dies_after_sending"}
 """The variable that says when, and the program that is killed then."""
+LONGEST_COMMAND_SECONDS = 180.0
 SESSION_SECONDS = 6.0
 """The least that a broker allows (group.min.session.timeout.ms)."""
 READS = {
@@ -189,15 +192,66 @@ class World:
 
         await insist(once)
 
+    async def chunk_table(self) -> str:
+        """The active generation's, again until Postgres is there."""
+        names: list[str] = []
+
+        async def once() -> None:
+            rows = await self.space.query("SELECT chunk_table FROM generations WHERE state = 'active'")
+            names.extend(name for (name,) in rows)
+
+        await insist(once)
+        return names[-1]
+
     async def set_index(self, settings: dict[str, object]) -> None:
-        """Settings of the index, again until Elasticsearch is there."""
-        index = f"{self.space.settings.elasticsearch.index_prefix}chunks-g1"
+        """Settings of every index, again until Elasticsearch is there."""
+        indexes = f"{self.space.settings.elasticsearch.index_prefix}chunks-*"
 
         async def once() -> None:
             async with connect(self.space.settings.elasticsearch) as es:
-                await es.indices.put_settings(index=index, settings=settings)
+                await es.indices.put_settings(index=indexes, settings=settings)
 
         await insist(once)
+
+    def server_processes(self, name: str) -> list[psutil.Process]:
+        """All processes of a server of the stack, the parents first."""
+        parents = self.stack._server_processes(name)
+        return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
+
+    async def operate(self, *arguments: str, kill_after_seconds: float | None = None) -> bool:
+        """Run a command of ours through the wires; returns whether it ended well. It may fail, in one clear line: never
+        with a traceback."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "pipeline.cli.main",
+            *arguments,
+            env={**self.space.environment, **self.environment},
+            cwd=PROJECT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        ended = asyncio.create_task(process.communicate())
+        await asyncio.wait([ended], timeout=kill_after_seconds or LONGEST_COMMAND_SECONDS)
+        killed = process.returncode is None
+        if killed:
+            process.kill()
+        _, errors = await ended
+        said = errors.decode()[-3000:]
+        assert not killed or kill_after_seconds is not None, f"penstock {arguments[0]} does not end: {said}"
+        assert "Traceback" not in said, said
+        fate = "kill of" if killed else "ends well:" if process.returncode == 0 else "gives up:"
+        tally.FAULTS[f"{fate} penstock {arguments[0]}"] += 1
+        return process.returncode == 0
+
+    async def finish_rebuild(self) -> None:
+        """Whoever killed a rebuild runs it again."""
+        rows = await self.space.query(
+            "SELECT replaces FROM builds JOIN generations ON name = generation WHERE state = 'building'"
+        )
+        for (replaces,) in rows:
+            assert await self.operate("rebuild", replaces[0], "--yes", "--json"), "a rebuild cannot be finished"
 
     # Events
 
@@ -242,10 +296,13 @@ class World:
 
     async def pending(self) -> list[str]:
         rows = await self.space.query(
-            "SELECT d.external_id, s.store, s.attempts, s.error FROM index_state s"
+            "SELECT d.external_id, s.generation, s.store, s.attempts, s.error FROM index_state s"
             " JOIN documents d ON d.id = s.document_id WHERE s.seq < s.want_seq"
         )
-        return [f"{name} in {store} ({attempts} attempts, {error})" for name, store, attempts, error in rows]
+        return [
+            f"{name} in {store} of {generation} ({attempts} attempts, {error})"
+            for name, generation, store, attempts, error in rows
+        ]
 
     async def settled(self, within_seconds: float) -> None:
         """Offsets committed to the end and nothing pending. Raises AssertionError after the time."""
