@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from deploy.local.stack import SERVERS, Stack
 from tests.faults.wires import WiredKafka
@@ -14,6 +15,9 @@ from tests.space import Space
 
 LOG_SHOWN = 6_000
 """Characters of each worker's log with a failure: where the machine is gone when it is read, there is nothing else."""
+
+settings.register_profile("penstock", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("penstock")  # no test fails because the machine is busy
 
 
 @pytest.hookimpl(wrapper=True)
