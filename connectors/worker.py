@@ -44,7 +44,7 @@ async def run(settings: Settings, declared: Declared) -> None:
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
         await stack.enter_async_context(health(settings.stream, metrics, lambda: bool(address), report))
-        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        pool = await stack.enter_async_context(open_pool(settings.postgres, on_fence=metrics.ledger_fenced.set))
         kafka = await stack.enter_async_context(producer(settings.kafka))
         http = app(Parts(instances, declared.keys, kafka, metrics))
         host, port = settings.connectors.http_host, settings.connectors.http_port

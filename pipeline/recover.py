@@ -1,4 +1,5 @@
-"""recover: a ledger restored from a backup catches up with Kafka, which is ahead of it. See docs/recovery.md.
+"""recover: a ledger that was restored from a backup, or lost its end in a failover, catches up with Kafka, which is
+ahead of it. See docs/recovery.md.
 
 Every step may be repeated; what is already done is done again to no effect.
 """
@@ -9,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Literal, Protocol
 
@@ -17,6 +18,7 @@ from elasticsearch import AsyncElasticsearch
 
 from pipeline.conversations.record import Conversations
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.fence import State
 from pipeline.core.model import STORES, Lane, Store
 from pipeline.groups import group, groups, kafka_translated
 from pipeline.ledger import generations
@@ -24,6 +26,7 @@ from pipeline.republish import Forgotten, republish
 from pipeline.settings import Settings
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
+from pipeline.stores import fence
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.keywords import Keywords
@@ -35,6 +38,8 @@ LEAVE_SECONDS = 5.0
 """How long members that were just stopped may take to leave their group."""
 LAG_WINDOW_SECONDS = 600.0
 """The last events before the backup, over so long, show how far behind detect was then."""
+FAILOVER_MARGIN = timedelta(hours=1)
+"""Before the last change that a promoted standby knows: another partition may have lagged so far behind that one."""
 POLL_SECONDS = 0.3
 LOOK_SECONDS = 10.0
 BEGINNING = datetime.fromtimestamp(0, UTC)
@@ -76,7 +81,8 @@ class Settled:
 
 
 class Recovery:
-    """The steps, in their order: ``require_stopped``, ``raise_sequence``, ``rewind``, ``replayed``, ``settled``."""
+    """The steps, in their order: ``require_stopped``, ``accept("rewinding")``, ``raise_sequence``, ``rewind``,
+    ``accept("replaying")``, ``replayed``, ``look_again``, ``accept("open")``, ``settled``."""
 
     def __init__(
         self,
@@ -107,6 +113,21 @@ class Recovery:
                     " after PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS, 45), then run this again"
                 )
             await asyncio.sleep(POLL_SECONDS)
+
+    async def accept(self, state: State) -> None:
+        """The ledger is this server's from now on, and is used for what the state allows (``core.fence``). Raises
+        Misconfigured on a standby."""
+        with translated("recover"):
+            async with self._pool.connection() as connection:
+                await fence.accept(connection, state)
+
+    async def before_failover(self) -> datetime:
+        """A moment before whatever a failover may have lost; the beginning of time in an empty ledger."""
+        with translated("recover"):
+            async with self._pool.connection() as connection:
+                await connection.execute("SET LOCAL statement_timeout = 0")
+                row = await (await connection.execute("SELECT max(at) FROM document_events")).fetchone()
+        return row[0] - FAILOVER_MARGIN if row and row[0] else BEGINNING
 
     async def raise_sequence(self) -> Raised:
         """Numbers drawn from now on are above every version that Elasticsearch holds: else each write would be refused
@@ -295,7 +316,7 @@ async def _pending(connection: Connection, until: datetime) -> tuple[dict[Store,
 async def open_recovery(settings: Settings, on_progress: OnProgress) -> AsyncIterator[Recovery]:
     """A Recovery on connections of its own. Raises Retryable or Misconfigured."""
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        pool = await stack.enter_async_context(open_pool(settings.postgres, "any"))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
         consumers = await stack.enter_async_context(groups(settings.kafka))

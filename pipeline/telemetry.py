@@ -49,6 +49,12 @@ class Metrics:
             ["stage", "service"],
             registry=r,
         )
+        self.ledger_fenced = Gauge(
+            "penstock_ledger_fenced",
+            "1 while a worker stands still because the ledger is on a server or timeline that nobody accepted, is being"
+            " recovered, or is a standby",
+            registry=r,
+        )
         self.batch_seconds = Histogram(
             "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
         )

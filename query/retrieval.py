@@ -248,7 +248,7 @@ async def open_search(
         reranker = await open_reranker(rerank)
         if reranker is not None:
             closing.push_async_callback(reranker.aclose)
-        pool = await closing.enter_async_context(open_pool(settings.postgres))
+        pool = await closing.enter_async_context(open_pool(settings.postgres, "queries"))
         yield Search(
             pool, es, embedders,
             settings=query.retrieval if query else None, reranker=reranker, rerank_pool=rerank.pool,

@@ -70,7 +70,9 @@ async def open_service(
         closing.push_async_callback(embedders.aclose)
         es = connect(settings.elasticsearch)
         closing.push_async_callback(es.close)
-        pool = await closing.enter_async_context(open_pool(settings.postgres))
+        pool = await closing.enter_async_context(
+            open_pool(settings.postgres, "queries", on_fence=metrics.ledger_fenced.set)
+        )
         price = query.rerank.price_per_thousand_searches
         reranker = await open_reranker(query.rerank, lambda outcome: metrics.reranked(outcome, price))
         if reranker is not None:

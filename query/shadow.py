@@ -130,7 +130,7 @@ async def open_shadow(
         es = connect(settings.elasticsearch)
         closing.push_async_callback(es.close)
         few = settings.postgres.model_copy(update={"pool_max_size": 2 * shadow.at_once})
-        pool = await closing.enter_async_context(open_pool(few))
+        pool = await closing.enter_async_context(open_pool(few, "queries"))
         forgetful = retrieval.model_copy(update={"cached_queries": 0})
         search = Search(pool, es, embedders, timeouts=timeouts, settings=forgetful)
         mine = Shadow(shadow, following, metrics, search, pool)

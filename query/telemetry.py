@@ -48,6 +48,12 @@ class QueryMetrics:
         self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
         self.waiting = Gauge("penstock_query_waiting", "Requests in the waiting room now", registry=r)
         self.streams = Gauge("penstock_query_open_streams", "Answers that are being streamed now", registry=r)
+        self.ledger_fenced = Gauge(
+            "penstock_query_ledger_fenced",
+            "1 while nothing is answered because the ledger may lack revocations (a failover, a restored backup, a"
+            " recovery that has not ended) or Postgres is a standby",
+            registry=r,
+        )
         self.models_ready = Gauge(
             "penstock_query_models_ready",
             "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",

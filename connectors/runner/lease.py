@@ -12,6 +12,7 @@ from psycopg.rows import TupleRow
 
 from connectors.runner.rows import Holder
 from pipeline.settings import PostgresSettings
+from pipeline.stores import fence
 from pipeline.stores.postgres import translated
 
 CLASS = 7_300_008
@@ -33,13 +34,15 @@ class Lease:
 async def lease(
     settings: PostgresSettings, tenant: str, source: str, kind: str, *, address: str | None = None
 ) -> AsyncIterator[Lease | None]:
-    """None: another process holds it. address: where its events come in. Raises Retryable while Postgres is away."""
+    """None: another process holds it. address: where its events come in. Raises Retryable while Postgres is away or
+    the ledger is fenced."""
     with translated("the connector's lease"):
         connection = await AsyncConnection.connect(
             settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock connector"
         )
     try:
         with translated("the connector's lease"):
+            await fence.require(connection, "intake")
             epoch = await _taken(connection, tenant, source, kind, address)
         yield None if epoch is None else Lease(connection, Holder(tenant, source, epoch))
     finally:

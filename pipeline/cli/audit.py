@@ -78,7 +78,7 @@ async def _audit(asked: Asked, *, json_output: bool) -> bool:
     start = perf_counter()
     settings = load()
     async with AsyncExitStack() as stack:
-        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        pool = await stack.enter_async_context(open_pool(settings.postgres, "stores" if asked.repair else "any"))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
         bars = stack.enter_context(progress_bars(quiet=json_output))

@@ -1,4 +1,5 @@
-"""``penstock recover``: after a ledger restored from a backup, while Kafka and Elasticsearch are ahead of it."""
+"""``penstock recover``: after a failover of Postgres or a ledger restored from a backup, while Kafka and Elasticsearch
+are ahead of it."""
 
 from __future__ import annotations
 
@@ -30,6 +31,10 @@ def recover(
         str | None,
         typer.Option("--since", metavar="TIME", help="When the backup was taken, or earlier: 2026-11-20T08:00Z, 2h."),
     ] = None,
+    failover: Annotated[
+        bool,
+        typer.Option("--failover", help="Postgres's standby was promoted: read again what it may have lost."),
+    ] = False,
     topics_lost: Annotated[
         bool,
         typer.Option("--topics-lost", help="Kafka is new and empty: have the connectors look again."),
@@ -40,19 +45,25 @@ def recover(
 
     --since: let a ledger that was restored from a backup catch up with Kafka, then prove that both stores agree.
 
-    Run it before the query service is opened again: until it returns, what was revoked or deleted after the backup is
-    not known. Detect workers of the local stack are stopped and started again; others have to be stopped by you.
+    --failover: the same after a standby was promoted, from an hour before the last change that it knows.
+
+    Nothing is answered from when it begins until what was lost has been read again: before, what was revoked or deleted
+    meanwhile is not known. Detect workers of the local stack are stopped and started again; others have to be stopped
+    by you.
 
     --topics-lost: what was published and had not been read is published again, by each connector at its next sweep.
 
     Example: penstock recover --since 2026-11-20T08:00Z
     """
-    if (since is None) is not topics_lost:
-        raise typer.BadParameter("say what was lost: --since TIME (Postgres, restored) or --topics-lost (Kafka)")
-    if since is None:
+    if (since is not None) + failover + topics_lost != 1:
+        raise typer.BadParameter(
+            "say what was lost, one of: --since TIME (Postgres, restored), --failover (Postgres, promoted),"
+            " --topics-lost (Kafka)"
+        )
+    if topics_lost:
         _look_again(json_output=json_output)
         return
-    moment = past_moment(since)
+    moment = past_moment(since) if since is not None else None
     start = perf_counter()
     with _local_detect_stopped() as start_again:
         result = asyncio.run(_recover(moment, start_again, quiet=json_output))
@@ -88,7 +99,8 @@ async def _republish() -> Forgotten:
         return await republish(pool)
 
 
-async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[str, Any]:
+async def _recover(since: datetime | None, start_again: Any, *, quiet: bool) -> dict[str, Any]:
+    """since: None after a failover."""
     from pipeline.recover import open_recovery
     from pipeline.settings import load
 
@@ -102,6 +114,8 @@ async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[st
 
         async with open_recovery(load(), tell) as recovery:
             await recovery.require_stopped()
+            await recovery.accept("rewinding")
+            since = since or await recovery.before_failover()
             raised = await recovery.raise_sequence()
             strays = await recovery.strays()
             rewound = await recovery.rewind(since)
@@ -109,6 +123,7 @@ async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[st
                 stderr.print(f"[red]warning[/] {line}", soft_wrap=True)
             for index in strays:
                 stderr.print(f"[yellow]note[/] no generation uses the index {index}: delete it", soft_wrap=True)
+            await recovery.accept("replaying")
             await asyncio.to_thread(start_again)
             await recovery.replayed(
                 rewound,
@@ -119,6 +134,7 @@ async def _recover(since: datetime, start_again: Any, *, quiet: bool) -> dict[st
                 ),
             )
             again = await recovery.look_again()
+            await recovery.accept("open")
             settled = await recovery.settled()
     return {
         "since": since.isoformat(), "replayed_from": rewound.since.isoformat(), "replayed": rewound.records,

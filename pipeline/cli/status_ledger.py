@@ -11,9 +11,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from connectors.declared import Declared
-from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.core.errors import Fenced, Misconfigured, PenstockError
 from pipeline.ledger import generations, skipped
 from pipeline.settings import PostgresSettings
+from pipeline.stores import fence
 from pipeline.stores.postgres import Connection, require_migrated, translated
 from query import pipeline_parts as parts
 
@@ -36,6 +37,13 @@ async def look(settings: PostgresSettings, declared: Declared | None, away: list
             refused = await _refused(settings)
             if refused:
                 away.append(refused)
+            try:
+                await _asked(connection, "fence", lambda: fence.require(connection, "queries"))
+            except Fenced as error:
+                away.append(str(error))
+            except PenstockError:  # the ledger of a version before: the other parts say what is wrong
+                if not refused:
+                    raise
             for name, ask in _parts(connection, declared).items():
                 try:
                     found = await _asked(connection, name, ask)

@@ -31,6 +31,14 @@ class Deferred(Retryable):
     work."""
 
 
+class Fenced(Retryable):
+    """The ledger must not be used until somebody has recovered it, or pointed us at the primary. The text says which,
+    and names no server: callers of the query service are told it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, service="postgres")
+
+
 class Poison(PenstockError):
     """This record never works. ``code`` is a bounded label; the text never quotes content."""
 

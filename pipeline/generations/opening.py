@@ -15,6 +15,7 @@ from pipeline.groups import group, groups, kafka_translated
 from pipeline.kafka import producer
 from pipeline.settings import PostgresSettings, Settings
 from pipeline.stages.hints import send_hints
+from pipeline.stores import fence
 from pipeline.stores.elasticsearch import connect as elasticsearch_client
 from pipeline.stores.postgres import BUILD_LOCK, Connection, require_migrated, translated
 
@@ -28,6 +29,7 @@ async def connect(settings: PostgresSettings, *, lock: bool = True) -> AsyncIter
             settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock build"
         ) as connection:
             await connection.execute("SET jit = off")
+            await fence.require(connection, "stores")
             if lock:
                 cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [BUILD_LOCK])
                 row = await cursor.fetchone()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import psycopg
 from pgvector.psycopg import register_vector_async
@@ -16,10 +18,12 @@ from psycopg.pq import PipelineStatus
 from psycopg.rows import TupleRow
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from pipeline.core.errors import Deferred, Misconfigured, Poison, Retryable
+from pipeline.core.errors import Deferred, Fenced, Misconfigured, Poison, Retryable
+from pipeline.core.fence import Use
 from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
 from pipeline.settings import PostgresSettings
+from pipeline.stores import fence
 from pipeline.stores.refusals import refused
 from pipeline.stores.schema import Migration, migrations, refusal
 
@@ -51,6 +55,10 @@ _SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count":
 _CLIENTS_SILENCE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
 """For the server: what a machine that vanishes without a word has locked is free after 30 s, not after two hours."""
 
+FENCE_SECONDS = 2.0
+"""A connection is given out when the fence was asked on it at most so long ago. Its server's timeline cannot change
+while it is open, unless a pooler stands between."""
+
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
@@ -76,13 +84,38 @@ class _Pool(AsyncConnectionPool[Connection]):
 
     A pipeline that is cancelled while it ends stays switched on (psycopg 3.3, about one in a hundred): the next one's
     statements would go unanswered until something is fetched. Such a connection is closed when it would be given out:
-    earlier, while whoever was cancelled is still on the way out, psycopg's generators would meet a closed one."""
+    earlier, while whoever was cancelled is still on the way out, psycopg's generators would meet a closed one.
+
+    No connection to a server on which the ledger was not accepted is given out: whoever asks is Fenced until it is."""
+
+    def __init__(self, conninfo: str, *, use: Use, on_fence: Callable[[bool], None], **options: Any) -> None:
+        """on_fence: told at every look whether the ledger is refused."""
+        super().__init__(conninfo, **options)
+        self._use: Use = use
+        self._on_fence = on_fence
+        self._looked: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
     async def getconn(self, timeout: float | None = None) -> Connection:
         while (conn := await super().getconn(timeout)).pgconn.pipeline_status != PipelineStatus.OFF:
             await conn.close()
             await _to_its_end(super().putconn(conn))
+        if monotonic() - self._looked.get(conn, float("-inf")) > FENCE_SECONDS:
+            try:
+                await self._look(conn)
+            except BaseException:
+                await self.putconn(conn)
+                raise
         return conn
+
+    async def _look(self, conn: Connection) -> None:
+        try:
+            await fence.require(conn, self._use)
+        except Fenced:
+            self._on_fence(True)
+            raise
+        await conn.rollback()
+        self._on_fence(False)
+        self._looked[conn] = monotonic()
 
     async def putconn(self, conn: Connection) -> None:
         await _to_its_end(self._give_back(conn))
@@ -95,11 +128,16 @@ class _Pool(AsyncConnectionPool[Connection]):
 
 
 @asynccontextmanager
-async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
-    """A pool whose connections know vectors and carry timeouts. Raises Misconfigured when migrations have not run."""
+async def open_pool(
+    settings: PostgresSettings, use: Use = "intake", *, on_fence: Callable[[bool], None] = lambda refused: None
+) -> AsyncIterator[Pool]:
+    """A pool whose connections know vectors and carry timeouts. Each is Fenced while the ledger must not be used for
+    this; on_fence is told. Raises Misconfigured when migrations have not run."""
     timeout_ms = int(settings.statement_timeout_seconds * 1000)
     pool = _Pool(
         settings.dsn.get_secret_value(),
+        use=use,
+        on_fence=on_fence,
         min_size=1,
         max_size=settings.pool_max_size,
         open=False,
@@ -123,13 +161,14 @@ async def open_pool(settings: PostgresSettings) -> AsyncIterator[Pool]:
 @asynccontextmanager
 async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Connection]:
     """A connection of its own without time limit, each statement a transaction of its own. name: what Postgres shows.
-    Raises Retryable, Misconfigured."""
+    Raises Retryable, Misconfigured; Fenced while the stores must not be brought after the ledger."""
     alone = make_conninfo(
         settings.dsn.get_secret_value(), **_SILENCE, application_name=f"penstock {name}", connect_timeout=10,
         options=f"-c jit=off {_CLIENTS_SILENCE}",
     )  # fmt: skip
     with translated(name):
         async with await AsyncConnection.connect(alone, autocommit=True) as connection:
+            await fence.require(connection, "stores")
             yield connection
 
 

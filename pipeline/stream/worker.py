@@ -9,17 +9,18 @@ import signal
 import sys
 import threading
 from collections.abc import Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import structlog
 
 from pipeline import tracing
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Fenced, Misconfigured
+from pipeline.core.fence import Use
 from pipeline.health import health
 from pipeline.kafka import producer
 from pipeline.settings import Settings
-from pipeline.stores.postgres import open_pool
+from pipeline.stores.postgres import FENCE_SECONDS, Pool, open_pool, translated
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Kind, Parts
 from pipeline.tasks import ended
@@ -60,7 +61,11 @@ async def run(name: str, settings: Settings) -> None:
                 lambda: {"stages": [c.report() for c in consuming]},
             )
         )  # fmt: skip
-        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        use: Use = "intake" if name == "detect" else "stores"
+        pool = await stack.enter_async_context(open_pool(settings.postgres, use, on_fence=metrics.ledger_fenced.set))
+        if not await _admitted(pool, stop):
+            deadline.cancel()
+            return
         kind = _kind(
             name, Parts(settings, pool, await stack.enter_async_context(producer(settings.kafka)), metrics, stack)
         )
@@ -78,6 +83,21 @@ async def run(name: str, settings: Settings) -> None:
         await asyncio.gather(*(c.drain() for c in consuming))
     deadline.cancel()
     log.info("worker_stopped", worker=name)
+
+
+async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
+    """Wait until the ledger may be used; False: told to stop before that. Raises Retryable, Misconfigured."""
+    while not stop.is_set():
+        try:
+            with translated("Postgres"):
+                async with pool.connection():
+                    return True
+        except Fenced as error:
+            log.warning("ledger_fenced", reason=str(error))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FENCE_SECONDS):
+                await stop.wait()
+    return False
 
 
 def _kind(name: str, parts: Parts) -> Kind:

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import Fenced, PenstockError
 from pipeline.ledger import generations
 from pipeline.stores.elasticsearch import translated
 from query.embedder import bounded
@@ -35,7 +35,7 @@ routes = APIRouter()
 class Condition:
     ready: bool
     away: tuple[str, ...]
-    """Parts that do not answer: ledger, keywords, model; starting."""
+    """Parts that do not answer: ledger, ledger fenced, keywords, model; starting."""
 
     @property
     def line(self) -> str:
@@ -62,9 +62,9 @@ class Health:
         try:
             async with bounded(LOOK_SECONDS, "Postgres"), ledger(service, "readiness") as connection:
                 active = await generations.active(connection)
-        except PenstockError:
+        except PenstockError as error:
             self._looked_at = monotonic()
-            return Condition(False, ("ledger",))
+            return Condition(False, ("ledger fenced" if isinstance(error, Fenced) else "ledger",))
         away = []
         try:
             async with bounded(LOOK_SECONDS, "Elasticsearch"):

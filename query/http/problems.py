@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from starlette.responses import Response
 
-from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.errors import Fenced, PenstockError, Retryable
 from query.model import BadQuery
 
 Kind = Literal[
     "bad-request", "unauthorized", "forbidden", "not-found", "method-not-allowed", "slow-request", "too-large",
-    "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once", "busy", "unavailable", "too-slow",
-    "failed",
+    "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once", "busy", "unavailable",
+    "ledger-fenced", "too-slow", "failed",
 ]  # fmt: skip
 
 KINDS: dict[Kind, tuple[int, str]] = {
@@ -32,6 +32,7 @@ KINDS: dict[Kind, tuple[int, str]] = {
     "too-many-at-once": (429, "Too many requests at once"),
     "busy": (503, "The service is busy"),
     "unavailable": (503, "The service cannot answer now"),
+    "ledger-fenced": (503, "The ledger may lack what was revoked"),
     "too-slow": (504, "The answer took too long"),
     "failed": (500, "The service failed"),
 }
@@ -40,6 +41,9 @@ KINDS: dict[Kind, tuple[int, str]] = {
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
 """What Retry-After says when whatever is away did not say it."""
+
+FENCED_RETRY_SECONDS = 60
+"""A person has to run a command that reads events again."""
 
 
 class Problem(Exception):  # the word is the RFC's
@@ -82,6 +86,8 @@ def of(error: Exception) -> Problem:
             return error
         case BadQuery():
             return Problem("bad-query", str(error))
+        case Fenced():
+            return Problem("ledger-fenced", str(error), headers={"Retry-After": str(FENCED_RETRY_SECONDS)})
         case Retryable():
             seconds = max(1, round(error.retry_after or RETRY_SECONDS))
             return Problem(

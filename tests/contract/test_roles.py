@@ -54,8 +54,8 @@ from topics.messages import IdentityChanged
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
-OWNERS_ALONE = {"schema_migrations", "generations", "builds"}
-"""Which version, which generation and how far its making is: the owner's to say."""
+OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence"}
+"""Which version, which generation and how far its making is, and which server is accepted: the owner's to say."""
 
 
 @dataclass

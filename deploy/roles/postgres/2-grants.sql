@@ -16,7 +16,7 @@ ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT ON TABLES TO penstock_que
 REVOKE ALL ON ALL TABLES IN SCHEMA public FROM penstock_worker, penstock_connectors, penstock_query;
 REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_worker, penstock_connectors, penstock_query;
 GRANT USAGE ON SCHEMA public TO penstock_worker, penstock_connectors, penstock_query;
-GRANT SELECT ON schema_migrations TO penstock_worker, penstock_connectors, penstock_query;
+GRANT SELECT ON schema_migrations, fence TO penstock_worker, penstock_connectors, penstock_query;
 
 -- Chunk tables that are there already.
 DO $$
