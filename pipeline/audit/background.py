@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from dataclasses import replace
+from time import monotonic
 from uuid import UUID
 
 import structlog
@@ -29,7 +30,12 @@ from topics.producer import Producer
 
 log = structlog.get_logger()
 
-LIMITS = Limits(documents=25, chunks=500, body_bytes=2_000_000, page=200)
+LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
+"""One request to each store where they hold what they should (docs/adr/0040-an-audit-of-everything-in-an-hour.md): the
+entries of a page fit one answer of Elasticsearch. Half of what a page takes is the same for 25 documents."""
+PROCESSOR_SHARE = 0.25
+"""Of one processor, all servers and workers together. A page waits for one of them at a time, so its own time is the
+most that it can have taken of all."""
 SAMPLED_ROWS = 1
 """Rows a page that must find themselves in the vector index."""
 LOOKED_AT_AGAIN = 10
@@ -84,10 +90,14 @@ class BackgroundAudit:
                 cursor = await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [AUDIT_LOCK])
                 row = await cursor.fetchone()
                 done, wait = await self._page(connection) if row and row[0] else (None, IDLE_SECONDS)
+            began = monotonic()
             if done is not None:
                 await self._mend(*done)
             async with self._pool.connection() as connection:
                 await self._measure(connection)
+                if done is not None:
+                    wait += rest_seconds(0, monotonic() - began, self._settings.documents_per_second)
+                    await runs.put_off(connection, done[1].id, wait)
         return wait
 
     async def _page(self, connection: Connection) -> tuple[tuple[Examiner, Run, list[Finding]] | None, float]:
@@ -102,10 +112,12 @@ class BackgroundAudit:
         if generation is None:  # retired since the run was looked up
             return None, IDLE_SECONDS
         examiner = Examiner(self._pool, self._es, generation, self._limits)
-        later, found = await self._look(examiner, run, generation)
+        began = monotonic()
+        later, found, waited_seconds = await self._look(examiner, run, generation)
         await runs.save(connection, later, found, finished=later.position == run.position)
         documents = later.documents - run.documents
-        wait = documents / self._settings.documents_per_second
+        worked_seconds = monotonic() - began - waited_seconds
+        wait = rest_seconds(documents, worked_seconds, self._settings.documents_per_second)
         await runs.put_off(connection, run.id, wait)
         self._metrics.audited.inc(documents)
         return (examiner, later, found), wait
@@ -118,17 +130,18 @@ class BackgroundAudit:
                 kind=finding.kind, chunks=finding.chunks,
             )  # fmt: skip
         mender = Mender(examiner, Keywords(self._es), self._producer)
-        if self._settings.repair and found:
+        if self._settings.repair != "none" and found:
             unreachable = {f.document for f in found if f.kind == "unreachable"}
-            await mender.doubt({f.document for f in found}, unreachable)
+            await mender.doubt({f.document for f in found}, unreachable, embed=self._settings.repair == "all")
         async with self._pool.connection() as connection:
             again = await runs.differing(connection, run.id, self._again_after, LOOKED_AT_AGAIN)
         self._again_after = again[-1] if len(again) == LOOKED_AT_AGAIN else None
         if again:
             await mender.look_again(run.id, again)
 
-    async def _look(self, examiner: Examiner, run: Run, generation: Generation) -> tuple[Run, list[Finding]]:
-        """One page: the run as it stands after it (at the same position: the round is complete) and what it found."""
+    async def _look(self, examiner: Examiner, run: Run, generation: Generation) -> tuple[Run, list[Finding], float]:
+        """One page: the run as it stands after it (at the same position: the round is complete), what it found, and the
+        seconds that it only waited."""
         documents = await examiner.following(run.position)
         suspects = Suspects(examiner, second_look_seconds=self._second_look)
         seen = Page()
@@ -147,7 +160,7 @@ class BackgroundAudit:
             chunks=run.chunks + seen.chunks,
             pending=run.pending + len(seen.pending),
         )
-        return later, found
+        return later, found, suspects.waited_seconds
 
     async def _measure(self, connection: Connection) -> None:
         counts = await runs.divergent(connection)
@@ -155,3 +168,8 @@ class BackgroundAudit:
             for kind in KINDS:
                 self._metrics.divergent.labels(store, kind).set(counts.get((store, kind), 0))
         self._metrics.audit_age.set(await runs.age_seconds(connection))
+
+
+def rest_seconds(documents: int, worked_seconds: float, documents_per_second: float) -> float:
+    """How long to rest after so much work, so that neither the pace nor the share of a processor is exceeded."""
+    return max(documents / documents_per_second, worked_seconds * (1 / PROCESSOR_SHARE - 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -116,16 +116,26 @@ def _row_scope(scope: Scope) -> tuple[sql.SQL, dict[str, Any]]:
 async def entries(
     es: AsyncElasticsearch, generation: Generation, scope: Scope, page: int
 ) -> AsyncGenerator[list[Entry], None]:
-    """Entries of the keyword index that a search finds, at one point in time."""
+    """Entries of the keyword index that a search finds, at one point in time. One request where a page holds them all;
+    only what is longer needs a point in time of its own."""
     index = generation.keyword_index
+    with es_translated(f"audit {index}"):
+        answer = await es.search(
+            index=index, query=_entry_scope(scope), version=True, size=page, sort=_BY_DOCUMENT, track_total_hits=False,
+            allow_partial_search_results=False,
+        )  # fmt: skip
+    if len(hits := answer["hits"]["hits"]) < page:
+        if hits:
+            yield list(_entries(hits))
+        return
     async with _point_in_time(es, index) as pit:
         after: list[Any] | None = None
         while True:
             with es_translated(f"audit {index}"):
                 answer = await es.search(
                     query=_entry_scope(scope), pit={"id": pit, "keep_alive": KEEP_ALIVE}, version=True, size=page,
-                    sort=[{"document_id": {"order": "asc", "missing": "_last"}}, {"_shard_doc": "asc"}],
-                    search_after=after, track_total_hits=False, allow_partial_search_results=False,
+                    sort=[*_BY_DOCUMENT, {"_shard_doc": "asc"}], search_after=after, track_total_hits=False,
+                    allow_partial_search_results=False,
                 )  # fmt: skip
             hits = answer["hits"]["hits"]
             if hits:
@@ -133,6 +143,9 @@ async def entries(
             if len(hits) < page:
                 return
             after = hits[-1]["sort"]
+
+
+_BY_DOCUMENT: Sequence[Mapping[str, Any]] = [{"document_id": {"order": "asc", "missing": "_last"}}]
 
 
 @asynccontextmanager

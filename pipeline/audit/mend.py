@@ -4,7 +4,7 @@ truly missing; keyword entries come from stored bodies."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import UUID
@@ -112,8 +112,9 @@ class Mender:
 
     # Doubting
 
-    async def doubt(self, documents: Iterable[UUID], unreachable: Ids = ()) -> int:
-        """Look at these documents once more and ask for what they need; returns for how many anything was done."""
+    async def doubt(self, documents: Iterable[UUID], unreachable: Ids = (), *, embed: bool = True) -> int:
+        """Look at these documents once more and ask for what they need; returns for how many anything was done.
+        embed: also where that may ask the model for a vector."""
         done = 0
         hints: list[tuple[Identity, str, Lane]] = []
         for document in unreachable:
@@ -122,15 +123,19 @@ class Mender:
             async for verdict in verdicts:
                 if verdict.wanted is None:
                     done += await self._remove(verdict.document, verdict.strangers)
-                elif await self._doubt(verdict, verdict.wanted):
+                elif await self._doubt(verdict, verdict.wanted, embed=embed):
                     done += verdict.document not in unreachable
                     hints.append((verdict.wanted.identity, self._generation.name, LANE))
         await send_hints(self._producer, hints)
         return done
 
-    async def _doubt(self, verdict: Verdict, wanted: Wanted) -> bool:
+    async def _doubt(self, verdict: Verdict, wanted: Wanted, *, embed: bool) -> bool:
         """Returns whether a sink has something to do now."""
         ids = {(d.store, d.kind): d.chunks for d in verdict.differences}
+        if not embed:
+            ids = without_embedding(ids)
+        if not ids:
+            return False
         with translated("repair"):
             async with self._pool.connection() as connection, connection.transaction():
                 now = await ledger.standings(connection, self._generation, [verdict.document], lock=True)
@@ -232,6 +237,18 @@ class Mender:
             async with self._pool.connection() as connection:
                 ids = await _rows_of(connection, self._generation.chunk_table, document)
         return (await reach(self._pool, self._generation, ids)).unreachable
+
+
+def without_embedding(ids: Mapping[tuple[Place, Kind], tuple[UUID, ...]]) -> dict[tuple[Place, Kind], tuple[UUID, ...]]:
+    """What of a document's differences can be mended without asking the model for a vector. A sink makes all of its
+    store right at once: where one difference of the vectors needs the model, the others wait with it. Pure."""
+    needing = {place for place, kind in ids if (place, kind) in _MAY_EMBED}
+    return {(place, kind): chunks for (place, kind), chunks in ids.items() if place not in needing}
+
+
+_MAY_EMBED: Collection[tuple[Place, Kind]] = {
+    ("vectors", "missing"), ("vectors", "wrong_text"), ("vectors", "no_state"), ("ledger", "stale_manifest"),
+}  # fmt: skip
 
 
 def _doubted(ids: Collection[tuple[Place, Kind]], wanted: Wanted) -> list[Store]:

@@ -51,6 +51,8 @@ class Suspects:
         self._wait = second_look_seconds
         self._waiting: set[UUID] = set()
         self._last = 0.0
+        self.waited_seconds = 0.0
+        """How long ``confirmed`` did nothing but wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -63,7 +65,9 @@ class Suspects:
         """The second look at all of them."""
         if not self._waiting:
             return []
-        await asyncio.sleep(self._last + self._wait - asyncio.get_running_loop().time())
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(self._last + self._wait - began)
+        self.waited_seconds += asyncio.get_running_loop().time() - began
         async with aclosing(self._examiner.confirmed(self._waiting)) as verdicts:
             found = [finding async for verdict in verdicts for finding in verdict.findings]
         self._waiting.clear()

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
+from psycopg import AsyncCursor
 
 from deploy.local.stack import Stack
 from pipeline.audit import runs
 from pipeline.audit import sample as sampling
-from pipeline.audit.background import BackgroundAudit
+from pipeline.audit.background import LIMITS, BackgroundAudit
 from pipeline.audit.sample import Sample, reach, sample
+from pipeline.audit.wanted import Limits
 from pipeline.core.identity import document_id
 from pipeline.settings import AuditSettings
 from pipeline.stores import graph
@@ -102,11 +105,13 @@ async def test_rows_that_wait_outside_of_the_graph_are_not_lost(audited: Audited
     assert (await reach(audited.library.pool, audited.library.generation, outside)).unreachable == ()
 
 
-def background(audited: Audited, metrics: Metrics, *, repair: bool = False, pace: float = 1e6) -> BackgroundAudit:
+def background(
+    audited: Audited, metrics: Metrics, *, limits: Limits = SMALL, pace: float = 1e6, **settings: Any
+) -> BackgroundAudit:
     producer: Any = audited.waking
     return BackgroundAudit(
         audited.library.pool, audited.library.es, producer, metrics,
-        AuditSettings(documents_per_second=pace, repair=repair), limits=SMALL, second_look_seconds=0.05,
+        AuditSettings(documents_per_second=pace, **settings), limits=limits, second_look_seconds=0.05,
     )  # fmt: skip
 
 
@@ -137,15 +142,15 @@ async def whole_round(audited: Audited, audit: BackgroundAudit) -> None:
 async def test_the_background_audit_walks_everything_and_shows_what_differs(audited: Audited) -> None:
     await audited.library.put(*named(*(f"d{n}" for n in range(20))))
     metrics = Metrics()
-    audit = background(audited, metrics)
+    audit = background(audited, metrics, repair="none")
     await whole_round(audited, audit)
     assert divergent(metrics) == {}
     assert metrics.registry.get_sample_value("penstock_audited_documents_total") == 20
     await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("d4"))
-    other = background(audited, metrics)  # a restarted worker, or another one
+    other = background(audited, metrics, repair="none")  # a restarted worker, or another one
     await whole_round(audited, other)
     assert divergent(metrics) == {("vectors", "missing"): 1}
-    assert audited.waking.hinted == [], "it only reports unless it is told to repair"
+    assert audited.waking.hinted == [], "it was told to report, and no more"
     await whole_round(audited, audit)
     assert divergent(metrics) == {("vectors", "missing"): 1}, "not counted once a round"
     assert [n for n, _ in await rounds(audited)] == [20, 20, 20]
@@ -159,7 +164,7 @@ async def test_the_background_audit_repairs_when_told_to_and_the_metric_falls_at
     await audited.drop_entries(await audited.rows(id_of("d4")))
     before = len(audited.embedder.texts)
     metrics = Metrics()
-    audit = background(audited, metrics, repair=True)
+    audit = background(audited, metrics, repair="all")
     await whole_round(audited, audit)
     await audited.waking.rest()
     assert audited.waking.hinted == [id_of("d4")]
@@ -167,6 +172,81 @@ async def test_the_background_audit_repairs_when_told_to_and_the_metric_falls_at
     assert len(audited.embedder.texts) == before
     await whole_round(audited, audit)
     assert divergent(metrics) == {}
+
+
+async def test_what_needs_no_embedding_is_mended_without_anybody_asking(audited: Audited) -> None:
+    names = ["k-missing", "k-access", "k-text", "v-orphan", "v-access", "v-missing", "v-both", "both", "sound"]
+    await audited.library.put(*named(*names))
+    first = {name: (await audited.rows(id_of(name)))[0] for name in names}
+    [(nobody,)] = await audited.library.execute(
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('acme', 'x', '{wiki/x}', '{}')"
+        " RETURNING id"
+    )
+    copy = f"INSERT INTO {audited.table} (id, document_id, access_id, text, embedding)" + (
+        f" SELECT %s, %s, access_id, text, embedding FROM {audited.table} WHERE id = %s"
+    )
+    await audited.drop_entries([first["k-missing"], first["both"]])
+    for name, fields in {"k-access": {"acl_tags": ["wiki/everybody"]}, "k-text": {"text": "Other words."}}.items():
+        version, body = await audited.entry(first[name])
+        await audited.write_entry(first[name], version, {**body, **fields})
+    for name in ("v-missing", "v-both", "both"):
+        await audited.library.execute(f"DELETE FROM {audited.table} WHERE id = %s", first[name])
+    for name in ("v-access", "v-both"):
+        await audited.library.execute(
+            f"UPDATE {audited.table} SET access_id = %s WHERE document_id = %s", nobody, id_of(name)
+        )
+    await audited.library.execute(copy, uuid4(), id_of("v-orphan"), first["sound"])
+    unheard = uuid4()
+    await audited.library.execute(copy, uuid4(), unheard, first["sound"])
+    version, body = await audited.entry(first["sound"])
+    await audited.write_entry(uuid4(), version, {**body, "document_id": str(unheard)})
+    before = len(audited.embedder.texts)
+
+    metrics = Metrics()
+    audit = background(audited, metrics)
+    await whole_round(audited, audit)
+    await audited.waking.rest()
+    needing = {("v-missing", "missing"), ("v-both", "missing"), ("v-both", "wrong_access"), ("both", "missing")}
+    assert (await audited.audit())[1] == {(name, "vectors", kind) for name, kind in needing}
+    assert len(audited.embedder.texts) == before
+    await whole_round(audited, audit)
+    assert divergent(metrics) == {("vectors", "missing"): 3, ("vectors", "wrong_access"): 1}
+
+
+async def test_a_page_of_the_audit_asks_each_store_once_however_many_documents_it_has(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: Counter[str] = Counter()
+    transport, execute = audited.library.es.transport, AsyncCursor.execute
+    perform = transport.perform_request
+
+    async def counted_request(method: str, target: str, *arguments: Any, **more: Any) -> Any:
+        asked[f"{method} {target.partition('?')[0]}"] += 1
+        return await perform(method, target, *arguments, **more)
+
+    async def counted_statement(cursor: AsyncCursor[Any], *arguments: Any, **more: Any) -> AsyncCursor[Any]:
+        asked["statements"] += 1
+        return await execute(cursor, *arguments, **more)
+
+    async def page() -> dict[str, int]:
+        """What the first page of a new round asks."""
+        await audited.library.execute("DELETE FROM audit_runs")
+        audit = background(audited, Metrics(), limits=LIMITS)
+        with monkeypatch.context() as patched:
+            patched.setattr(transport, "perform_request", counted_request)
+            patched.setattr(AsyncCursor, "execute", counted_statement)
+            asked.clear()
+            await audit.turn()
+        return dict(asked)
+
+    await audited.library.put(*named("d0"))
+    one = await page()
+    await audited.library.put(*(document(f"d{n}", f"All that there is to say about {n}.") for n in range(150)))
+    assert (await page()) == one
+    [(documents, chunks)] = await audited.library.execute("SELECT documents, chunks FROM audit_runs")
+    assert (documents, chunks) == (150, 150)
+    assert one == {f"POST /{audited.index}/_search": 1, "statements": one["statements"]}
+    assert one["statements"] < 40
 
 
 async def test_workers_share_one_position_and_one_pace(audited: Audited) -> None:

@@ -13,7 +13,9 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.audit.background import rest_seconds
 from pipeline.audit.compare import KINDS, MEANING, Difference, Entry, Print, Row, State, Wanted, compare, describe
+from pipeline.audit.mend import without_embedding
 from pipeline.cli.moment import past_moment
 from pipeline.core.fingerprint import content_hash
 from pipeline.core.identity import chunk_ids, document_id
@@ -21,6 +23,7 @@ from pipeline.core.model import Manifest
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.entry import entries
 from pipeline.ledger.work import Work
+from pipeline.settings import AuditSettings
 
 ID = document_id("t", "s", "x")
 BODY = "One.\nTwo.\nThree."
@@ -183,3 +186,34 @@ def test_times_are_spans_or_iso_and_nothing_else() -> None:
     for nonsense in ("yesterday", "2", "h", "-3h", "", "999999999w"):
         with pytest.raises(typer.BadParameter):
             past_moment(nonsense)
+
+
+@pytest.mark.parametrize(
+    ("documents", "worked_seconds", "rest"),
+    [
+        pytest.param(200, 0.05, 2 / 3, id="the pace"),
+        pytest.param(200, 1.0, 3.0, id="a quarter of a processor"),
+        pytest.param(0, 0.0, 0.0, id="nothing was there"),
+    ],
+)
+def test_the_background_audit_keeps_its_pace_and_its_share_of_a_processor(
+    documents: int, worked_seconds: float, rest: float
+) -> None:
+    assert rest_seconds(documents, worked_seconds, 300.0) == pytest.approx(rest)
+
+
+def test_what_may_ask_the_model_waits_and_takes_its_store_with_it() -> None:
+    found = {
+        ("vectors", "missing"): (CHUNKS[0],), ("vectors", "wrong_access"): (CHUNKS[1],),
+        ("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): (),
+    }  # fmt: skip
+    assert without_embedding(found) == {("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): ()}
+    assert without_embedding({("vectors", "wrong_access"): CHUNKS}) == {("vectors", "wrong_access"): CHUNKS}
+    assert without_embedding({("ledger", "stale_manifest"): ()}) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("true", "all"), ("false", "none"), (True, "all"), ("without_embedding", "without_embedding")]
+)
+def test_what_was_said_of_repair_before_there_were_three_choices_still_counts(said: Any, meant: str) -> None:
+    assert AuditSettings(repair=said).repair == meant
