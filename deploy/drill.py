@@ -63,8 +63,8 @@ def _environment(folder: Path) -> dict[str, str]:
     """Nothing of ours but where the stack lies; the programs of this environment and of its Postgres first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     programs = [str(Path(sys.executable).parent), str(postgres_bin()), kept.get("PATH", "")]
-    return {
-        **kept, "PATH": os.pathsep.join(programs), "PENSTOCK_HOME": str(folder / "state"), "COLUMNS": str(WIDTH),
+    return {  # what is lost stays lost until a step mends it
+        **kept, "PENSTOCK_AUDIT_REPAIR": "none", "PATH": os.pathsep.join(programs), "PENSTOCK_HOME": str(folder / "state"), "COLUMNS": str(WIDTH),
         "TERM": "dumb", "PYTHONSAFEPATH": "1",
     }  # fmt: skip
 
@@ -122,7 +122,8 @@ def main() -> int:
         "# Restore drill\n\n"
         f"The transcript of `python -m deploy.drill`, made on {datetime.now(UTC):%Y-%m-%d %H:%M} UTC: real servers,"
         " real losses,\nnothing edited. Anybody can repeat it; it ends with 1 where something does not come back."
-        " What to do and why:\n[recovery](recovery.md).\n"
+        " What to do and why:\n[recovery](recovery.md)."
+        " PENSTOCK_AUDIT_REPAIR=none, so that each loss stays until a step mends it.\n"
     )
     with tempfile.TemporaryDirectory(prefix="penstock-drill-") as folder:
         return 0 if rehearse(Path(folder), out) else 1

@@ -113,18 +113,23 @@ async def changed_since(
     connection: Connection, taken: str, generation: str, caller: Caller, readable: Readable
 ) -> bool:
     """Whether a store has followed the ledger, in a document that the caller may read, in a transaction that a snapshot
-    did not see. Reads what was settled since and no more than MOST_CHANGES of that.
+    did not see. Reads what was settled since and no more than MOST_CHANGES of that, however long a transaction that
+    has nothing to do with it stays open.
 
     Ids of transactions that are yet to come were brought along from another server, by a ledger restored from a dump.
     """
     cursor = await connection.execute(
         """
         WITH settled AS MATERIALIZED (
-            SELECT document_id FROM index_state
-            WHERE settled_xid >= pg_snapshot_xmin(%(taken)s::pg_snapshot)
-              AND settled_xid < pg_snapshot_xmax(pg_current_snapshot())
-              AND NOT pg_visible_in_snapshot(settled_xid, %(taken)s::pg_snapshot)
-              AND generation = %(generation)s
+            SELECT document_id FROM (
+                SELECT document_id, generation FROM index_state
+                WHERE settled_xid >= pg_snapshot_xmax(%(taken)s::pg_snapshot)
+                  AND settled_xid < pg_snapshot_xmax(pg_current_snapshot())
+                UNION ALL  -- and what was under way then
+                SELECT document_id, generation FROM index_state
+                WHERE settled_xid = ANY(ARRAY(SELECT pg_snapshot_xip(%(taken)s::pg_snapshot)))
+            ) unseen
+            WHERE generation = %(generation)s
             LIMIT %(most)s + 1
         )
         SELECT (SELECT count(*) FROM settled) > %(most)s OR EXISTS (

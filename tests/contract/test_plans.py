@@ -126,3 +126,31 @@ async def test_what_the_hot_statements_read_does_not_grow_with_the_library(ledge
         await statement(explaining)
         most[name] = explaining.most
     assert {name: rows for name, rows in most.items() if rows > MOST_ROWS} == {}
+
+
+async def test_a_remembered_answers_look_does_not_grow_while_somebodys_transaction_stays_open(
+    space: Space, ledger: AsyncConnection[Any]
+) -> None:
+    """As under a backup that takes hours: whatever is settled meanwhile is newer than the oldest open transaction."""
+    generation = (await generations.active(ledger)).name
+    caller = Caller("acme", frozenset({"wiki/1"}))
+    everything = await access.readable(ledger, caller)
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as long, long.transaction():
+        await long.execute("SELECT pg_current_xact_id()")
+        await ledger.execute("UPDATE index_state SET seq = want_seq, settled_at = now() WHERE seq < want_seq")
+        await ledger.commit()
+        await ledger.execute("ANALYZE index_state")
+        await ledger.execute("SET enable_seqscan = off; SET enable_bitmapscan = off")
+        taken = await cache.snapshot(ledger)
+        explaining: Any = Explaining(ledger)
+        assert not await cache.changed_since(explaining, taken, generation, caller, everything)
+        assert explaining.most <= MOST_ROWS
+        # What was under way when the answer was made is seen as soon as it is committed.
+        await long.execute(
+            "UPDATE index_state SET seq = want_seq + 1, settled_at = now() WHERE document_id = (SELECT id FROM documents"
+            " WHERE access_id = ANY(%s) LIMIT 1)",
+            [list(everything.access_ids)],
+        )
+        assert not await cache.changed_since(ledger, taken, generation, caller, everything)
+    await ledger.commit()
+    assert await cache.changed_since(ledger, taken, generation, caller, everything)
