@@ -2,36 +2,86 @@
 
     python -m bench.scale [--sizes 10000 1000000] [--json FILE]
 
-Fills a database and an index of its own on the running local stack for each size: documents of one chunk, a tenth as
-many groups, as many memberships as documents, and a row of a connector for each document, nearly all of it by SQL. Then
-times each step that the product does often, and prints the table of docs/performance.md.
+Fills a database and an index of its own on the running local stack for each size: documents of one short chunk, a tenth
+as many groups of ten people, as many access sets as groups, and a connector's row for each document, by SQL (ids and
+entries are made here). Then each step that the product does often is timed on all of them in turns, and the table of
+docs/performance.md is printed.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
-from collections.abc import Iterator
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean, median
+from time import perf_counter, process_time
 from typing import Any
 from uuid import UUID
 
+import numpy as np
+import structlog
 from elasticsearch import AsyncElasticsearch
 
+from bench.machine import description
+from bench.processors import seconds
+from connectors.clock import Clock
+from connectors.runner.membership import Held
+from connectors.runner.membership_tables import MembershipTables
+from connectors.runner.publish import Publisher
+from connectors.runner.rows import Holder, Rows
+from connectors.runner.sweep import Sweep
+from connectors.source import Listed
+from deploy.local.stack import Stack
+from pipeline.audit.background import LIMITS, PROCESSOR_SHARE, BackgroundAudit
 from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE, chunk_ids, document_id
 from pipeline.core.model import Generation
+from pipeline.embedding.port import Embedded, Vectors
+from pipeline.settings import AuditSettings, home
+from pipeline.stages.announce import Announcer
+from pipeline.stages.sweep import Sweeper
 from pipeline.stores.postgres import Connection
+from query.evaluation.place import NoKafka
+from tests.library import Library, WordEmbedder
 
 TENANT, SOURCE = "acme", "wiki"
-ACCESS_SETS = 1_000
+DOCUMENTS_A_GROUP = 10
+CHARACTERS = 120
+"""Of a document's text."""
 BULK_ENTRIES = 2_000
+PENDING = 300
+"""Documents that wait for both stores, for the sweeper and the announcer to look at."""
+LISTED, CHANGED_GROUPS = 200, 20
+"""Documents of a listing's page, and groups that a batch of webhooks names."""
+WARM, TIMES = 3, 15
+"""Turns that do not count, and those whose median does."""
 
 
-def text_of(n: int, characters: int) -> str:
+class FewDimensions(WordEmbedder):
+    """Vectors cost nothing here: what surrounds them is measured."""
+
+    dimensions = 8
+
+    async def embed_documents(self, texts: Sequence[str]) -> Embedded:
+        return Embedded(np.array([self._vector(text) for text in texts], dtype=np.float32))
+
+    def _vector(self, text: str) -> Vectors:
+        return super()._vector(text)[: self.dimensions]
+
+
+def text_of(n: int, characters: int = CHARACTERS) -> str:
     filler = f"Paragraph of document {n} about topic {n % 977} and place {n % 331}. "
     return (filler * (characters // len(filler) + 1))[:characters].rstrip()
 
 
-def ids(documents: int, characters: int) -> Iterator[tuple[int, UUID, UUID, str]]:
+def ids(documents: int, characters: int = CHARACTERS) -> Iterator[tuple[int, UUID, UUID, str]]:
     """Number, id, id of the only chunk, text."""
     for n in range(1, documents + 1):
         id_, text = document_id(TENANT, SOURCE, f"{n}.md"), text_of(n, characters)
@@ -39,13 +89,13 @@ def ids(documents: int, characters: int) -> Iterator[tuple[int, UUID, UUID, str]
 
 
 _LEDGER = f"""
-    INSERT INTO access_sets (tenant, digest, acl_tags, required_tags)
-        SELECT '{TENANT}', sha256(n::text::bytea), ARRAY['{SOURCE}/team-' || n], '{{{{}}}}'
-        FROM generate_series(0, {ACCESS_SETS} - 1) n;
+    INSERT INTO access_sets (id, tenant, digest, acl_tags, required_tags) OVERRIDING SYSTEM VALUE
+        SELECT n + 1, '{TENANT}', sha256(n::text::bytea), ARRAY['{SOURCE}/team-' || n], '{{{{}}}}'
+        FROM generate_series(0, {{groups}} - 1) n;
     INSERT INTO documents (id, tenant, source, external_id, seq, announced_seq, version, observed_at,
             access_observed_at, access_id, content_hash, meta_hash, title, media_type)
         SELECT s.id, '{TENANT}', '{SOURCE}', n || '.md', n, n, 1, now() - interval '1 day', now() - interval '1 day',
-            (SELECT min(id) FROM access_sets) + n % {ACCESS_SETS}, sha256(text::bytea), '', 'Title ' || n, 'text/plain'
+            n % {{groups}} + 1, sha256(text::bytea), '', 'Title ' || n, 'text/plain'
         FROM staged s;
     INSERT INTO document_bodies SELECT id, text, '{{{{}}}}' FROM staged;
     INSERT INTO manifests
@@ -59,47 +109,252 @@ _LEDGER = f"""
             CASE store WHEN 'keywords' THEN ARRAY[chunk] ELSE '{{{{}}}}' END,
             CASE store WHEN 'keywords' THEN ARRAY[n::bigint] ELSE '{{{{}}}}' END
         FROM staged, unnest(ARRAY['vectors', 'keywords']) store;
+    INSERT INTO memberships (tenant, source, principal, groups, observed_at)
+        SELECT '{TENANT}', '{SOURCE}', 'p' || p,
+            ARRAY(SELECT 'team-' || (p + k) % {{groups}} FROM generate_series(0, 9) k), now()
+        FROM generate_series(0, {{groups}} - 1) p;
+    INSERT INTO connectors (tenant, source, kind, epoch) VALUES ('{TENANT}', '{SOURCE}', 'bench', 1);
+    INSERT INTO connector_groups
+        SELECT '{TENANT}', '{SOURCE}', 'team-' || n,
+            ARRAY(SELECT 'p' || (n + {{groups}} - k) % {{groups}} FROM generate_series(0, 9) k), '{{{{}}}}', now()
+        FROM generate_series(0, {{groups}} - 1) n;
+    INSERT INTO connector_principals
+        SELECT '{TENANT}', '{SOURCE}', 'p' || p, 'x', now() FROM generate_series(0, {{groups}} - 1) p;
+    INSERT INTO connector_items (tenant, source, external_id, scope, version, fingerprint, revision, acl_tags,
+            content_at, access_at)
+        SELECT '{TENANT}', '{SOURCE}', n || '.md', '', 1, 'x', '1', ARRAY['team-' || n % {{groups}}],
+            now() - interval '1 day', now() - interval '1 day'
+        FROM staged;
     INSERT INTO {{table}} (id, document_id, access_id, text, embedding)
-        SELECT chunk, id, (SELECT min(id) FROM access_sets) + n % {ACCESS_SETS}, text,
+        SELECT chunk, id, n % {{groups}} + 1, text,
             ARRAY(SELECT random()::real - 0.5 + n * 0 FROM generate_series(1, {{dimensions}}))::real[]::{{vector}}
         FROM staged;
 """
 
 
-async def fill_ledger(connection: Connection, generation: Generation, documents: int, characters: int) -> None:
+async def fill_ledger(
+    connection: Connection, generation: Generation, documents: int, characters: int = CHARACTERS
+) -> None:
     """The ledger and the vectors of so many settled documents."""
     await connection.execute("SET statement_timeout = 0")
+    # No graph: whoever may read little is answered without it, and each row would take a millisecond more.
+    await connection.execute(f"DROP INDEX {generation.chunk_table}_hnsw".encode())
     await connection.execute("CREATE TEMP TABLE staged (n bigint, id uuid, chunk uuid, text text)")
     async with connection.cursor().copy("COPY staged FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(["int8", "uuid", "uuid", "text"])
-        for row in ids(documents, characters):
+        for row in sorted(ids(documents, characters), key=lambda row: row[1]):  # in order, trees grow fast
             await copy.write_row(row)
+    await connection.execute("SET LOCAL session_replication_role = replica")  # neither triggers nor foreign keys
     statement = _LEDGER.format(
         generation=generation.name, table=generation.chunk_table, dimensions=generation.dimensions,
-        vector=generation.vector_type,
+        vector=generation.vector_type, groups=documents // DOCUMENTS_A_GROUP,
     )  # fmt: skip
-    await connection.execute(statement.encode())
+    for one in statement.split(";\n"):
+        if one.strip():
+            await connection.execute(one.encode())
+    await connection.execute(
+        "UPDATE documents SET seq = seq + 1 WHERE id IN (SELECT id FROM staged ORDER BY id LIMIT %s)", [PENDING]
+    )
+    await connection.execute("UPDATE index_state s SET want_seq = d.seq FROM documents d WHERE d.announced_seq < d.seq"
+                             " AND d.id = s.document_id")  # fmt: skip
+    await connection.execute("DROP TABLE staged")
+    await connection.commit()
+    await connection.execute("ANALYZE")
     await connection.commit()
 
 
-def entry(n: int, id_: UUID, text: str) -> dict[str, Any]:
+def entry(n: int, id_: UUID, text: str, groups: int) -> dict[str, Any]:
     """The keyword entry of a document's chunk, as the sink would write it."""
     title = f"Title {n}"
     return {
         "document_id": str(id_), "tenant": TENANT, "source": SOURCE, "external_id": f"{n}.md", "title": title,
-        "acl_tags": [f"{SOURCE}/team-{n % ACCESS_SETS}"], "required_tags": [EVERYONE], "required_count": 1,
+        "acl_tags": [f"{SOURCE}/team-{n % groups}"], "required_tags": [EVERYONE], "required_count": 1,
         "source_url": None, "author": None, "media_type": "text/plain", "source_modified_at": None, "metadata": {},
         "text": text, "headings": [], "identifiers": terms(f"{title}\n{text}"),
     }  # fmt: skip
 
 
-async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, characters: int) -> None:
+async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, characters: int = CHARACTERS) -> None:
     operations: list[bytes] = []
     for n, id_, chunk, text in ids(documents, characters):
         action = {"index": {"_index": index, "_id": str(chunk), "version": n, "version_type": "external_gte"}}
-        operations += [json.dumps(action).encode(), json.dumps(entry(n, id_, text)).encode()]
+        operations += [
+            json.dumps(action).encode(),
+            json.dumps(entry(n, id_, text, documents // DOCUMENTS_A_GROUP)).encode(),
+        ]
         if len(operations) >= 2 * BULK_ENTRIES or n == documents:
             answer = await es.bulk(operations=operations)  # type: ignore[arg-type]  # bytes go as is
             assert not answer["errors"]
             operations = []
     await es.indices.refresh(index=index)
+
+
+@dataclass(slots=True)
+class Filled:
+    """A library of one size, and the parts that work on it."""
+
+    library: Library
+    documents: int
+    audit: BackgroundAudit
+    turn: int = 0
+    """Each turn asks about something else."""
+
+    @property
+    def groups(self) -> int:
+        return self.documents // DOCUMENTS_A_GROUP
+
+
+HOLDER = Holder(TENANT, SOURCE, 1)
+Step = Callable[[Filled], Awaitable[object]]
+
+
+async def listing_page(filled: Filled) -> None:
+    """A page of a connector's listing in which nothing has changed."""
+    kafka: Any = NoKafka()
+    nothing: Any = None
+    sweep = Sweep(
+        nothing, nothing, Publisher(kafka, Rows(filled.library.pool, HOLDER)), Clock(None),
+        between_pages=lambda: None, unrevised=lambda: None,
+    )  # fmt: skip
+    start = filled.turn * LISTED % (filled.documents - LISTED) + 1
+    page = [
+        Listed(external_id=f"{n}.md", acl_tags=[f"team-{n % filled.groups}"], revision="1")
+        for n in range(start, start + LISTED)
+    ]
+    await sweep._page(page, datetime.now(UTC), loading=False, newcomers=0)
+
+
+async def webhooks(filled: Filled) -> None:
+    """Groups of which somebody has left or come back."""
+    tables = MembershipTables(filled.library.pool, HOLDER)
+    at = datetime.now(UTC)
+    tags = [f"team-{n * 17 % filled.groups}" for n in range(CHANGED_GROUPS)]
+    await tables.merge_groups([Held(tag, (f"p{filled.turn}",), (), at) for tag in tags], at, tags)
+    await tables.in_doubt("", at)
+
+
+async def sweeper(filled: Filled) -> None:
+    kafka: Any = NoKafka()
+    library = filled.library
+    announcer = Announcer(library.pool, kafka, library.metrics)
+    await Sweeper(library.pool, kafka, announcer, library.metrics, interval_seconds=1, again_in_seconds=0).sweep()
+
+
+async def announcer(filled: Filled) -> None:
+    kafka: Any = NoKafka()
+    await Announcer(filled.library.pool, kafka, filled.library.metrics).announce_missed(0)
+
+
+async def audit_page(filled: Filled) -> None:
+    await filled.audit.turn()
+
+
+async def search(filled: Filled) -> None:
+    """By somebody in ten groups, who may read a hundred documents."""
+    principal = f"p{filled.turn * 7 % filled.groups}"
+    caller = await filled.library.search.identify(TENANT, principals=[principal])
+    found = await filled.library.search.search(f"topic {filled.turn} and place", caller)
+    assert found.results
+
+
+STEPS: dict[str, Step] = {
+    f"a sweep's page: {LISTED} documents listed, unchanged": listing_page,
+    f"a batch of webhooks: {CHANGED_GROUPS} groups with other members": webhooks,
+    f"the sweeper: {PENDING} documents pending": sweeper,
+    f"the announcer: {PENDING} documents not announced": announcer,
+    f"an audit step: {LIMITS.documents} documents compared": audit_page,
+    "a search: ten groups, a hundred readable documents": search,
+}
+
+
+async def filled(stack: Stack, closing: AsyncExitStack, documents: int) -> Filled:
+    library = await closing.enter_async_context(Library.create(stack, FewDimensions()))
+    began = perf_counter()
+
+    async def ledger() -> None:
+        async with library.pool.connection() as connection:
+            await fill_ledger(connection, library.generation, documents)
+
+    await asyncio.gather(ledger(), fill_keywords(library.es, library.generation.keyword_index, documents))
+    print(f"{documents} documents: filled in {perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+    kafka: Any = NoKafka()
+    audit = BackgroundAudit(
+        library.pool, library.es, kafka, library.metrics, AuditSettings(documents_per_second=1e9, repair="none")
+    )
+    return Filled(library, documents, audit)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    ms: float
+    """Median of the turns."""
+    processor_ms: float
+    """Mean of the turns: of this process, Postgres and Elasticsearch together."""
+
+
+Table = dict[str, dict[int, Cost]]
+"""Step → number of documents → what a turn cost."""
+
+
+async def measure(stack: Stack, libraries: Sequence[Filled]) -> Table:
+    servers = {one.name: one.pid for one in stack.services() if one.pid and one.name in ("postgres", "elasticsearch")}
+
+    table: Table = {}
+    for name, step in STEPS.items():
+        took: dict[int, list[tuple[float, float]]] = {one.documents: [] for one in libraries}
+        for turn in range(WARM + TIMES):
+            for one in libraries:
+                one.turn = turn
+                await one.library.execute("UPDATE audit_runs SET next_at = now(), started_at = '2000-01-01'")
+                await one.library.execute("UPDATE index_state SET next_at = now() WHERE seq < want_seq")
+                theirs, mine, began = seconds(servers), process_time(), perf_counter()
+                await step(one)
+                ms, processor = perf_counter() - began, process_time() - mine
+                processor += sum(seconds(servers).values()) - sum(theirs.values())
+                if turn >= WARM:
+                    took[one.documents].append((ms * 1_000, processor * 1_000))
+        table[name] = {
+            documents: Cost(round(median(ms for ms, _ in turns), 1), round(mean(cpu for _, cpu in turns), 1))
+            for documents, turns in took.items()
+        }
+        print(f"{name}: {table[name]}", file=sys.stderr, flush=True)
+    return table
+
+
+def markdown(table: Table, sizes: Sequence[int]) -> Iterator[str]:
+    """Milliseconds, and in brackets those of processors."""
+    yield "| | " + " | ".join(f"{size:,} documents" for size in sizes) + " | ratio |"
+    yield "|---" * (len(sizes) + 2) + "|"
+    for name, took in table.items():
+        first, last = took[sizes[0]], took[sizes[-1]]
+        cells = " | ".join(f"{took[size].ms:.0f} ms ({took[size].processor_ms:.0f})" for size in sizes)
+        ratio = f"{last.ms / first.ms:.1f} ({last.processor_ms / max(first.processor_ms, 1):.1f})"
+        yield f"| {name} | {cells} | {ratio} |"
+
+
+async def main(sizes: Sequence[int], written: Path | None) -> None:
+    stack = Stack(home())
+    async with AsyncExitStack() as closing:
+        libraries = [await filled(stack, closing, size) for size in sizes]
+        table = await measure(stack, libraries)
+    print("\n".join(markdown(table, sizes)))
+    [page] = [took[sizes[-1]].processor_ms for name, took in table.items() if STEPS[name] is audit_page]
+    minutes = 1_000_000 / LIMITS.documents * page / 1_000 / PROCESSOR_SHARE / 60
+    print(f"\nAn audit of 1,000,000 such documents at a quarter of a processor: {minutes:.0f} minutes of them.")
+    if written is not None:
+        report = {
+            "machine": description(),
+            "sizes": list(sizes),
+            "audit_minutes": round(minutes),
+            "steps": {name: {size: asdict(cost) for size, cost in took.items()} for name, took in table.items()},
+        }
+        written.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 1_000_000])
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    asyncio.run(main(given.sizes, given.json))
