@@ -142,7 +142,8 @@ async def fill_ledger(
     await connection.execute("CREATE TEMP TABLE staged (n bigint, id uuid, chunk uuid, text text)")
     async with connection.cursor().copy("COPY staged FROM STDIN (FORMAT BINARY)") as copy:
         copy.set_types(["int8", "uuid", "uuid", "text"])
-        for row in sorted(ids(documents, characters), key=lambda row: row[1]):  # in order, trees grow fast
+        in_order = await asyncio.to_thread(lambda: sorted(ids(documents, characters), key=lambda row: row[1]))
+        for row in in_order:  # trees grow fast so
             await copy.write_row(row)
     await connection.execute("SET LOCAL session_replication_role = replica")  # neither triggers nor foreign keys
     statement = _LEDGER.format(
@@ -183,10 +184,10 @@ async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, char
             json.dumps(entry(n, id_, text, documents // DOCUMENTS_A_GROUP)).encode(),
         ]
         if len(operations) >= 2 * BULK_ENTRIES or n == documents:
-            answer = await es.bulk(operations=operations)  # type: ignore[arg-type]  # bytes go as is
+            answer = await es.options(request_timeout=300).bulk(operations=operations)  # type: ignore[arg-type]  # bytes go as is
             assert not answer["errors"]
             operations = []
-    await es.indices.refresh(index=index)
+    await es.options(request_timeout=300).indices.refresh(index=index)
 
 
 @dataclass(slots=True)
