@@ -63,9 +63,10 @@ def _environment(folder: Path) -> dict[str, str]:
     """Nothing of ours but where the stack lies; the programs of this environment and of its Postgres first."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
     programs = [str(Path(sys.executable).parent), str(postgres_bin()), kept.get("PATH", "")]
-    return {  # what is lost stays lost until a step mends it
-        **kept, "PENSTOCK_AUDIT_REPAIR": "none", "PATH": os.pathsep.join(programs), "PENSTOCK_HOME": str(folder / "state"), "COLUMNS": str(WIDTH),
+    return {
+        **kept, "PATH": os.pathsep.join(programs), "PENSTOCK_HOME": str(folder / "state"), "COLUMNS": str(WIDTH),
         "TERM": "dumb", "PYTHONSAFEPATH": "1",
+        "PENSTOCK_AUDIT_REPAIR": "none",  # what is lost stays lost until a step mends it
     }  # fmt: skip
 
 
