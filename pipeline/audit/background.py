@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
 """One request to each store where they hold what they should (docs/adr/0040-an-audit-of-everything-in-an-hour.md): the
-entries of a page fit one answer of Elasticsearch. Half of what a page takes is the same for 25 documents."""
+entries of a page fit one answer of Elasticsearch. In pages of 25 a document cost twice as much processor time."""
 PROCESSOR_SHARE = 0.25
 """Of one processor, all servers and workers together. A page waits for one of them at a time, so its own time is the
 most that it can have taken of all."""
