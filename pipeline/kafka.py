@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.core.errors import Retryable
 from pipeline.kafka_security import refusal
@@ -15,8 +15,6 @@ from pipeline.traced.records import sending
 from topics.producer import NotDelivered, Producer
 from topics.reader import Reader, ReadFailed
 from topics.registry import Topic
-
-T = TypeVar("T")
 
 
 @asynccontextmanager
@@ -35,21 +33,16 @@ async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_sec
 
     ``sends`` are calls of Producer.send or send_raw, awaited here one after another (that keeps their order).
     """
-    async with _certain(within_seconds):
+    async with certain(within_seconds):
         futures = [await send for send in sends]
         for future in futures:
             await asyncio.shield(future)
     return len(futures)
 
 
-async def store(send: Awaitable[asyncio.Future[T]], *, within_seconds: float = 60.0) -> T:
-    """Send one record and wait until Kafka has it; returns where it stands. Raises Retryable like ``deliver``."""
-    async with _certain(within_seconds):
-        return await asyncio.shield(await send)
-
-
 @asynccontextmanager
-async def _certain(within_seconds: float) -> AsyncIterator[None]:
+async def certain(within_seconds: float = 60.0) -> AsyncIterator[None]:
+    """Raises Retryable when what is sent inside is not known to be stored."""
     try:
         async with asyncio.timeout(within_seconds):
             yield

@@ -32,11 +32,16 @@ class Metrics:
         self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
         self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
         self.dead_letter_floods = Counter(
-            "penstock_dead_letter_floods", "Times that the limit on dead letters stopped intake", registry=r
+            "penstock_dead_letter_floods", "Times that the limit on dead letters was met", registry=r
         )
         self.dead_letter_pause = Gauge(
             "penstock_dead_letter_pause_seconds",
-            "How long intake still stands still because there are too many dead letters; 0: it does not",
+            "How long bad records still wait because there are too many dead letters; 0: they do not",
+            registry=r,
+        )
+        self.poison_moved = Counter(
+            "penstock_moved_poison",
+            "Bad records moved from a live topic to its backfill topic, because the limit on dead letters was met",
             registry=r,
         )
         self.failed_documents = Counter(

@@ -41,6 +41,11 @@ class RawRecord:
     def value_bytes(self) -> int | None:
         return None if self.value is None else len(self.value)
 
+    @property
+    def too_large(self) -> bool:
+        """For any topic: it came in compressed."""
+        return _size(self.key, self.value, self.headers) > MAX_MESSAGE_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:

@@ -73,18 +73,19 @@ class Conversations(Last):
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         said: dict[Member, list[Said]] = {}
-        poison = []
+        poison, valid = [], []
         for record in batch:
             try:
                 message = read_conversation(record, now=datetime.now(UTC))
             except Poison as error:
                 poison.append((record, error))
             else:
+                valid.append(record)
                 said.setdefault(Member(message.tenant, message.member), []).append(message)
         for who, messages in said.items():
             await self._accept(who, messages)
-        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
-            await self.set_aside(record, why)
+        self._dead.passed(valid)
+        await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         await self._dead.bury(record, stage=self.name, error=error)

@@ -1,12 +1,15 @@
-"""How many dead letters are too many. Pure: the caller tells the time.
+"""How many dead letters are too many, and whose fault they are. Pure: the caller tells the time.
 
-One bad record is set aside and the others go on. When every record is bad, the fault is not theirs (a bad deploy, here
-or at a connector), and setting them all aside would leave somebody with the world in letters: better to stand still.
+One bad record is set aside and the others go on. While some sources fail and at least as many others get through, the
+fault is that of the failing ones: each of their bad records becomes a letter, however many they are. Otherwise the
+fault may be nobody's own (a bad deploy, here or at the connectors), and setting everything aside would leave somebody
+with the world in letters: better to let it stand where it is.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 60.0
@@ -14,36 +17,82 @@ FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 60.0, 3600.0
 """Doubled from trip to trip: with 60 letters a minute a night of ten hours leaves less than a thousand, and somebody
 who mends it is not waited on for longer than an hour (a restart ends the pause at once)."""
 QUIET_SECONDS = 600.0
-"""So long after a pause without another trip, and the next trip is the first again."""
+"""So long after a pause without another trip, and the next trip is the first again. A source of which nothing came for
+so long says nothing any more about whose fault a failure is."""
+MOST_SCORE = 10
+"""A source's records count up (valid) and down (bad) as far as this: ten of the other kind and it has changed sides,
+whatever it sent before."""
+MOST_SOURCES = 10_000
+"""That are remembered, those heard of last: a broken producer may invent a new name for each record."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     seconds: float
-    """Until a letter may be asked for again."""
+    """Until a letter may be asked for again, unless the fault turns out to be confined before."""
     trips: int
     """How often in a row the limit has been met."""
     new: bool
     """This request is the one that met it."""
 
 
+class Sources:
+    """Which sources get through and which fail, by their latest records."""
+
+    def __init__(self) -> None:
+        self._scores: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
+        """source → (score, when it was heard of last); the one heard of last comes last."""
+        self._through = self._failing = 0
+
+    def add(self, source: Hashable, score: int, now: float) -> None:
+        """score: valid records less bad ones."""
+        before, _ = self._scores.pop(source, (0, 0.0))
+        after = max(-MOST_SCORE, min(MOST_SCORE, before + score))
+        self._scores[source] = after, now
+        self._count(before, -1)
+        self._count(after, 1)
+        if len(self._scores) > MOST_SOURCES:
+            self._forget_first()
+
+    def confined(self, now: float) -> bool:
+        """Whether some source gets through, and no more of them fail than get through."""
+        while self._scores and now - next(iter(self._scores.values()))[1] >= QUIET_SECONDS:
+            self._forget_first()
+        return 0 < self._through >= self._failing
+
+    def _forget_first(self) -> None:
+        _, (score, _) = self._scores.popitem(last=False)
+        self._count(score, -1)
+
+    def _count(self, score: int, change: int) -> None:
+        self._through += change * (score > 0)
+        self._failing += change * (score < 0)
+
+
 class Flood:
-    """Law: of distinct letters at most ``limit`` are admitted in any minute, and none during a pause. A letter that was
-    admitted within the last minute is admitted again at no cost. A limit of 0 admits none."""
+    """Law: unless the fault is confined to some sources, of distinct letters at most ``limit`` are admitted in any
+    minute, and none during a pause. A letter that was admitted within the last minute is admitted again at no cost. A
+    limit of 0 admits none."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._sources = Sources()
         self._admitted: deque[tuple[float, str]] = deque()
         self._ids: set[str] = set()
         self._until: float | None = None
         """The end of the last pause; None: there was none."""
         self._trips = 0
 
-    def admit(self, letter: str, now: float) -> Refusal | None:
-        """None: send it. now: seconds on a clock that never goes back."""
+    def passed(self, source: Hashable, records: int, now: float) -> None:
+        """So many valid records of a source were accepted. now: seconds on a clock that never goes back."""
+        self._sources.add(source, records, now)
+
+    def admit(self, letter: str, source: Hashable, now: float) -> Refusal | None:
+        """None: send it."""
+        self._sources.add(source, -1, now)
         while self._admitted and now - self._admitted[0][0] >= WINDOW_SECONDS:
             self._ids.discard(self._admitted.popleft()[1])
-        if letter in self._ids:
+        if letter in self._ids or self._confined(now):
             return None
         if (left := self.pause(now)) > 0:
             return Refusal(left, self._trips, new=False)
@@ -59,4 +108,9 @@ class Flood:
 
     def pause(self, now: float) -> float:
         """Seconds that the present pause still lasts; 0 when there is none."""
-        return max(0.0, self._until - now) if self._until is not None else 0.0
+        if self._until is None or self._confined(now):
+            return 0.0
+        return max(0.0, self._until - now)
+
+    def _confined(self, now: float) -> bool:
+        return self._limit > 0 and self._sources.confined(now)

@@ -17,6 +17,11 @@ def document_key(tenant: str, source: str, external_id: str) -> str:
     return f"{tenant}/{source}/{external_id}"
 
 
+def source_of(key: bytes | None) -> bytes:
+    """``tenant/source`` of a record's key, however broken the key is; of one without a source, its tenant."""
+    return b"/".join((key or b"").split(b"/", 2)[:-1])
+
+
 def document_id(tenant: str, source: str, external_id: str) -> UUID:
     return uuid5(DOCUMENTS, document_key(tenant, source, external_id))
 

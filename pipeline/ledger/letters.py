@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
@@ -112,21 +112,27 @@ def _where(chosen: Filter) -> str:
 
 
 async def insert(
-    connection: Connection, failure: Failure, key: bytes | None, value_bytes: int | None, stored: Stored | None
+    connection: Connection, sent: Iterable[tuple[Failure, bytes | None, int | None, Stored | None]]
 ) -> None:
-    """List a letter that is on dead-letters.v1; repeats leave the first."""
-    tenant, source, external_id, document = _named(failure.topic, key)
-    await connection.execute(
-        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,'
-        " external_id, attempt, first_failed_at, replay_of, value_bytes, letter_partition, letter_offset)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (id) DO NOTHING",
-        [
+    """List letters that are on dead-letters.v1, all or none of them; repeats leave the first. sent: why a record is
+    dead, its key, the size of its value, and where its letter stands."""
+    rows = []
+    for failure, key, value_bytes, stored in sorted(sent, key=lambda one: one[0].id):  # no deadlock with another worker
+        tenant, source, external_id, document = _named(failure.topic, key)
+        rows.append((
             failure.id, failure.topic, failure.partition, failure.offset, failure.stage, failure.code,
             storable(failure.message)[:MESSAGE_CHARACTERS], document, tenant, source, external_id, failure.attempt,
             failure.first_failed_at, storable(failure.replay_of) if failure.replay_of else None, value_bytes,
             stored.partition if stored else None, stored.offset if stored else None,
-        ],
-    )  # fmt: skip
+        ))  # fmt: skip
+    await connection.execute(
+        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,'
+        " external_id, attempt, first_failed_at, replay_of, value_bytes, letter_partition, letter_offset)"
+        " SELECT * FROM unnest(%s::text[], %s::text[], %s::integer[], %s::bigint[], %s::text[], %s::text[],"
+        " %s::text[], %s::uuid[], %s::text[], %s::text[], %s::text[], %s::integer[], %s::timestamptz[], %s::text[],"
+        " %s::bigint[], %s::integer[], %s::bigint[]) ON CONFLICT (id) DO NOTHING",
+        [list(column) for column in zip(*rows, strict=True)],
+    )
 
 
 async def page(connection: Connection, chosen: Filter, *, after: str | None, limit: int | None) -> list[Letter]:

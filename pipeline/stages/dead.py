@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
 
 from pipeline import tracing
-from pipeline.core.errors import Deferred, Poison, Retryable
-from pipeline.core.flood import Flood
-from pipeline.kafka import store
+from pipeline.core.errors import Poison, Retryable
+from pipeline.core.flood import Flood, Refusal
+from pipeline.core.identity import source_of
+from pipeline.kafka import certain
 from pipeline.ledger import letters
-from pipeline.stages.stage import Incoming, used
+from pipeline.stages.stage import Flooded, Incoming, used
 from pipeline.stores.postgres import Pool, translated
 from pipeline.telemetry import Metrics
 from pipeline.traced.records import of
 from topics.letters import Failure, RawRecord, letter_id, read_replay, seal
-from topics.producer import Producer, Stored
+from topics.producer import Delivery, NotDelivered, Producer, Stored
 from topics.registry import DEAD_LETTERS
 
 log = structlog.get_logger()
 
 REMEMBERED = 5_000
 """Letters known to be on the topic: a batch that is tried again does not send them again."""
+LOOK_AGAIN_SECONDS = 5.0
+"""During a pause: it ends early when it turns out that the fault is one source's alone."""
 
 
 @dataclass(slots=True)
 class _Sent:
     failure: Failure
+    key: bytes | None
+    value_bytes: int | None
     stored: Stored
-    listed: bool = False
 
 
 class DeadLetters:
-    """Law: after ``bury`` returns, the record is on the dead letter topic, and listed; repeats are listed once, and not
-    sent twice by one process. Beyond ``per_minute`` letters nothing is buried: intake stands still (core/flood.py)."""
+    """Law: after ``bury_all`` returns, the records are on the dead letter topic, and listed; repeats are listed once,
+    and not sent twice by one process. Beyond ``per_minute`` letters nothing is buried, unless the fault is confined to
+    some sources (core/flood.py)."""
 
     def __init__(
         self,
@@ -56,66 +62,133 @@ class DeadLetters:
         self._flood = Flood(per_minute)
         self._per_minute = per_minute
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
+        self._unlisted: dict[str, _Sent] = {}
+        self._listing = asyncio.Lock()
         metrics.dead_letter_pause.set_function(lambda: self._flood.pause(clock()))
 
+    def passed(self, records: Iterable[Incoming]) -> None:
+        """Say that valid records were accepted: then a failure elsewhere is not everybody's."""
+        for source, count in Counter(source_of(record.key) for record in records).items():
+            self._flood.passed(source, count, self._clock())
+
     async def bury(self, record: Incoming, *, stage: str, error: Exception) -> None:
-        """Raises Retryable when Kafka or Postgres cannot be reached, and (Deferred) when there are too many letters.
+        """``bury_all`` of one record."""
+        await self.bury_all([(record, error)], stage=stage)
+
+    async def bury_all(self, poison: Sequence[tuple[Incoming, Exception]], *, stage: str) -> None:
+        """Send and list the letters of some records: one wait for Kafka and one transaction for all of them. Raises
+        Retryable when Kafka or Postgres cannot be reached, and Flooded when there are too many letters.
 
         What Kafka did not take is given back: one partition can be without a leader while the others go on, and what
         the ledger has accepted already only waits for its hint.
         """
-        if isinstance(error, Retryable) and error.service == "kafka":
-            raise error
-        code = error.code if isinstance(error, Poison) else "bug"
-        about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
-        with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
-            await self._bury(record, stage, code, error)
+        for _, error in poison:
+            if isinstance(error, Retryable) and error.service == "kafka":
+                raise error
+        refused, refusal = await self._send(poison, stage)
+        await self._list([record for record, _ in poison])
+        if refusal is not None:
+            raise Flooded(
+                f"more than {self._per_minute} dead letters in a minute: the next ones wait {refusal.seconds:.0f} s."
+                " Look at `penstock dead list`; what is mended goes on at a restart"
+                " (PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE)",
+                refused,
+                retry_after=min(refusal.seconds, LOOK_AGAIN_SECONDS),
+            )
 
-    async def _bury(self, record: Incoming, stage: str, code: str, error: Exception) -> None:
-        own, replay = read_replay(record.headers)
-        whole = RawRecord(record.key, record.value, own)
-        sent = self._sent.get(letter_id(record.topic, record.partition, record.offset))
-        if sent is None:
-            now = datetime.now(UTC)
-            failure = Failure(
-                record.topic, record.partition, record.offset, stage, code,
-                str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}",
-                attempt=replay.attempt + 1 if replay else 1,
-                failed_at=now,
-                first_failed_at=replay.first_failed_at if replay else now,
-                replay_of=replay.letter if replay else None,
-            )  # fmt: skip
-            self._admit(failure.id)
-            sealed = seal(whole, failure)
-            stored = await store(self._producer.send_raw(DEAD_LETTERS, sealed.key, sealed.value, sealed.headers))
-            sent = self._sent[failure.id] = _Sent(failure, stored)
-            while len(self._sent) > REMEMBERED:
-                self._sent.popitem(last=False)
+    async def _send(
+        self, poison: Sequence[tuple[Incoming, Exception]], stage: str
+    ) -> tuple[list[Incoming], Refusal | None]:
+        """Returns the records for which there were too many letters already, and for how long that holds."""
+        refused: list[Incoming] = []
+        refusal: Refusal | None = None
+        sending: list[tuple[Failure, RawRecord, Delivery]] = []
+        async with certain():
+            for record, error in poison:
+                id_ = letter_id(record.topic, record.partition, record.offset)
+                if id_ in self._sent:
+                    continue
+                own, replay = read_replay(record.headers)
+                whole = RawRecord(record.key, record.value, own)
+                if not whole.too_large and (no := self._refusal(id_, record)) is not None:
+                    refusal = no
+                    refused.append(record)
+                    continue
+                code = error.code if isinstance(error, Poison) else "bug"
+                now = datetime.now(UTC)
+                failure = Failure(
+                    record.topic, record.partition, record.offset, stage, code,
+                    str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}",
+                    attempt=replay.attempt + 1 if replay else 1,
+                    failed_at=now,
+                    first_failed_at=replay.first_failed_at if replay else now,
+                    replay_of=replay.letter if replay else None,
+                )  # fmt: skip
+                about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
+                with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
+                    sealed = seal(whole, failure)
+                    delivery = await self._producer.send_raw(DEAD_LETTERS, sealed.key, sealed.value, sealed.headers)
+                sending.append((failure, whole, delivery))
+            await self._stored(sending)
+        return refused, refusal
+
+    async def _stored(self, sending: Sequence[tuple[Failure, RawRecord, Delivery]]) -> None:
+        """Wait for Kafka. Raises the first NotDelivered, after all have an end: what is stored is not sent again."""
+        failed: NotDelivered | None = None
+        for failure, whole, delivery in sending:
+            try:
+                stored = await asyncio.shield(delivery)
+            except NotDelivered as error:
+                failed = failed or error
+            else:
+                self._sent[failure.id] = self._unlisted[failure.id] = _Sent(
+                    failure, whole.key, whole.value_bytes, stored
+                )
+        while len(self._sent) > REMEMBERED:
+            self._sent.popitem(last=False)
+        if sending and failed is None:
             used("dead-letters")
             used("kafka")
-        if sent.listed:
+        if failed is not None:
+            raise failed
+
+    async def _list(self, records: Sequence[Incoming]) -> None:
+        """One transaction at a time, with whatever waits for one: several lanes' letters together."""
+        ids = {letter_id(record.topic, record.partition, record.offset) for record in records}
+        async with self._listing:
+            waiting = dict(self._unlisted) if ids & self._unlisted.keys() else {}
+            try:
+                await self._insert(waiting)
+            except Poison:  # Postgres refuses one of them: perhaps another lane's
+                waiting = {id_: one for id_, one in waiting.items() if id_ in ids}
+                await self._insert(waiting)
+        by_cause: dict[tuple[str, str, bytes], list[_Sent]] = {}
+        for one in waiting.values():
+            self._metrics.dead_letters.labels(one.failure.stage, one.failure.code).inc()
+            cause = one.failure.stage, one.failure.code, source_of(one.key)
+            by_cause.setdefault(cause, []).append(one)
+        for (stage, code, _), alike in by_cause.items():  # of a flood not a line each
+            first = alike[0]
+            log.warning(
+                "dead_letter", stage=stage, code=code, count=len(alike), topic=first.failure.topic,
+                partition=first.failure.partition, offset=first.failure.offset, bytes=first.value_bytes,
+                attempt=first.failure.attempt,
+            )  # fmt: skip
+
+    async def _insert(self, sent: Mapping[str, _Sent]) -> None:
+        if not sent:
             return
         with translated("dead letters"):
             async with self._pool.connection() as connection:
-                await letters.insert(connection, sent.failure, whole.key, whole.value_bytes, sent.stored)
-        sent.listed = True
-        self._metrics.dead_letters.labels(stage, sent.failure.code).inc()
-        log.warning(
-            "dead_letter", stage=stage, code=sent.failure.code, topic=record.topic, partition=record.partition,
-            offset=record.offset, bytes=whole.value_bytes, attempt=sent.failure.attempt,
-        )  # fmt: skip
+                rows = [(one.failure, one.key, one.value_bytes, one.stored) for one in sent.values()]
+                await letters.insert(connection, rows)
+        for id_ in sent:
+            del self._unlisted[id_]
 
-    def _admit(self, letter: str) -> None:
-        refusal = self._flood.admit(letter, self._clock())
-        if refusal is None:
-            return
-        if refusal.new:
+    def _refusal(self, letter: str, record: Incoming) -> Refusal | None:
+        refusal = self._flood.admit(letter, source_of(record.key), self._clock())
+        if refusal is not None and refusal.new:
             self._metrics.dead_letter_floods.inc()
             log.error("dead_letter_flood", per_minute=self._per_minute, pause_seconds=refusal.seconds,
                       in_a_row=refusal.trips)  # fmt: skip
-        raise Deferred(
-            f"more than {self._per_minute} dead letters in a minute: intake waits {refusal.seconds:.0f} s. Look at"
-            " `penstock dead list`; what is mended goes on at a restart (PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE)",
-            retry_after=refusal.seconds,
-            service="dead-letters",
-        )
+        return refusal

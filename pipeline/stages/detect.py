@@ -19,6 +19,7 @@ import structlog
 from pipeline.core.errors import PenstockError, Poison
 from pipeline.core.fold import Delete, Upsert
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
+from pipeline.kafka import deliver
 from pipeline.ledger import documents, generations, superseded, work
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
@@ -26,7 +27,7 @@ from pipeline.stages.events import Arrival, read_event
 from pipeline.stages.folding import Folded, decision, fold_batch, outcome, to_keep, withdrawal
 from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
-from pipeline.stages.stage import Incoming
+from pipeline.stages.stage import Flooded, Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
 from pipeline.telemetry import Metrics
 from pipeline.traced.records import note
@@ -85,14 +86,29 @@ class Detect:
     async def handle(self, batch: Sequence[Incoming]) -> None:
         if any(record.lane == "live" for record in batch):
             self._live_at = monotonic()
-        arrivals, poison = await asyncio.to_thread(_read, batch)
+        arrivals, valid, poison = await asyncio.to_thread(_read, batch)
         if arrivals:
             await self._accept(arrivals)
-        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
-            await self.set_aside(record, why)
+        self._dead.passed(valid)
+        await self._bury(poison)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
-        await self._dead.bury(record, stage=self.name, error=error)
+        await self._bury([(record, error)])
+
+    async def _bury(self, poison: Sequence[tuple[Incoming, Exception]]) -> None:
+        """Beyond the limit on dead letters, what came live goes to the backfill topic, where it may stand as long as it
+        must: a flood of one tenant stops no other one's live changes."""
+        try:
+            await self._dead.bury_all(poison, stage=self.name)
+        except Flooded as flood:
+            if any(record.lane != "live" for record in flood.records):
+                raise
+            moved = await deliver(
+                self._producer.send_raw(DOCUMENTS_BACKFILL, record.key, record.value, record.headers)
+                for record in flood.records
+            )
+            self._metrics.poison_moved.inc(moved)
+            log.warning("poison_moved_to_backfill", count=moved)
 
     async def crowded(self) -> bool:
         if (began := monotonic()) < self._look_at:
@@ -187,16 +203,19 @@ class Detect:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
 
 
-def _read(batch: Sequence[Incoming]) -> tuple[list[Arrival], list[tuple[Incoming, Poison]]]:
-    """Runs in a thread. An invalid event never hides the valid one before it."""
-    arrivals, poison = [], []
+def _read(batch: Sequence[Incoming]) -> tuple[list[Arrival], list[Incoming], list[tuple[Incoming, Poison]]]:
+    """What the valid records say, the valid records, and the others with what is wrong. Runs in a thread. An invalid
+    event never hides the valid one before it."""
+    arrivals, valid, poison = [], [], []
     now = datetime.now(UTC)
     for record in batch:
         try:
             arrivals.append(read_event(record, now=now))
         except Poison as error:
             poison.append((record, error))
-    return arrivals, poison
+        else:
+            valid.append(record)
+    return arrivals, valid, poison
 
 
 def _cut(

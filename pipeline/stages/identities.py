@@ -28,18 +28,19 @@ class Identities(Last):
         self._dead = dead
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        rows, poison = [], []
+        rows, poison, valid = [], [], []
         for record in batch:
             try:
                 message = read_identity(record, now=datetime.now(UTC))
             except Poison as error:
                 poison.append((record, error))
             else:
+                valid.append(record)
                 rows.append((message.tenant, message.source, message.principal, message.groups, message.observed_at))
         if rows:
             await self._accept(rows)
-        for record, why in poison:  # last: a batch that is tried again must not bury again, nor wait for a flood
-            await self.set_aside(record, why)
+        self._dead.passed(valid)
+        await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
         with translated("identities"):

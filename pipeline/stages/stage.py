@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
-from pipeline.core.errors import Service
+from pipeline.core.errors import Deferred, Service
 from pipeline.core.model import Lane
 from topics.codec import Headers
 from topics.registry import Topic
@@ -47,6 +47,14 @@ class Incoming:
     value: bytes | None
     headers: Headers
     lane: Lane
+
+
+class Flooded(Deferred):
+    """There are too many dead letters: these records are as they were. All others of their batch were handled."""
+
+    def __init__(self, message: str, records: Sequence[Incoming], *, retry_after: float) -> None:
+        super().__init__(message, retry_after=retry_after, service="dead-letters")
+        self.records = records
 
 
 class Stage(Protocol):

@@ -12,10 +12,10 @@ from typing import Literal
 
 import structlog
 
-from pipeline.core.breaker import Breaker
+from pipeline.core.breaker import Breaker, Trouble
 from pipeline.core.errors import Deferred, Misconfigured, Retryable, Service
 from pipeline.core.retry import backoff
-from pipeline.stages.stage import USED, Incoming, Stage
+from pipeline.stages.stage import USED, Flooded, Incoming, Stage
 from pipeline.telemetry import Metrics
 from pipeline.traced import records as traced
 from pipeline.tracing import Span
@@ -44,7 +44,20 @@ class Batch:
     not_before: float = 0.0
     """On time.monotonic()."""
 
-    def halves(self) -> tuple[Batch, Batch]:
+    refused: Sequence[Incoming] = ()
+    """Of these records there are too many dead letters; the others are handled."""
+
+    @property
+    def flooded(self) -> bool:
+        """Whether it only waits until its dead letters may be sent."""
+        return bool(self.refused)
+
+    def parts(self) -> tuple[Batch, Batch]:
+        """What was refused and what was not; where that is unknown, two halves."""
+        if self.refused:
+            rest = [item for item in self.items if item[0] not in self.refused]
+            refused = [item for item in self.items if item[0] in self.refused]
+            return Batch(rest), Batch(refused, self.tries, self.proved, self.not_before, self.refused)
         middle = len(self.items) // 2
         tries = 0 if self.tries and self.tries % SPLIT_EVERY == 0 else self.tries
         first, second = (Batch(half, tries, self.proved) for half in (self.items[:middle], self.items[middle:]))
@@ -61,10 +74,16 @@ class Attempts:
         self._metrics = metrics
         self._stopping = stopping
         self._proved: Counter[Service | None] = Counter()
+        self._flood: Trouble | None = None
         self.breaker = Breaker()
 
+    @property
+    def trouble(self) -> Trouble | None:
+        """What the stage, or a lane of it, is waiting for."""
+        return self.breaker.trouble or self._flood
+
     async def once(self, batch: Batch) -> Outcome:
-        """Try it once. "again": not before ``batch.not_before``; "split": each half by itself."""
+        """Try it once. "again": not before ``batch.not_before``; "split": each of its parts by itself."""
         if not await self._admitted():
             return "again"
         records = [record for record, _ in batch.items]
@@ -79,7 +98,13 @@ class Attempts:
                 await self._stage.handle(records)
         except (Retryable, Misconfigured, OSError, MemoryError) as error:
             span.failed(error)
+            if _service(error) == "dead-letters":
+                self._ended(used)
             self._note(batch, error)
+            if isinstance(error, Flooded):
+                batch.tries, batch.refused = 0, error.records  # that it waited says nothing against it later
+                return "split" if len(error.records) < len(batch.items) else "again"
+            batch.refused = ()
             if self._at_fault(batch, error):
                 return await self._blame(batch, error)
             if batch.tries % SPLIT_EVERY == 0 and len(batch.items) > 1:
@@ -92,6 +117,8 @@ class Attempts:
         finally:
             USED.reset(token)
         self._ended(used)
+        if batch.flooded:
+            self._flood = None
         self._proved.update([None, *used])
         return "done"
 
@@ -122,19 +149,31 @@ class Attempts:
         )  # fmt: skip
         batch.not_before = monotonic() + seconds
         reason = str(error)[:300] if isinstance(error, Retryable | Misconfigured) else type(error).__name__
+        self._metrics.retries.labels(self._stage.name).inc()
+        log.warning("waiting", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason)
+        if service == "dead-letters":  # whoever is not part of the flood goes on
+            self._flooded(reason)
+            return
         closed = self.breaker.trouble is None
         first = batch.items[0][0]
         self.breaker.failed(
             (first.topic, first.partition, first.offset), service, reason, now=monotonic(), retry_after=after,
             random=random.random(),  # noqa: S311  jitter
         )  # fmt: skip
-        self._metrics.retries.labels(self._stage.name).inc()
-        log.warning("waiting", stage=self._stage.name, tries=batch.tries, seconds=round(seconds, 2), reason=reason)
         if closed and self.breaker.trouble is not None:
             self._metrics.breaker(self._stage.name, service, is_open=True)
             log.error("breaker_opened", stage=self._stage.name, service=service, reason=reason)
 
+    def _flooded(self, reason: str) -> None:
+        """There are too many dead letters: some lanes wait, which is no reason for the others to."""
+        before = self._flood
+        self._flood = Trouble(
+            "dead-letters", reason, before.since if before else monotonic(), before.trials + 1 if before else 0
+        )
+
     def _ended(self, used: set[Service]) -> None:
+        if "dead-letters" in used:
+            self._flood = None
         before = self.breaker.trouble
         self.breaker.ended(used)
         if before is not None and self.breaker.trouble is None:
@@ -157,6 +196,9 @@ class Attempts:
             self._metrics.retries.labels(self._stage.name).inc()
             log.warning("set_aside_failed", stage=self._stage.name, error=type(again).__name__, reason=str(again)[:200])
             after = again.retry_after if isinstance(again, Retryable) else None
+            if isinstance(again, Flooded):
+                self._flooded(str(again)[:300])
+                batch.refused = again.records
             batch.not_before = monotonic() + (after or RETRY_CAP_SECONDS / 4)
             return "again"
         return "done"

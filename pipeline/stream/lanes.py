@@ -9,12 +9,13 @@ import asyncio
 import math
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import NamedTuple
 
 from pipeline.core.breaker import Trouble
+from pipeline.core.identity import source_of
 from pipeline.core.model import Lane
 from pipeline.core.share import Share
 from pipeline.stages.stage import Incoming, Stage
@@ -74,8 +75,9 @@ class _KeyLane:
         return self.beside is not None and key in self.beside.at_work
 
     def hold(self, parts: Sequence[Batch]) -> None:
-        """Say what is at work now; what is not any more may go on beside."""
-        self.at_work = frozenset(record.key for part in parts for record, _ in part.items)
+        """Say what is at work now; what is not any more may go on beside. Bad records that wait for a flood to end
+        keep no valid one of their document waiting."""
+        self.at_work = frozenset(record.key for part in parts if not part.flooded for record, _ in part.items)
         if self.beside is not None:
             self.beside.changed.set()
 
@@ -89,10 +91,10 @@ class _KeyLane:
         return (one for one in self.queue if not self.elsewhere(one.key))
 
     def take(self, count: int) -> list[Item]:
-        """The next batch out of the queue."""
+        """The next batch out of the queue. The sources take turns: one that sends much keeps no other one waiting."""
         taken: list[_Waiting] = []
         size = 0
-        for one in self.free():
+        for one in _in_turns(self.free()):
             if len(taken) == count or size >= BATCH_BYTES:
                 break
             taken.append(one)
@@ -104,6 +106,18 @@ class _KeyLane:
             self.queue = deque(one for one in self.queue if id(one) not in gone)
         self.room.set()
         return [one.item for one in taken]
+
+
+def _in_turns(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
+    """One of each source after another; of each in order."""
+    by_source: dict[bytes, deque[_Waiting]] = {}
+    for one in waiting:
+        by_source.setdefault(source_of(one.key), deque()).append(one)
+    while by_source:
+        for source, of_source in list(by_source.items()):
+            yield of_source.popleft()
+            if not of_source:
+                del by_source[source]
 
 
 def _pair() -> tuple[_KeyLane, _KeyLane]:
@@ -141,7 +155,7 @@ class Lanes:
     @property
     def trouble(self) -> Trouble | None:
         """What the stage is waiting for, if it stands still."""
-        return self._attempts.breaker.trouble
+        return self._attempts.trouble
 
     def start(self) -> None:
         self._tasks = [
@@ -230,7 +244,7 @@ class Lanes:
                     self._on_done(record, tag)
             elif outcome == "split":
                 parts.remove(part)
-                parts += part.halves()
+                parts += part.parts()
             elif self._parks(lane, part, others=lane.waiting or lane.awaited(part) or len(parts) > 1):
                 parts.remove(part)
                 lane.parked = part
@@ -247,7 +261,8 @@ class Lanes:
 
     @staticmethod
     def _parks(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
-        return others and len(part.items) == 1 and part.tries >= PARK_AFTER and lane.parked is None
+        held = part.flooded or part.tries >= PARK_AFTER
+        return others and len(part.items) == 1 and held and lane.parked is None
 
     async def _gather(self, lane: _KeyLane) -> Batch | None:
         """The next batch."""

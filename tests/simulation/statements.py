@@ -743,7 +743,9 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 
 @statement("INSERT INTO dead_letters")
 async def _letter(tx: Transaction, p: Any) -> int:
-    if tx.get("dead_letters", p[0]) is None and await tx.lock("dead_letters", p[0]) is None:
-        await tx.put("dead_letters", {"code": p[5]}, p[0])
-        return 1
-    return 0
+    written = 0
+    for id_, code in zip(p[0], p[5], strict=True):
+        if tx.get("dead_letters", id_) is None and await tx.lock("dead_letters", id_) is None:
+            await tx.put("dead_letters", {"code": code}, id_)
+            written += 1
+    return written

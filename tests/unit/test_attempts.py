@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.model import Lane
-from pipeline.stages.stage import Incoming, Last, used
+from pipeline.stages.stage import Flooded, Incoming, Last, used
 from pipeline.stream import attempts
 from pipeline.stream.lanes import Lanes
 from pipeline.telemetry import Metrics
@@ -144,6 +144,44 @@ async def test_a_letter_held_back_by_the_flood_limit_stays_where_it_is() -> None
     await asyncio.sleep(0.05)
     assert stage.aside == []
     assert 3 not in done
+
+
+async def test_too_many_dead_letters_in_the_backfill_lanes_hold_up_no_live_record() -> None:
+    """However many lanes hold some: it is no outage, the breaker stays closed, and `status` says what is waited for."""
+    full = True
+
+    class Flooding(Stage):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            bad = [record for record in batch if record.offset % 2]
+            if full and bad:
+                raise Flooded("too many", bad, retry_after=0.01)
+            used("dead-letters")
+
+    stage, done = Flooding(lambda _: None), list[int]()
+    running = Lanes(
+        stage, count=8, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )  # fmt: skip
+    for n in range(32):
+        await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "backfill"), None)
+    running.start()
+    try:
+        async with asyncio.timeout(60):
+            while running.trouble is None:
+                await asyncio.sleep(0.001)
+            for n in range(32, 64, 2):  # of the same documents, too
+                await running.put(Incoming("t", 0, n, b"%d" % (n - 31), b"", [], "live"), None)
+            while not set(range(32, 64, 2)) <= set(done) or running.trouble is None:
+                await asyncio.sleep(0.001)
+            assert running.trouble.service == "dead-letters"
+            assert not any(offset % 2 for offset in done)
+            full = False
+            while len(done) < 48:
+                await asyncio.sleep(0.001)
+    finally:
+        await running.stop(within_seconds=5)
+    assert running.trouble is None
+    assert sorted(done) == [*range(32), *range(32, 64, 2)]
 
 
 async def test_a_breaker_shows_what_is_waited_for_and_closes_by_itself() -> None:

@@ -1,4 +1,5 @@
-"""The limit on dead letters: never more than so many in any minute, pauses that grow, and an end to them."""
+"""The limit on dead letters: never more than so many in any minute, pauses that grow, and an end to them; and no limit
+for a source that fails while others get through."""
 
 from __future__ import annotations
 
@@ -8,10 +9,13 @@ from hypothesis import strategies as st
 from pipeline.core.flood import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
+    MOST_SCORE,
+    MOST_SOURCES,
     QUIET_SECONDS,
     WINDOW_SECONDS,
     Flood,
     Refusal,
+    Sources,
 )
 
 HOUR = 3600.0
@@ -20,8 +24,8 @@ HOUR = 3600.0
 def trip(flood: Flood, now: float, limit: int) -> Refusal:
     """Fill the minute and meet the limit."""
     for n in range(limit):
-        assert flood.admit(f"{now}-{n}", now) is None
-    refusal = flood.admit(f"{now}-last", now)
+        assert flood.admit(f"{now}-{n}", "wiki", now) is None
+    refusal = flood.admit(f"{now}-last", "wiki", now)
     assert refusal is not None
     return refusal
 
@@ -30,20 +34,20 @@ def test_up_to_the_limit_nothing_is_refused_and_beyond_it_everything_is() -> Non
     flood = Flood(3)
     refusal = trip(flood, 100.0, 3)
     assert refusal == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
-    assert flood.admit("another", 110.0) == Refusal(FIRST_PAUSE_SECONDS - 10, trips=1, new=False)
+    assert flood.admit("another", "wiki", 110.0) == Refusal(FIRST_PAUSE_SECONDS - 10, trips=1, new=False)
     assert flood.pause(110.0) == FIRST_PAUSE_SECONDS - 10
-    assert flood.admit("another", 100.0 + FIRST_PAUSE_SECONDS) is None
+    assert flood.admit("another", "wiki", 100.0 + FIRST_PAUSE_SECONDS) is None
     assert flood.pause(100.0 + FIRST_PAUSE_SECONDS) == 0
 
 
 def test_the_same_record_tried_again_is_counted_once_and_even_let_through_a_pause() -> None:
     flood = Flood(2)
     for now in (0.0, 1.0, 2.0):
-        assert flood.admit("a", now) is None
-    assert flood.admit("b", 3.0) is None
-    assert flood.admit("c", 4.0) is not None
-    assert flood.admit("a", 5.0) is None
-    assert flood.admit("c", 6.0) is not None
+        assert flood.admit("a", "wiki", now) is None
+    assert flood.admit("b", "wiki", 3.0) is None
+    assert flood.admit("c", "wiki", 4.0) is not None
+    assert flood.admit("a", "wiki", 5.0) is None
+    assert flood.admit("c", "wiki", 6.0) is not None
 
 
 def test_each_trip_in_a_row_doubles_the_pause_up_to_an_hour() -> None:
@@ -68,17 +72,17 @@ def test_after_a_quiet_spell_the_next_trip_is_the_first_again() -> None:
 
 def test_a_trickle_below_the_limit_never_trips() -> None:
     flood = Flood(60)
-    assert all(flood.admit(str(n), n * 1.0) is None for n in range(5_000))
+    assert all(flood.admit(str(n), "wiki", n * 1.0) is None for n in range(5_000))
 
 
 def test_a_limit_of_nothing_admits_nothing() -> None:
-    assert Flood(0).admit("a", 0.0) == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
+    assert Flood(0).admit("a", "wiki", 0.0) == Refusal(FIRST_PAUSE_SECONDS, trips=1, new=True)
 
 
 def test_a_night_of_nothing_but_poison_leaves_a_thousand_letters_not_thirty_thousand() -> None:
     flood, now, letters = Flood(60), 0.0, 0
     while now < 10 * HOUR:  # an endless supply: a new bad record as soon as one may be set aside
-        refusal = flood.admit(f"{letters}", now)
+        refusal = flood.admit(f"{letters}", "wiki", now)
         if refusal is None:
             letters += 1
             now += 0.01
@@ -97,7 +101,7 @@ def test_in_no_minute_more_than_the_limit(limit: int, steps: list[tuple[float, i
     for wait, letter in steps:
         now += wait
         before = flood.pause(now)
-        refusal = flood.admit(str(letter), now)
+        refusal = flood.admit(str(letter), "wiki", now)
         known = any(one == letter and now - at < WINDOW_SECONDS for at, one in admitted)
         if refusal is None:
             assert known or before == 0
@@ -109,3 +113,84 @@ def test_in_no_minute_more_than_the_limit(limit: int, steps: list[tuple[float, i
             assert refusal.new == (before == 0)
     for at, _ in admitted:
         assert sum(at - WINDOW_SECONDS < other <= at for other, _ in admitted) <= limit
+
+
+# Whose fault it is
+
+
+def test_while_another_source_gets_through_each_bad_record_is_a_letter() -> None:
+    flood = Flood(3)
+    flood.passed("wiki", 1, 0.0)
+    assert all(flood.admit(str(n), "drive", n * 0.001) is None for n in range(10_000))
+    assert flood.pause(10.0) == 0
+
+
+def test_a_flood_that_stands_goes_on_as_soon_as_another_source_gets_through() -> None:
+    flood = Flood(3)
+    trip(flood, 0.0, 3)
+    assert flood.admit("x", "wiki", 1.0) is not None
+    flood.passed("drive", 1, 2.0)
+    assert flood.pause(3.0) == 0
+    assert flood.admit("x", "wiki", 3.0) is None
+
+
+def test_its_own_valid_records_do_not_clear_a_source_that_mostly_fails() -> None:
+    flood = Flood(3)
+    refused = 0
+    for n in range(1_000):
+        refused += flood.admit(str(n), "wiki", n * 0.001) is not None
+        if n % 10 == 9:
+            flood.passed("wiki", 1, n * 0.001)
+    assert refused == 1_000 - 3
+
+
+def test_when_more_sources_fail_than_get_through_the_limit_holds() -> None:
+    flood = Flood(3)
+    flood.passed("canary", 100, 0.0)
+    admitted = [flood.admit(f"{n}-{source}", source, 1.0) is None for n in range(50) for source in ("wiki", "drive")]
+    assert sum(admitted) <= 3 + 1  # one of the first source, before the second one was heard of
+    assert not any(admitted[10:])
+
+
+def test_a_bad_deploy_of_all_connectors_is_noticed_although_all_were_fine_before() -> None:
+    flood, sources = Flood(60), [f"source-{n}" for n in range(20)]
+    for source in sources:
+        flood.passed(source, 100_000, 0.0)
+    letters = sum(flood.admit(f"{n}-{s}", s, 1.0 + n * 0.01) is None for n in range(1_000) for s in sources)
+    assert letters <= len(sources) * (MOST_SCORE + 1) + 60
+
+
+def test_what_was_valid_long_ago_proves_nothing() -> None:
+    flood = Flood(3)
+    flood.passed("wiki", 1, 0.0)
+    assert flood.admit("a", "drive", QUIET_SECONDS - 1) is None
+    trip(flood, QUIET_SECONDS, 3)
+
+
+def test_a_limit_of_nothing_admits_nothing_though_others_get_through() -> None:
+    flood = Flood(0)
+    flood.passed("wiki", 1, 0.0)
+    assert flood.admit("a", "drive", 1.0) is not None
+
+
+def test_a_producer_that_invents_a_name_for_each_record_takes_no_more_memory_than_that() -> None:
+    sources = Sources()
+    for n in range(2 * MOST_SOURCES):
+        sources.add(n, -1, 0.0)
+    assert len(sources._scores) == MOST_SOURCES
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 4), st.sampled_from([-1, 1, 5]), st.floats(0, 300, allow_nan=False)), max_size=80)
+)
+def test_sources_are_counted_as_one_would_by_hand(steps: list[tuple[int, int, float]]) -> None:
+    sources, now = Sources(), 0.0
+    scores: dict[int, int] = {}
+    heard: dict[int, float] = {}
+    for source, score, wait in steps:
+        now += wait
+        scores = {s: n for s, n in scores.items() if now - heard[s] < QUIET_SECONDS}
+        assert sources.confined(now) == (0 < sum(n > 0 for n in scores.values()) >= sum(n < 0 for n in scores.values()))
+        sources.add(source, score, now)
+        scores[source] = max(-MOST_SCORE, min(MOST_SCORE, scores.get(source, 0) + score))
+        heard[source] = now

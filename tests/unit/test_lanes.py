@@ -242,3 +242,17 @@ async def test_stopping_leaves_what_waits_undone() -> None:
     await asyncio.sleep(0.02)
     await running.stop(within_seconds=5)
     assert done == []
+
+
+async def test_sources_take_turns_so_that_one_that_sends_much_keeps_no_other_one_waiting() -> None:
+    done: list[int] = []
+    stage = Recording(batch_size=4)
+    running = build(stage, done)
+    for n in range(40):
+        await running.put(record(n, key=b"loud/wiki/%d" % n), None)
+    for n in range(40, 42):
+        await running.put(record(n, key=b"quiet/wiki/%d" % n), None)
+    running.start()
+    await drain(running, done, 42)
+    assert [r.offset for r in stage.batches[0]] == [0, 40, 1, 41]
+    assert [r.offset for batch in stage.batches[1:] for r in batch] == list(range(2, 40))

@@ -121,10 +121,11 @@ def test_each_topic_is_written_by_those_whose_work_it_is() -> None:
             assert right.name.startswith("x.")
             if right.operation == OPERATIONS["Write"]:
                 writers.setdefault(right.name, set()).add(principal.removeprefix("User:penstock_"))
-    sources, sinks = {"x.documents.backfill.v1", "x.identities.v1", "x.conversations.live.v1"}, {"vectors", "keywords"}
+    sources, sinks = {"x.identities.v1", "x.conversations.live.v1"}, {"vectors", "keywords"}
     assert {topic: writers[topic] - {"migrate"} for topic in writers} == {
         **{topic: {"connect"} for topic in sources},
         "x.documents.live.v1": {"connect", "canary"},
+        "x.documents.backfill.v1": {"connect", "detect"},
         "x.index.live.v1": {"detect"},
         "x.index.backfill.v1": {"detect"},
         "x.documents.indexed.v1": {"detect"} | sinks,

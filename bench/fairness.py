@@ -1,0 +1,191 @@
+"""How long one tenant's revocations take beside another tenant's flood, of bad records and of valid ones.
+
+    python -m bench.fairness [--seconds 60] [--rate 1000] [--beside nothing bad valid] [--json]
+
+A running system (bench.running). One tenant shares documents and takes the access back, some a second; a revocation's
+time counts from the moment before it is published until the ledger has accepted it, from when on no query shows the
+document. First with nothing beside it, then beside ``rate`` bad records a second of another tenant (documents from a
+clock that is six minutes ahead), then beside as many valid small documents. ``processor_ms_per_record``: what detect
+took of a processor for each record of the flood, the revocations included, which says more than seconds on a machine
+that is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psutil
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from bench.freshness import beside
+from bench.load_corpus import Corpus
+from bench.running import FOR_LONG, Running, machine, running, spread
+from pipeline.kafka import deliver, producer
+from pipeline.settings import KafkaSettings
+from topics.messages import AccessChanged, DocumentUpserted
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_LIVE
+
+REVOCATIONS_PER_SECOND = 4.0
+DOCUMENTS = 400
+"""Of the tenant whose revocations are timed; each is revoked again after a hundred seconds."""
+WORDS = 60
+LOOK_SECONDS, TICK_SECONDS = 0.1, 0.05
+LEFT_SECONDS = 300.0
+"""How long the last revocations are waited for."""
+AHEAD = timedelta(minutes=6)
+FLOODS = ("nothing", "bad", "valid")
+
+Flood = Callable[[int], DocumentUpserted]
+
+
+def document(tenant: str, name: str, content: str, *, ahead: timedelta = timedelta(0)) -> DocumentUpserted:
+    return DocumentUpserted(
+        tenant=tenant, source="files", external_id=name, version=time.time_ns(), observed_at=datetime.now(UTC) + ahead,
+        title=name, content=content, media_type="text/markdown", acl_tags=["staff"],
+    )  # fmt: skip
+
+
+class Quiet:
+    """The tenant whose revocations are timed."""
+
+    def __init__(self, run: Running, sender: Producer) -> None:
+        self._run = run
+        self._sender = sender
+        self._number = 0
+        self.waiting: dict[str, tuple[datetime, float]] = {}
+        """Document → what was observed when, and when that was published on time.monotonic()."""
+        self.took: list[float] = []
+
+    async def share(self, corpus: Corpus) -> None:
+        names = [f"{n}.md" for n in range(DOCUMENTS)]
+        await deliver(
+            self._sender.send(DOCUMENTS_LIVE, document("quiet", name, corpus.text(n, WORDS)))
+            for n, name in enumerate(names)
+        )
+        while self._shared() < DOCUMENTS:  # noqa: ASYNC110  another process tells
+            await asyncio.sleep(LOOK_SECONDS)
+
+    def _shared(self) -> int:
+        return int(self._run.sql("SELECT count(*) FROM documents WHERE tenant = 'quiet'")[0][0])
+
+    async def revoke(self, seconds: float) -> None:
+        """One document after another, evenly in time."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            name = f"{self._number % DOCUMENTS}.md"
+            self._number += 1
+            observed = datetime.now(UTC)
+            self.waiting[name] = observed, time.monotonic()
+            await deliver([
+                self._sender.send(DOCUMENTS_LIVE, AccessChanged(
+                    tenant="quiet", source="files", external_id=name, observed_at=observed, acl_tags=["boss"],
+                ))
+            ])  # fmt: skip
+            await asyncio.sleep(1 / REVOCATIONS_PER_SECOND)
+
+    async def look(self) -> None:
+        dsn = self._run.endpoint("postgres", "dsn")
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            while True:
+                cursor = await connection.execute(
+                    "SELECT external_id, access_observed_at FROM documents"
+                    " WHERE tenant = 'quiet' AND external_id = ANY(%s)",
+                    [list(self.waiting)],
+                )
+                for name, accepted in await cursor.fetchall():
+                    observed, began = self.waiting[name]
+                    if accepted >= observed:
+                        del self.waiting[name]
+                        self.took.append(time.monotonic() - began)
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+async def flood(sender: Producer, made: Flood, rate: float, seconds: float) -> int:
+    """So many records a second, evenly in time; returns how many were sent."""
+    began, sent = time.monotonic(), 0
+    while (passed := time.monotonic() - began) < seconds:
+        due = int(rate * passed) - sent
+        await deliver(sender.send(DOCUMENTS_LIVE, made(sent + n)) for n in range(due))
+        sent += due
+        await asyncio.sleep(TICK_SECONDS)
+    return sent
+
+
+async def phase(run: Running, sender: Producer, made: Flood | None, given: argparse.Namespace) -> dict[str, Any]:
+    quiet = Quiet(run, sender)
+    await quiet.share(Corpus())
+    [detect] = [psutil.Process(w["pid"]) for w in run.penstock("status")["workers"] if w["name"] == "detect"]
+    before, sent = detect.cpu_times(), 0
+    async with beside(quiet.look()):
+        if made is None:
+            await quiet.revoke(given.seconds)
+        else:
+            sent, _ = await asyncio.gather(flood(sender, made, given.rate, given.seconds), quiet.revoke(given.seconds))
+        ended = time.monotonic()
+        while quiet.waiting and time.monotonic() - ended < LEFT_SECONDS:  # noqa: ASYNC110  look() tells
+            await asyncio.sleep(LOOK_SECONDS)
+    after = detect.cpu_times()
+    took = after.user + after.system - before.user - before.system
+    [(letters,)] = run.sql("SELECT count(*) FROM dead_letters")
+    return {
+        "revocations_s": spread(quiet.took), "never_accepted": len(quiet.waiting),
+        "flood_records_per_s": round(sent / given.seconds, 1), "dead_letters": int(letters),
+        "processor_ms_per_record": round(took / sent * 1000, 2) if sent else None,
+    }  # fmt: skip
+
+
+async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
+    text = Corpus().text(0, WORDS)
+    floods: dict[str, Flood | None] = {
+        "nothing": None,
+        "bad": lambda n: document("loud", f"bad-{n}.md", text, ahead=AHEAD),
+        "valid": lambda n: document("loud", f"{n}.md", f"{text} number{n}n"),
+    }
+    async with producer(KafkaSettings(bootstrap=run.endpoint("kafka", "bootstrap"))) as sender:
+        return {name: await phase(run, sender, floods[name], given) for name in given.beside}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="One tenant's revocations beside another tenant's flood.")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each flood")
+    parser.add_argument("--rate", type=float, default=1_000.0, help="records a second of the flood")
+    parser.add_argument("--beside", nargs="+", choices=FLOODS, default=FLOODS, help="which floods")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    given = parser.parse_args()
+    with running("fairness", FOR_LONG) as run:
+        result = {"machine": machine(), "beside": asyncio.run(measure(run, given))}
+    if given.json:
+        print(json.dumps(result))
+        return
+    table = Table(
+        "beside",
+        "revocations",
+        "p50 s",
+        "p99 s",
+        "max s",
+        "never",
+        "flood records/s",
+        "dead letters",
+        "detect ms/record",
+    )
+    for name, one in result["beside"].items():
+        took = one["revocations_s"]
+        cells = (
+            took["count"], took["p50"], took["p99"], took["max"], one["never_accepted"], one["flood_records_per_s"],
+            one["dead_letters"], one["processor_ms_per_record"],
+        )  # fmt: skip
+        table.add_row(name, *map(str, cells))
+    Console(highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    main()
