@@ -2,25 +2,44 @@
 
 Read for one member of one tenant, both as they were authenticated: nobody reads another's. Exact: a member's chunks are
 few enough to be compared one by one (docs/adr/0018-conversations.md).
+
+An answer shows what stood in the documents that it was made from. It is read along only while the caller may read all
+of them, by the ledger, now; an answer of which nobody knows what it was made from is not. The member's own questions
+always are (docs/adr/0042-provenance-of-answers.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Literal
+from itertools import groupby
+from typing import Any, Literal
+from uuid import UUID
 
 from pgvector import HalfVector
+from psycopg import sql
 
-from pipeline.core.conversations import made_by, render
+from pipeline.core.conversations import PAIRS_PER_CHUNK, made_by, render
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
-from pipeline.stores.postgres import Connection
-from query.access import sayable
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.stores.postgres import Connection, Pool, translated
+from query.access import Caller, sayable
+from query.embedder import bounded
+from query.verify import READS_ALL
 
 K = 5
 """Chunks of a history that is too long to be served whole."""
+WITHHELD = "(this earlier answer is withheld)"
+"""Instead of an answer that the caller may not be shown any more."""
+
+MOST_DOCUMENTS = 2_000
+"""That an answer is known to be made from: 32 kB of ids. One made from more is never read along."""
+KNOWN_DAYS = 30
+"""How long a conversation may name an answer for the first time: Kafka keeps what conversations say for 14."""
+RECORD_SECONDS = 2.0
 
 Served = Literal["whole", "nearest", "newest"]
 """whole: pair by pair, the newest first; nearest: chunks, the nearest first; newest: chunks, the newest first, because
@@ -37,6 +56,10 @@ class Piece:
     tokens: int
     score: float | None = None
     """Cosine, where it was found by it."""
+    documents: frozenset[UUID] = frozenset()
+    """What its answers were made from: the caller could read all of these when it was read."""
+    withheld: int = 0
+    """Answers of it that are not shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +74,28 @@ class History:
     """Chunks that no question can find yet."""
 
     @property
-    def note(self) -> str | None:
-        """What whoever reads the answer should know of what is missing; None: nothing is."""
+    def withheld(self) -> int:
+        """Answers that are not shown, of all pieces."""
+        return sum(piece.withheld for piece in self.pieces)
+
+    @property
+    def documents(self) -> frozenset[UUID]:
+        """What the answers that are shown were made from."""
+        return frozenset[UUID]().union(*(piece.documents for piece in self.pieces))
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever reads the answer should know of what is missing."""
+        notes = []
         if self.left_out:
             what = "oldest pairs" if self.served == "whole" else "chunks"
-            return f"the history's {self.left_out} {what} did not fit the budget"
-        if self.without_embedding:
-            return f"{self.without_embedding} chunks of the history are not embedded yet"
-        return None
+            notes.append(f"the history's {self.left_out} {what} did not fit the budget")
+        elif self.without_embedding:
+            notes.append(f"{self.without_embedding} chunks of the history are not embedded yet")
+        if self.withheld:
+            noun = "answer of the history was" if self.withheld == 1 else "answers of the history were"
+            notes.append(f"{self.withheld} {noun} withheld: not everything that they were made from can be read now")
+        return notes
 
 
 EMPTY = History("whole", (), 0, 0)
@@ -66,14 +103,16 @@ EMPTY = History("whole", (), 0, 0)
 
 async def history(
     connection: Connection,
-    tenant: str,
+    caller: Caller,
     member: str,
     budget_tokens: int,
     *,
     question: tuple[Generation, Vectors] | None = None,
 ) -> History:
-    """question: the active generation and the question's vector by its model (float32, unit length); None: there is
-    none (the model is away). budget_tokens: counted as cl100k. Raises psycopg.Error."""
+    """caller: who asks, with what it holds now. question: the active generation and the question's vector by its model
+    (float32, unit length); None: there is none (the model is away). budget_tokens: counted as cl100k. Raises
+    psycopg.Error."""
+    tenant = caller.tenant
     if len(sayable([tenant, member])) < 2:
         return EMPTY
     cursor = await connection.execute(
@@ -83,12 +122,13 @@ async def history(
     if row is None:
         return EMPTY
     tokens, is_chunked = row
+    asks = {"tenant": tenant, "tags": sorted(caller.tags), "member": member}
     if not is_chunked:
-        return await _whole(connection, tenant, member, budget_tokens)
+        return await _whole(connection, asks, budget_tokens)
     served: Served = "nearest"
-    found = await _nearest(connection, tenant, member, *question) if question else []
+    found = await _nearest(connection, asks, *question) if question else []
     if not found:
-        served, found = "newest", await _newest(connection, tenant, member)
+        served, found = "newest", await _chunks(connection, _NEWEST, asks)
     cursor = await connection.execute(
         "SELECT count(*) FROM conversation_chunks WHERE tenant = %(tenant)s AND member = %(member)s"
         " AND (made_by IS NULL OR made_by <> coalesce(%(maker)s, made_by))",
@@ -99,45 +139,134 @@ async def history(
     return History(served, kept, len(found) - len(kept), tokens, missing)
 
 
-async def _whole(connection: Connection, tenant: str, member: str, budget_tokens: int) -> History:
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    digest: bytes
+    question: str
+    answer: str
+
+
+async def _whole(connection: Connection, asks: dict[str, Any], budget_tokens: int) -> History:
     """From the newest pair back to the first one that does not fit: a gap would mislead."""
     cursor = await connection.execute(
-        "SELECT question, answer, asked_at, tokens, sum(tokens) OVER later, count(*) OVER (), sum(tokens) OVER ()"
-        " FROM conversation_pairs WHERE tenant = %s AND member = %s"
+        "SELECT digest, question, answer, asked_at, tokens, sum(tokens) OVER later, count(*) OVER (),"
+        " sum(tokens) OVER () FROM conversation_pairs WHERE tenant = %(tenant)s AND member = %(member)s"
         " WINDOW later AS (ORDER BY asked_at DESC, digest DESC ROWS UNBOUNDED PRECEDING)"
         " ORDER BY asked_at DESC, digest DESC",
-        [tenant, member],
+        asks,
     )
     rows = await cursor.fetchall()
-    pieces = [
-        Piece(render(question, answer), asked_at, asked_at, tokens)
-        for question, answer, asked_at, tokens, so_far, *_ in rows
+    fitting = [
+        (Piece("", asked_at, asked_at, tokens), [_Pair(digest, question, answer)])
+        for digest, question, answer, asked_at, tokens, so_far, *_ in rows
         if so_far <= budget_tokens
     ]
+    pieces = await _written(connection, asks, fitting)
     return History("whole", pieces, len(rows) - len(pieces), int(rows[0][-1]) if rows else 0)
 
 
+_CHUNKS = """
+    SELECT c.position, c.first_at, c.last_at, c.tokens, c.score, p.digest, p.question, p.answer
+    FROM (
+        SELECT position, first_at, last_at, tokens, {score} AS score FROM conversation_chunks
+        WHERE tenant = %(tenant)s AND member = %(member)s{chosen} ORDER BY {first} LIMIT %(k)s
+    ) c
+    CROSS JOIN LATERAL (
+        SELECT digest, question, answer, asked_at FROM conversation_pairs
+        WHERE tenant = %(tenant)s AND member = %(member)s
+        ORDER BY asked_at, digest OFFSET c.position * %(pairs)s LIMIT %(pairs)s
+    ) p
+    ORDER BY {then}, p.asked_at, p.digest
+"""
+"""Chunks with their pairs, of one snapshot: they are regrouped in the transaction that changes the pairs. A chunk's own
+text is what is embedded of it, and never shown: it holds every answer."""
+
+
+_NEAREST = sql.SQL(_CHUNKS).format(
+    score=sql.SQL("1 - (embedding <=> %(vector)s)"),
+    chosen=sql.SQL(" AND made_by = %(maker)s AND embedding IS NOT NULL"),
+    first=sql.SQL("embedding <=> %(vector)s, position"),
+    then=sql.SQL("c.score DESC, c.position"),
+)
+_NEWEST = sql.SQL(_CHUNKS).format(
+    score=sql.SQL("NULL::float8"),
+    chosen=sql.SQL(""),
+    first=sql.SQL("position DESC"),
+    then=sql.SQL("c.position DESC"),
+)
+
+
 async def _nearest(
-    connection: Connection, tenant: str, member: str, generation: Generation, vector: Vectors
+    connection: Connection, asks: dict[str, Any], generation: Generation, vector: Vectors
 ) -> list[Piece]:
-    cursor = await connection.execute(
-        "SELECT text, first_at, last_at, tokens, 1 - (embedding <=> %(vector)s) FROM conversation_chunks"
-        " WHERE tenant = %(tenant)s AND member = %(member)s AND made_by = %(maker)s AND embedding IS NOT NULL"
-        " ORDER BY embedding <=> %(vector)s, position LIMIT %(k)s",
-        {
-            "tenant": tenant, "member": member, "maker": made_by(generation), "vector": HalfVector(vector), "k": K,
-        },
-    )  # fmt: skip
-    return [Piece(*row) for row in await cursor.fetchall()]
+    return await _chunks(connection, _NEAREST, {**asks, "maker": made_by(generation), "vector": HalfVector(vector)})
 
 
-async def _newest(connection: Connection, tenant: str, member: str) -> list[Piece]:
-    cursor = await connection.execute(
-        "SELECT text, first_at, last_at, tokens FROM conversation_chunks WHERE tenant = %s AND member = %s"
-        " ORDER BY position DESC LIMIT %s",
-        [tenant, member, K],
-    )
-    return [Piece(*row) for row in await cursor.fetchall()]
+async def _chunks(connection: Connection, statement: sql.Composed, asks: dict[str, Any]) -> list[Piece]:
+    cursor = await connection.execute(statement, {**asks, "k": K, "pairs": PAIRS_PER_CHUNK})
+    found = [
+        (Piece("", *about), [_Pair(*row[5:]) for row in rows])
+        for (_, *about), rows in groupby(await cursor.fetchall(), key=lambda row: row[:5])
+    ]
+    return await _written(connection, asks, found)
+
+
+async def _written(
+    connection: Connection, asks: dict[str, Any], found: Sequence[tuple[Piece, Sequence[_Pair]]]
+) -> list[Piece]:
+    """Each piece with the text of its pairs, without the answers that the caller may not be shown."""
+    may_show = await _made_from(connection, asks, [pair.digest for _, pairs in found for pair in pairs])
+    written = []
+    for piece, pairs in found:
+        withheld = sum(pair.digest not in may_show for pair in pairs)
+        text = "\n\n".join(render(p.question, p.answer if p.digest in may_show else WITHHELD) for p in pairs)
+        tokens = (await asyncio.to_thread(byte_pairs().count, [text]))[0] if withheld else piece.tokens
+        documents = frozenset[UUID]().union(*(may_show.get(pair.digest, ()) for pair in pairs))
+        written.append(replace(piece, text=text, tokens=tokens, documents=documents, withheld=withheld))
+    return written
+
+
+_MADE_FROM = sql.SQL("""
+    SELECT p.digest, a.documents
+    FROM unnest(%(digests)s::bytea[]) AS p (digest)
+    CROSS JOIN LATERAL (
+        SELECT a.documents FROM conversation_mentions m
+        CROSS JOIN LATERAL (
+            SELECT documents FROM conversation_provenance WHERE tenant = m.tenant AND answer_id = m.answer_id OFFSET 0
+        ) a
+        WHERE m.tenant = %(tenant)s AND m.member = %(member)s AND m.digest = p.digest AND {reads_all}
+        ORDER BY cardinality(a.documents), m.answer_id LIMIT 1
+    ) a
+""").format(reads_all=READS_ALL.format(documents=sql.SQL("a.documents")))
+
+
+async def _made_from(
+    connection: Connection, asks: dict[str, Any], digests: Sequence[bytes]
+) -> dict[bytes, Sequence[UUID]]:
+    """Of these pairs, those whose answers the caller may be shown now, with the documents that they were made from. A
+    pair that was recorded as several answers (its texts are the same) may be shown as any one of them."""
+    if not digests:
+        return {}
+    cursor = await connection.execute(_MADE_FROM, {**asks, "digests": list(digests)})
+    return dict(await cursor.fetchall())
+
+
+async def record_made_from(pool: Pool, tenant: str, answer_id: UUID, documents: Collection[UUID]) -> None:
+    """documents: where the passages that the model was shown, and the history that was read along, came from. What is
+    older than KNOWN_DAYS goes. Raises Retryable, within RECORD_SECONDS."""
+    if len(documents) > MOST_DOCUMENTS:
+        return
+    async with bounded(RECORD_SECONDS, "Postgres"):
+        with translated("what the answer was made from"):
+            async with pool.connection() as connection:
+                await connection.execute(
+                    "INSERT INTO answer_provenance (tenant, answer_id, documents) VALUES (%s, %s, %s)",
+                    [tenant, answer_id, list(documents)],
+                )
+                await connection.execute(
+                    "DELETE FROM answer_provenance WHERE made_at < now() - make_interval(days => %s)",
+                    [KNOWN_DAYS],
+                )
 
 
 def _fitting(pieces: Sequence[Piece], budget_tokens: int) -> list[Piece]:

@@ -14,10 +14,13 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from psycopg import sql
+
 from pipeline.stores.postgres import Connection
 from query.access import Caller, sayable
 from query.answers.model import Answer, Numbered
 from query.model import BadQuery
+from query.verify import READS_ALL
 
 KEPT_DAYS = 30
 MOST_NOTE_CHARACTERS = 2_000
@@ -70,21 +73,12 @@ async def record(
     )
 
 
-_WAITING = """
+_WAITING = sql.SQL("""
     SELECT r.answer_id, r.asked_at, r.question, r.mode, r.model, r.support, r.density, r.reasons, r.documents, r.chunks,
         CASE WHEN p.may_read THEN r.answer END, CASE WHEN p.may_read THEN r.unsupported END,
         count(f.verdict) FILTER (WHERE f.verdict = 'up'), count(f.verdict) FILTER (WHERE f.verdict = 'down')
     FROM answer_reviews r
-    CROSS JOIN LATERAL (
-        SELECT NOT EXISTS (
-            SELECT FROM unnest(r.documents) AS made_of (id)
-            WHERE NOT EXISTS (
-                SELECT FROM documents d JOIN access_sets a ON a.id = d.access_id
-                WHERE d.id = made_of.id AND d.tenant = r.tenant AND d.deleted_at IS NULL AND d.version IS NOT NULL
-                  AND a.tenant = d.tenant AND a.acl_tags && %(tags)s::text[] AND a.required_tags <@ %(tags)s::text[]
-            )
-        ) AS may_read OFFSET 0
-    ) p
+    CROSS JOIN LATERAL (SELECT {reads_all} AS may_read OFFSET 0) p
     LEFT JOIN answer_feedback f ON f.answer_id = r.answer_id AND f.tenant = r.tenant
     WHERE r.tenant = %(tenant)s AND r.resolved_at IS NULL
       AND (%(before)s::timestamptz IS NULL OR r.asked_at < %(before)s)
@@ -92,7 +86,7 @@ _WAITING = """
     GROUP BY r.answer_id, p.may_read
     ORDER BY r.asked_at DESC, r.answer_id
     LIMIT %(limit)s
-"""
+""").format(reads_all=READS_ALL.format(documents=sql.SQL("r.documents")))
 
 
 async def waiting(

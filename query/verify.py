@@ -48,6 +48,24 @@ _VERIFY = """
       AND p.position IS NOT NULL
 """
 
+# Index probes for each of the documents, as above.
+READS_ALL = sql.SQL("""
+    NOT EXISTS (
+        SELECT FROM unnest({documents}) AS made_of (id)
+        WHERE NOT EXISTS (
+            SELECT FROM documents d
+            WHERE d.id = made_of.id AND d.tenant = %(tenant)s AND d.deleted_at IS NULL AND d.version IS NOT NULL
+              AND EXISTS (
+                SELECT FROM access_sets s
+                WHERE s.id = d.access_id AND s.tenant = d.tenant AND s.acl_tags && %(tags)s::text[]
+                  AND s.required_tags <@ %(tags)s::text[] OFFSET 0
+              ) OFFSET 0
+        )
+    )
+""")
+"""The condition that a caller (``tenant`` and ``tags``, as in ``verify``) may read every one of ``documents`` now: an
+expression of type uuid[] that is not NULL. For what was made from documents, because it shows what stands in them."""
+
 
 async def verify(
     connection: Connection,

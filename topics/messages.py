@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationInfo, field_validator
 
@@ -202,6 +203,9 @@ class Pair(BaseModel):
     """When it was asked. The same for the same pair, however often it is sent."""
     id: Annotated[Text, StringConstraints(max_length=500)] | None = None
     """The sender's own name for it, kept and not interpreted."""
+    answer_id: UUID | None = None
+    """What ``POST /v1/answers`` called the answer. An answer without it is not read along in later questions: nobody
+    knows which documents it was made from."""
 
     @field_validator("answer")
     @classmethod

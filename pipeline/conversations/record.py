@@ -114,6 +114,7 @@ class Conversations(Last):
             tokens = await self._count([pair.text for pair in new])
             await tables.add_pairs(connection, who, list(zip(new, tokens, strict=True)))
         await tables.add_mentions(connection, who, mentions)
+        await tables.keep_provenance(connection, who, {m.answer_id for m in mentions if m.answer_id is not None})
         after = await tables.first_mentions(connection, who, touched)
         if (place := first_change(before, after)) is not None:
             await tables.settle_pairs(connection, who, touched)
@@ -158,7 +159,9 @@ class Conversations(Last):
                 question, answer = clean(sent.question), clean(sent.answer)
                 pair = Pair(question, answer, sent.asked_at, pair_digest(question, answer))
                 pairs[pair.digest] = min(pair, pairs.get(pair.digest, pair), key=lambda p: p.asked_at)
-                mentions.append(Mention(pair.digest, *place, sent.asked_at, message.observed_at, sent.id))
+                mentions.append(
+                    Mention(pair.digest, *place, sent.asked_at, message.observed_at, sent.id, sent.answer_id)
+                )
         return pairs, mentions, ignored
 
     async def _regroup(self, connection: Connection, who: Member, place: Place) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
 from pipeline.core.conversations import Chunk, Pair, Place
 from pipeline.stores.postgres import Connection
@@ -23,6 +24,8 @@ class Mention:
     asked_at: datetime
     observed_at: datetime
     sent_id: str | None
+    answer_id: UUID | None
+    """Of the answer, as the query service called it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +63,25 @@ async def forget(
     connection: Connection, who: Member, *, until: datetime, said_in: tuple[str, str] | None
 ) -> set[bytes]:
     """Remove the mentions that were observed until then, of all conversations or of one (source, conversation).
-    Returns the digests of their pairs, which may be mentioned elsewhere."""
+    Returns the digests of their pairs, which may be mentioned elsewhere. What the answers were made from is forgotten
+    with the last mention of each."""
     source, conversation = said_in or (None, None)
     cursor = await connection.execute(
         "DELETE FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(member)s"
         " AND observed_at <= %(until)s AND (%(source)s::text IS NULL"
-        " OR (source = %(source)s AND conversation = %(conversation)s)) RETURNING digest",
+        " OR (source = %(source)s AND conversation = %(conversation)s)) RETURNING digest, answer_id",
         {
             "tenant": who.tenant, "member": who.member, "until": until, "source": source,
             "conversation": conversation,
         },
     )  # fmt: skip
-    return {digest for (digest,) in await cursor.fetchall()}
+    removed = await cursor.fetchall()
+    await connection.execute(
+        "DELETE FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND NOT EXISTS"
+        " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)",
+        [who.tenant, [answer_id for _, answer_id in removed if answer_id is not None]],
+    )
+    return {digest for digest, _ in removed}
 
 
 async def times(connection: Connection, who: Member, digests: Iterable[bytes]) -> dict[bytes, datetime]:
@@ -106,15 +116,26 @@ async def add_mentions(connection: Connection, who: Member, mentions: Iterable[M
     """The newest message that says a thing counts: whatever is forgotten until an earlier moment does not touch it."""
     await connection.cursor().executemany(
         "INSERT INTO conversation_mentions AS m"
-        " (tenant, member, digest, source, conversation, asked_at, observed_at, sent_id)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
-        " ON CONFLICT (tenant, member, digest, source, conversation, asked_at)"
-        " DO UPDATE SET observed_at = excluded.observed_at, sent_id = excluded.sent_id"
-        " WHERE (excluded.observed_at, coalesce(excluded.sent_id, '')) > (m.observed_at, coalesce(m.sent_id, ''))",
+        " (tenant, member, digest, source, conversation, asked_at, observed_at, sent_id, answer_id)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+        " ON CONFLICT (tenant, member, digest, source, conversation, asked_at) DO UPDATE"
+        " SET observed_at = excluded.observed_at, sent_id = excluded.sent_id, answer_id = excluded.answer_id"
+        " WHERE (excluded.observed_at, coalesce(excluded.sent_id, ''), coalesce(excluded.answer_id::text, ''))"
+        " > (m.observed_at, coalesce(m.sent_id, ''), coalesce(m.answer_id::text, ''))",
         [
-            (who.tenant, who.member, m.digest, m.source, m.conversation, m.asked_at, m.observed_at, m.sent_id)
+            (who.tenant, who.member, m.digest, m.source, m.conversation, m.asked_at, m.observed_at, m.sent_id,
+             m.answer_id)
             for m in mentions
         ],
+    )  # fmt: skip
+
+
+async def keep_provenance(connection: Connection, who: Member, answers: Collection[UUID]) -> None:
+    """What these answers were made from is known for as long as a conversation names them."""
+    await connection.execute(
+        "INSERT INTO conversation_provenance (tenant, answer_id, documents) SELECT tenant, answer_id, documents"
+        " FROM answer_provenance WHERE tenant = %s AND answer_id = ANY(%s) ON CONFLICT DO NOTHING",
+        [who.tenant, list(answers)],
     )
 
 

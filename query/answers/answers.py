@@ -14,7 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import structlog
 
@@ -44,6 +44,7 @@ from query.answers.quotes import quotations
 from query.answers.room import room_for_passages
 from query.answers.support import is_no_information
 from query.answers.written import Found, Writing
+from query.conversations import record_made_from
 from query.material import CallerClass, Material, Question
 from query.settings import ChatSettings
 from query.steps import Steps
@@ -141,6 +142,28 @@ class _Answering:
         self.is_crowded = False
 
     async def run(self) -> AsyncGenerator[Event, None]:
+        async with aclosing(self._events()) as events:
+            async for event in events:
+                if isinstance(event, Done):
+                    await self._note_made_from(event.answer)
+                yield event
+
+    async def _note_made_from(self, answer: Answer) -> None:
+        """So that it can be read along in a later question. Where the database is away it is not recorded, and so not
+        read along."""
+        if (pool := self.answers._pool) is None:
+            return
+        documents: set[UUID] = set()
+        if answer.relevant:  # else the same words whatever was read
+            documents |= {p.result.passage.document_id for p in self.context.passages}
+            if answer.model is not None and self.material.history is not None:  # it may say again what it read there
+                documents |= self.material.history.documents
+        try:
+            await record_made_from(pool, self.caller.tenant, self.id, documents)
+        except PenstockError as error:
+            _log.warning("what an answer was made from is not recorded", error=str(error))
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
         material = self.material
         if material.relevant and material.passages:
             with self.steps.step("context") as facts:

@@ -133,14 +133,16 @@ class _Gathering:
             vector, reason = await vector_of(self.text, scope, self.modes._embedders) if needed else (None, None)
             share = int(HISTORY_SHARE * self.budget)
             async with self._connection("the history") as connection:
-                found = await history(connection, scope.tenant, member, share, question=vector)
+                found = await history(connection, self.caller, member, share, question=vector)
             used = sum(piece.tokens for piece in found.pieces)
             facts |= {"served": found.served, "pieces": len(found.pieces), "tokens": used, "budget_tokens": share}
+            if found.withheld:
+                facts["withheld"] = found.withheld
             if reason is not None:
                 facts |= {"degraded": True, "reason": reason}
         self.history = found
         self.budget -= used
-        self.notes += [note for note in (reason, found.note) if note]
+        self.notes += [*([reason] if reason else []), *found.notes]
 
     # What is decided
 

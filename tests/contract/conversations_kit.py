@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from pipeline.conversations.embed import ConversationVectors
 from pipeline.conversations.record import Conversations
@@ -22,6 +23,7 @@ from pipeline.stages.dead import DeadLetters
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.telemetry import Metrics
+from query.access import Caller
 from query.conversations import History, history
 from tests.space import Space
 from topics.codec import encode
@@ -40,7 +42,11 @@ def moment(minutes: float) -> datetime:
 
 
 def sent(n: int, topic: str = "leave") -> Sent:
-    return Sent(question=f"What about {topic} number {n}?", answer=f"It is rule {n} of {topic}.", asked_at=moment(n))
+    """Its answer was made from no document (``known``)."""
+    return Sent(
+        question=f"What about {topic} number {n}?", answer=f"It is rule {n} of {topic}.", asked_at=moment(n),
+        answer_id=UUID(int=n),
+    )  # fmt: skip
 
 
 def as_grouped(pairs: Sequence[Sent]) -> list[Pair]:
@@ -69,6 +75,21 @@ def forgotten(
     )
 
 
+async def known(pool: Pool, *messages: AnyMessage) -> None:
+    """Whatever these answers are, each was made from no document."""
+    async with pool.connection() as connection:
+        await connection.cursor().executemany(
+            "INSERT INTO answer_provenance (tenant, answer_id, documents) VALUES (%s, %s, '{}') ON CONFLICT DO NOTHING",
+            [
+                (message.tenant, pair.answer_id)
+                for message in messages
+                if isinstance(message, ConversationRecorded)
+                for pair in message.pairs
+                if pair.answer_id is not None
+            ],
+        )
+
+
 @dataclass
 class Desk:
     space: Space
@@ -86,6 +107,7 @@ class Desk:
         return Incoming(name, 0, self.offset, key or record.key, record.value, record.headers, "live")
 
     async def take(self, *messages: AnyMessage) -> None:
+        await known(self.pool, *messages)
         await self.stage.handle([self.record(message) for message in messages])
 
     async def embed(self, embedder: Embedder | None = None) -> int:
@@ -117,7 +139,7 @@ class Desk:
     ) -> History:
         vector = (self.generation, await self.embedder.embed_query(question)) if question else None
         async with self.pool.connection() as connection:
-            return await history(connection, tenant, member, budget, question=vector)
+            return await history(connection, Caller(tenant, frozenset()), member, budget, question=vector)
 
     async def dump(self) -> dict[str, list[tuple[Any, ...]]]:
         """Everything but what was drawn from a clock."""

@@ -60,7 +60,7 @@ async def test_missing_embeddings_are_counted_and_block_nothing(desk: Desk) -> N
     await desk.take(recorded(*(sent(n) for n in range(30, 45))))
     found = await desk.history("rule 3")
     assert (found.served, len(found.pieces), found.without_embedding) == ("nearest", 3, 2)
-    assert found.note == "2 chunks of the history are not embedded yet"
+    assert found.notes == ["2 chunks of the history are not embedded yet"]
     await desk.take(recorded(*(sent(n) for n in range(35)), member="bob"))
     found = await desk.history("rule 3", member="bob")
     assert (found.served, len(found.pieces), found.without_embedding) == ("newest", 4, 4)

@@ -54,13 +54,13 @@ async def test_below_the_gate_everything_is_served_newest_first_and_nothing_is_c
     whole = await desk.history("anything")
     assert whole.served == "whole"
     assert [p.text for p in whole.pieces] == [render(p.question, p.answer) for p in reversed(pairs)]
-    assert (whole.left_out, whole.tokens, whole.note) == (0, tokens_of(pairs), None)
+    assert (whole.left_out, whole.tokens, whole.notes) == (0, tokens_of(pairs), [])
 
     budget = tokens_of(pairs[-2:]) + 1
     trimmed = await desk.history(budget=budget)
     assert [p.first_at for p in trimmed.pieces] == [moment(4), moment(3)]
     assert sum(p.tokens for p in trimmed.pieces) <= budget
-    assert trimmed.note == "the history's 3 oldest pairs did not fit the budget"
+    assert trimmed.notes == ["the history's 3 oldest pairs did not fit the budget"]
 
 
 async def test_at_the_gate_a_history_is_chunked_for_good(desk: Desk) -> None:
@@ -200,7 +200,7 @@ async def test_the_nearest_chunks_are_exactly_the_nearest(desk: Desk) -> None:
         assert found.pieces[0].score == pytest.approx(float(np.max(vectors @ question)), abs=2e-3)
     small = await desk.history("the visa", budget=chunks[0][2] * 2)
     assert len(small.pieces) == 2
-    assert small.note == f"the history's {K - 2} chunks did not fit the budget"
+    assert small.notes == [f"the history's {K - 2} chunks did not fit the budget"]
     plan = await desk.space.query(
         "EXPLAIN SELECT FROM conversation_chunks WHERE tenant = 'acme' AND member = 'ada' ORDER BY embedding <=> %s",
         chunks[0][4],

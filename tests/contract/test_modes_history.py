@@ -16,7 +16,7 @@ from query.material import Material, Question
 from query.modes import Modes
 from query.modes.budget import HISTORY_SHARE
 from query.settings import ChatSettings, RetrievalSettings
-from tests.contract.conversations_kit import recorded, sent
+from tests.contract.conversations_kit import known, recorded, sent
 from tests.leak_paths import BrokenModel
 from tests.library import Library, WordEmbedder, document
 from topics.codec import encode
@@ -29,7 +29,9 @@ GATE = 400
 async def record(library: Library, tenant: str, member: str, pairs: int, *, topic: str = "leave") -> None:
     settings = ConversationSettings(gate_tokens=GATE, embeddings_per_second=10_000)
     stage = Conversations(library.pool, library.detect._dead, byte_pairs().count, library.metrics, settings)
-    message = encode(recorded(*(sent(n, topic) for n in range(pairs)), tenant=tenant, member=member))
+    said = recorded(*(sent(n, topic) for n in range(pairs)), tenant=tenant, member=member)
+    await known(library.pool, said)
+    message = encode(said)
     await stage.handle([Incoming("conversations", 0, 1, message.key, message.value, message.headers, "live")])
     vectors = ConversationVectors(library.pool, OneModel(library.embedder), library.metrics, settings)
     for _ in range(20):

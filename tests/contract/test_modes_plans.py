@@ -13,6 +13,7 @@ from deploy.local.stack import Stack
 from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection
 from query.access import Caller, readable
+from query.conversations import history
 from query.filters import NONE, Filters
 from query.modes import survey as surveying
 from query.modes.documents import read, readable_of
@@ -41,6 +42,16 @@ _FILL = """
     DROP INDEX chunks_g1_hnsw;
     INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding)
         SELECT id, id, access_id, 'text', array_fill(0.1, ARRAY[64])::halfvec FROM documents WHERE seq % 3 > 0;
+    INSERT INTO conversation_members (tenant, member, tokens) VALUES ('acme', 'ada', 400);
+    INSERT INTO conversation_pairs
+        SELECT 'acme', CASE WHEN n <= 20 THEN 'ada' ELSE 'm' || n % 50 END, sha256(n::text::bytea),
+            now() - n * interval '1 s', 20, 'Q' || n, 'A' || n
+        FROM generate_series(1, 5000) n;
+    INSERT INTO conversation_mentions (tenant, member, digest, source, conversation, asked_at, observed_at, answer_id)
+        SELECT tenant, member, digest, 'chat', 'c', asked_at, asked_at, md5(question)::uuid FROM conversation_pairs;
+    INSERT INTO conversation_provenance
+        SELECT m.tenant, m.answer_id, ARRAY(SELECT id FROM documents WHERE seq % 400 = ascii(m.member) % 400)
+        FROM conversation_mentions m;
     ANALYZE;
 """
 
@@ -94,8 +105,10 @@ async def test_deciding_reads_no_more_in_a_large_library(ledger: Connection) -> 
         "what is embedded of a collection": (2 * SAMPLED_ROWS[0], lambda c: coverage(c, few)),
         "what is embedded of nothing": (100, lambda c: coverage(c, nobody)),
     }
+    asker = Caller("acme", frozenset({"wiki/all", "mail/few"}))
     named: dict[str, tuple[int, Callable[[Any], Awaitable[Any]]]] = {
         "documents that are named": (200, lambda c: readable_of(c, wide, some)),
+        "a history of 20 answers, each of 50 documents": (2_000, lambda c: history(c, asker, "ada", 10_000)),
         "their texts": (200, lambda c: read(c, wide, some[:16], budget_tokens=1_000)),
     }
     beyond = {}

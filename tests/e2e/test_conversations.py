@@ -21,6 +21,7 @@ from pipeline.embedding.choose import embedder
 from pipeline.ledger import generations
 from pipeline.settings import dist
 from pipeline.stores.postgres import Pool, open_pool
+from query.access import Caller
 from query.conversations import History, history
 from tests.contract.test_conversations_http import door
 from tests.e2e.test_stream import document, prose
@@ -90,12 +91,12 @@ async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(s
         async def asked(question: str, member: str = "ada") -> History:
             vector = (await active(pool), await model.embed_query(question))
             async with pool.connection() as connection:
-                return await history(connection, "acme", member, 10_000, question=vector)
+                return await history(connection, Caller("acme", frozenset()), member, 10_000, question=vector)
 
         await say(client, *(pair(n, "holidays") for n in range(5)))
         await until(space, PAIRS, 5)
         found = await asked("holidays")
-        assert (found.served, len(found.pieces), found.note) == ("whole", 5, None)
+        assert (found.served, len(found.pieces), found.withheld) == ("whole", 5, 5)
 
         for at, topic in ((10, "printers"), (20, "the canteen"), (30, "parking"), (40, "visas"), (50, "laptops")):
             await say(client, *(pair(n, topic) for n in range(at, at + 10)), conversation=topic)
@@ -158,7 +159,7 @@ async def test_without_the_model_histories_are_served_and_when_it_is_back_they_a
                 while (await model.stats())["requests"] < before + 3:  # it really is asked, and fails
                     await asyncio.sleep(0.2)
                 async with pool.connection() as connection:
-                    found = await history(connection, "acme", "ada", 10_000)
+                    found = await history(connection, Caller("acme", frozenset()), "ada", 10_000)
                 assert (found.served, len(found.pieces), found.without_embedding) == ("newest", 5, 6)
                 assert "point 59?" in found.pieces[0].text
 

@@ -167,6 +167,6 @@ def test_the_budget_takes_what_still_fits_and_what_is_missing_is_said() -> None:
     chunks = [Piece(f"{n}", NOON, NOON, tokens) for n, tokens in enumerate((60, 70, 30, 20))]
     assert [piece.text for piece in _fitting(chunks, 100)] == ["0", "2"]
     assert _fitting(chunks, 10) == []
-    assert History("whole", chunks, 0, 180).note is None
-    assert History("whole", chunks, 3, 500).note == "the history's 3 oldest pairs did not fit the budget"
-    assert "2 chunks" in str(History("nearest", chunks, 0, 500, without_embedding=2).note)
+    assert History("whole", chunks, 0, 180).notes == []
+    assert History("whole", chunks, 3, 500).notes == ["the history's 3 oldest pairs did not fit the budget"]
+    assert "2 chunks" in str(History("nearest", chunks, 0, 500, without_embedding=2).notes)

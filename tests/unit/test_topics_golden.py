@@ -9,6 +9,7 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -100,6 +101,7 @@ EXPECTED: dict[str, AnyMessage] = {
                 answer="Thirty. Dreißig. 30日 🏖",
                 asked_at=datetime(2026, 3, 1, 9, 29, 58, tzinfo=UTC),
                 id="m-17",
+                answer_id=UUID("0f8fad5b-d9cb-469f-a165-70867728950e"),
             ),
             Pair(question="And next year?", answer="", asked_at=datetime(2026, 3, 1, 9, 29, 59, 500_000, tzinfo=UTC)),
         ],

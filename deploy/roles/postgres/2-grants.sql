@@ -43,8 +43,9 @@ GRANT SELECT, INSERT, UPDATE ON
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
-    conversation_members, conversation_pairs, conversation_mentions, conversation_chunks
+    conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
+GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied while a conversation names it
 -- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
 GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at) ON connectors
     TO penstock_worker, penstock_query;
@@ -66,10 +67,10 @@ GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 GRANT SELECT ON
     generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
     dead_letters, audit_runs, audit_differences, embedding_days,
-    conversation_members, conversation_pairs, conversation_chunks
+    conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON
-    answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
+    answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
 
 COMMIT;
