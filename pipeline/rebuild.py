@@ -115,10 +115,11 @@ class Rebuild:
         return await builds.begin(self._connection, new, origin)
 
     async def _swap(self, build: Build) -> None:
-        """What was pending for a moment when the others stood still is waited for."""
+        """What is pending when everything else stands still is waited for, however young it is."""
         self._builder.progress("swapping", 0, 1)
-        while await patiently(self._connection, lambda: builds.cut_over(self._connection, build)):
-            await self._builder.converge(build)
+        before = await builds.moment(self._connection)
+        while await patiently(self._connection, lambda: builds.cut_over(self._connection, build, before=before)):
+            await self._builder.converge(build, before=before)
         self._builder.progress("swapping", 1, 1)
 
 

@@ -140,12 +140,14 @@ class Builder:
         waiting = await builds.pending(self.connection, build, limit=2 * MOST_PENDING)
         await self._hint([(d, build.generation.name, "backfill") for d in waiting])
 
-    async def converge(self, build: Build) -> None:
-        first = (await builds.outstanding(self.connection, build)).holding
+    async def converge(self, build: Build, *, before: datetime | None = None) -> None:
+        """Wait for what holds up a cut-over. before: see ``builds.cut_over``. Raises Retryable."""
+        first = (await builds.outstanding(self.connection, build, before=before)).holding
         await self._until(
             build,
             lambda o: not o.holding,
             lambda o: self.progress("converging", max(0, first - o.holding), max(first, o.holding)),
+            before=before,
         )
 
     async def complete(self, build: Build) -> None:

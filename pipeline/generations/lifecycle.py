@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import datetime
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
-from pipeline.generations.building import Builder, patiently
+from pipeline.generations.building import POLL_SECONDS, Builder, patiently
 from pipeline.ledger import builds, generations
 from pipeline.ledger.builds import FOLLOWED_SECONDS, Build
 from pipeline.stores.postgres import Connection, translated
@@ -127,17 +128,26 @@ def _require_followed(build: Build, held: int) -> None:
 
 
 async def cutover(connection: Connection) -> Switched:
-    """To the generation that was built. Raises Misconfigured or Retryable, saying why not; then nothing was done."""
+    """To the generation that was built, once it has everything that was accepted before. What is not there after
+    ``FOLLOWED_SECONDS`` refuses it. Raises Misconfigured or Retryable, saying why not; then nothing was done."""
     build = await require_complete(connection)
     name = build.generation.name
     with translated("generations"):
         before = {g.name for g in await generations.writable(connection)}
         active = await generations.active(connection)
-        _require_followed(
-            build, await patiently(connection, lambda: builds.cut_over(connection, build, keep_origin=True))
-        )
+        now = await builds.moment(connection)
+        while await _switch(connection, build, now):
+            _require_followed(build, (await builds.outstanding(connection, build)).held)
+            await asyncio.sleep(POLL_SECONDS)
         after = {g.name for g in await generations.writable(connection)}
     return Switched(name, active.name, sorted(before - after))
+
+
+async def _switch(connection: Connection, build: Build, before: datetime) -> int:
+    """See ``builds.cut_over``; what holds it up is looked for first without keeping everybody else from writing."""
+    if held := (await builds.outstanding(connection, build, before=before)).held:
+        return held
+    return await patiently(connection, lambda: builds.cut_over(connection, build, before=before, keep_origin=True))
 
 
 async def rollback(connection: Connection, *, force: bool = False) -> Switched:

@@ -53,7 +53,7 @@ class Outstanding:
     failed: int
     """Of them, set aside after a failure."""
     holding: int
-    """Of them, what holds up the cut-over: all but young live work."""
+    """Of them, what holds up the cut-over: all but young live work, and of that what has waited since a moment."""
     early: int
     """Of them, what has waited since before a moment, and has not failed."""
     held: int
@@ -162,7 +162,8 @@ async def moment(connection: Connection) -> datetime:
 
 
 async def outstanding(connection: Connection, build: Build, *, before: datetime | None = None) -> Outstanding:
-    """How much of the replaced stores is not there yet. Cheap while little is pending. before: see ``early``."""
+    """How much of the replaced stores is not there yet. Cheap while little is pending. before: see ``early`` and
+    ``holding``."""
     cursor = await connection.execute(
         """
         SELECT count(*), count(*) FILTER (WHERE s.attempts > 0), count(*) FILTER (WHERE h.holding),
@@ -170,10 +171,11 @@ async def outstanding(connection: Connection, build: Build, *, before: datetime 
             count(DISTINCT s.document_id) FILTER (WHERE h.holding)
         FROM index_state s JOIN builds b ON b.generation = s.generation
         CROSS JOIN LATERAL (SELECT s.attempts > 0 OR b.filled_at IS NULL OR s.pending_since <= b.filled_at
-            OR s.pending_since < clock_timestamp() - make_interval(secs => %s)) h (holding)
+            OR s.pending_since < clock_timestamp() - make_interval(secs => %s)
+            OR coalesce(s.pending_since <= %s::timestamptz, false)) h (holding)
         WHERE s.generation = %s AND s.store = ANY (b.replaces) AND s.seq < s.want_seq
         """,
-        [before, FOLLOWED_SECONDS, build.generation.name],
+        [before, FOLLOWED_SECONDS, before, build.generation.name],
     )
     row = await cursor.fetchone()
     assert row is not None
@@ -211,11 +213,15 @@ async def failures(connection: Connection, build: Build, *, limit: int) -> list[
     return [(Identity(id_, t, s, e), store, error) for id_, t, s, e, store, error in await cursor.fetchall()]
 
 
-async def cut_over(connection: Connection, build: Build, *, keep_origin: bool = False) -> int:
+async def cut_over(
+    connection: Connection, build: Build, *, before: datetime | None = None, keep_origin: bool = False
+) -> int:
     """Make the build the active generation, readers' view included: one transaction. The one that was active is
     retired, or kept as the previous one (which then takes the place of an older previous one, retired).
 
-    Returns 0 when that was done (or had been done before), else how many documents hold it up, and nothing was done.
+    before: whatever was accepted until this moment holds it up too, however young it is: it is found in the one that is
+    active now, and has to be in the other. Returns 0 when that was done (or had been done before), else how many
+    documents hold it up, and nothing was done.
     Raises Misconfigured when it is not complete, or when another generation than its origin is active and it shares a
     store with the origin; Retryable (by ``translated``) when a reader keeps the view locked.
     """
@@ -234,7 +240,7 @@ async def cut_over(connection: Connection, build: Build, *, keep_origin: bool = 
         filled_at, ready_at = await cursor.fetchone() or (None, None)
         if filled_at is None or (keep_origin and ready_at is None):
             raise Misconfigured(f"generation {build.generation.name} is not complete yet: nothing was swapped")
-        if held := (await outstanding(connection, build)).held:
+        if held := (await outstanding(connection, build, before=before)).held:
             return held
         await make_active(connection, build.generation, active, keep=keep_origin)
     return 0

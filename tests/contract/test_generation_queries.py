@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import datetime
 from itertools import count
 from typing import Any
 
@@ -19,7 +20,9 @@ from deploy.local.stack import Stack
 from pipeline.core.model import Generation
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
+from pipeline.ledger import builds
 from pipeline.settings import dist
+from pipeline.stores.postgres import Connection
 from query.embedder import QueryEmbedder
 from query.embedders import GenerationEmbedders
 from query.following import Following
@@ -116,6 +119,54 @@ async def test_no_query_fails_or_mixes_models_while_generations_change(site: Sit
     assert set(reigned) == {"g1", "g2", "g3"}
     assert all(set(model.asked) > {"warm up"} for model in site.models.values()), "each has answered questions"
     assert {s for model in site.models.values() for s in model.stats.statuses} == {"200"}, "each key went to its host"
+
+
+async def test_an_edit_just_before_a_cut_over_is_found_before_and_after_it(site: Site) -> None:
+    """The next generation's model was slow: the cut-over came before the edit's vector, and nothing found it."""
+    edit = document("fresh.md", "All about otter holts, in the year 1999.", acl_tags=["user:ann", "staff"])
+    new = site.libraries[-1]
+    async with site.service() as (client, _):
+
+        async def is_found() -> None:
+            assert wrong(await search(client, edit.content), "fresh.md", "vector") is None
+
+        ids = await site.library.accept(edit)
+        await asyncio.gather(*(library.converge(*ids) for library in site.libraries if library is not new))
+        await new.keywords.converge(new.generation, ids)
+        await is_found()
+        cutting = asyncio.create_task(site.cut_over())
+        for _ in range(10):
+            await is_found()
+        assert not cutting.done()
+        await new.vectors.converge(new.generation, ids)
+        assert await cutting == "g3"
+        await is_found()
+
+
+async def test_what_comes_while_a_cut_over_waits_does_not_hold_it_up(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under live traffic something always waits."""
+    first, second = (document(f"{n}.md", f"All about {n}.", acl_tags=["staff"]) for n in ("before", "after"))
+    ids = await site.library.accept(first)
+    moment, waits = builds.moment, asyncio.Event()
+
+    async def noted(connection: Connection) -> datetime:
+        now = await moment(connection)
+        waits.set()
+        return now
+
+    monkeypatch.setattr(builds, "moment", noted)
+    cutting = asyncio.create_task(site.cut_over())
+    await asyncio.wait_for(waits.wait(), 60)
+    later = await site.library.accept(second)
+    for library in site.libraries:
+        await library.converge(*ids)
+    assert await cutting == "g3"
+    waiting = await site.library.execute("SELECT DISTINCT document_id FROM index_state WHERE seq < want_seq")
+    assert waiting == [(later[0],)]
+    for library in site.libraries:
+        await library.converge(*later)
 
 
 async def test_the_very_next_query_after_a_change_uses_the_new_generation(site: Site) -> None:
