@@ -125,13 +125,16 @@ class Folder(SmallSource):
             walk = await asyncio.to_thread(self._walk, root, root)
             found = iter(walk.candidates())
             while batch := await asyncio.to_thread(lambda found=found: list(islice(found, LISTED))):  # type: ignore[misc]
+                files = [one for one in batch if isinstance(one, Candidate)]
                 yield [
                     Listed(
-                        external_id=self._ids.of(one.path, one.stat), acl_tags=one.acl_tags,
-                        required_tags=one.required_tags, revision=_revision(one.path, describe(one.stat)),
+                        external_id=self._ids.of(one.path, one.stat),
+                        acl_tags=one.acl_tags,
+                        required_tags=one.required_tags,
+                        revision=_revision(one.path, describe(one.stat)),
                     )
-                    for one in batch if isinstance(one, Candidate)
-                ]  # fmt: skip
+                    for one in await asyncio.to_thread(walk.access_now, files)
+                ]
             if lost := [*walk.unreadable, *walk.broken]:
                 raise Misconfigured(f"{lost[0]} cannot be listed, or its .penstock.toml not obeyed: `check` says why")
 

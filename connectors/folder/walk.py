@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import stat as modes
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from connectors.folder.options import FolderOptions
 from connectors.folder.policy import FILE, Policy, PolicyError
@@ -50,6 +50,27 @@ class Walk:
         else:
             yield from self._named_file(policy)
         self.complete = True
+
+    def access_now(self, batch: Sequence[Candidate]) -> list[Candidate]:
+        """The same files under the rules as they are now: ``candidates`` reads those of a folder once, and goes on with
+        them however long whoever iterates takes. Notes folders whose rules cannot be obeyed (any more)."""
+        known: dict[str, Policy | None] = {}
+        found = []
+        for one in batch:
+            if (policy := self._policy_now(os.path.dirname(one.path), known)) is not None:
+                found.append(replace(one, acl_tags=policy.acl_tags, required_tags=policy.required_tags))
+        return found
+
+    def _policy_now(self, folder: str, known: dict[str, Policy | None]) -> Policy | None:
+        if folder not in known:
+            is_top = folder == self.root or not is_within(folder, self.root)  # the latter: a file that was named itself
+            above = Policy.of(self.options) if is_top else self._policy_now(os.path.dirname(folder), known)
+            try:
+                known[folder] = above and above.within(folder)
+            except PolicyError:
+                self.broken.append(folder)
+                known[folder] = None
+        return known[folder]
 
     def _named_file(self, policy: Policy) -> Iterator[Candidate | Problem]:
         """A file that was named itself is taken whatever its name; its own folder may say who reads it."""

@@ -42,10 +42,18 @@ class Lister:
             done.add(channel.id)
             await self._losses.listed(channel.id, rows)
             await self._losses.found(channel.id)
-        for id, lost in (await self._lost(done)).items():
-            rows_of_it = await self._losses.listing(id, lost)
-            for start in range(0, len(rows_of_it), self._options.rows_per_request):
-                yield rows_of_it[start : start + self._options.rows_per_request]
+        for id in await self._losses.channels():
+            if id not in done:
+                async for page in self._of_lost(id):
+                    yield page
+
+    async def _of_lost(self, id: str) -> AsyncIterator[Sequence[Listed]]:
+        """What was listed of it before. The channel is asked for anew for each page: access that was read for an
+        earlier page would be published under a stamp that is later than the reading."""
+        known = await self._losses.known(id)
+        for start in range(0, max(1, len(known)), self._options.rows_per_request):
+            channel = await self._lost_channel(id)
+            yield await self._losses.listing(id, channel, known[start : start + self._options.rows_per_request])
 
     async def _history(self, channel: Channel) -> AsyncIterator[Sequence[Listed]]:
         place = await self._directory.place(channel)
@@ -59,15 +67,13 @@ class Lister:
 
     async def _lost(self, read: Collection[str]) -> Mapping[str, Channel | None]:
         """Channels listed before and not among ``read``, each asked for by name."""
-        found: dict[str, Channel | None] = {}
-        for id in await self._losses.channels():
-            if id in read:
-                continue
-            channel = await self._directory.channel(id)
-            if channel is not None and self._directory.admits(channel):
-                raise Retryable("Slack's list of channels lacked one that is there: the listing is not complete")
-            found[id] = channel
-        return found
+        return {id: await self._lost_channel(id) for id in await self._losses.channels() if id not in read}
+
+    async def _lost_channel(self, id: str) -> Channel | None:
+        channel = await self._directory.channel(id)
+        if channel is not None and self._directory.admits(channel):
+            raise Retryable("Slack's list of channels lacked one that is there: the listing is not complete")
+        return channel
 
     async def groups(self, tags: Collection[str] | None) -> AsyncIterator[Group]:
         """Each channel's members are asked for after the list of people, and both anew."""

@@ -40,9 +40,13 @@ class Losses:
         """A public channel that was archived: the workspace still reads it in Slack, the app does not."""
         return channel is not None and channel.is_archived and not channel.is_private and self._directory.wants(channel)
 
-    async def listing(self, id: str, channel: Channel | None) -> list[Listed]:
-        """What a sweep shall see of a channel that cannot be read (any more)."""
-        rows = await asyncio.to_thread(self._roster.read, id)
+    async def known(self, id: str) -> list[Row]:
+        """What was listed of a channel last: which documents, never who may read them."""
+        return await asyncio.to_thread(self._roster.read, id)
+
+    async def listing(self, id: str, channel: Channel | None, rows: Sequence[Row]) -> list[Listed]:
+        """What a sweep shall see of some documents of a channel that cannot be read (any more). channel: as it is now;
+        None: there is none."""
         if self.is_kept(channel):
             return [Listed(external_id=row, acl_tags=(tag(id),), revision=revision) for row, revision in rows]
         unwanted = channel is not None and not self._directory.wants(channel)

@@ -311,6 +311,22 @@ async def test_a_public_channel_that_is_archived_stays_readable_for_the_workspac
     assert isinstance(await one(dropping, id), Gone)
 
 
+async def test_an_archived_channel_that_closes_while_it_is_listed_is_closed_in_the_pages_after_that(
+    desk: Desk, ann: str, ops: str
+) -> None:
+    w = desk.workspace
+    for n in range(5):
+        w.post(ops, ann, f"for the record {n}")
+    slack = desk.slack()
+    await listing(slack)
+    w.archive(ops)
+    pages = []
+    async for page in slack.slim():
+        pages.append(page)
+        w.channels[ops].is_private = True  # what is asked for from now on is stamped later than this
+    assert [{one.acl_tags for one in page} for page in pages] == [{(f"channel:{ops}",)}, {()}]
+
+
 async def test_a_list_of_channels_that_is_cut_short_is_no_complete_listing(desk: Desk, ann: str) -> None:
     w = desk.workspace
     for n in range(5):

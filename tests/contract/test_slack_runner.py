@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from connectors.fakes.slack import FakeSlack
+from connectors.fakes.slack_methods import METHODS
+from connectors.fakes.slack_methods import Desk as FakeDesk
 from connectors.runner.instance import Instance
 from connectors.slack import Slack
 from connectors.slack.playground import SlackPlayground, playing
 from deploy.local.stack import Stack
 from tests.played import Played, documents, made
 from tests.runner_kit import Ground, bench_on, ground_on, kinds
+from topics.messages import IdentityChanged
 
 pytestmark = pytest.mark.stack
 
@@ -175,3 +180,37 @@ async def test_a_member_who_leaves_loses_the_tag_and_nothing_else_is_published(o
         [message] = found
         assert (message.kind, message.principal) == ("identity.changed.v1", "ann@acme.example")
         assert message.groups == [f"channel:{office.channel}", f"workspace:{w.team_id}"]
+
+
+async def test_a_channel_that_becomes_private_while_groups_are_listed_is_not_said_to_have_been_public_after_that(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stamp of a set of groups is older than any part of it: a set that still has the channel is older than the
+    moment at which the channel was closed, so whatever was read after that moment outranks it."""
+    w = office.fake.workspace
+    ben = w.user("Ben Roy")  # reads the channel because the whole workspace does
+    closed_at: list[datetime] = []
+    members = METHODS["conversations.members"]
+
+    def close(desk: FakeDesk, arguments: Mapping[str, str]) -> dict[str, Any]:
+        if not closed_at:
+            w.convert_to_private(office.channel)
+            office.fake.lose()
+            closed_at.append(datetime.now(UTC))
+        return members(desk, arguments)
+
+    async with office.running() as instance:
+        await office.read(instance)
+        w.channel("news", ben)
+        office.fake.lose()
+        await office.bench.take()
+        monkeypatch.setitem(METHODS, "conversations.members", close)
+        await office.bench.ask("groups")
+        during = [one for one in await office.bench.take() if isinstance(one, IdentityChanged)]
+        await office.bench.ask("groups")
+        after = [one for one in await office.bench.take() if isinstance(one, IdentityChanged)]
+    tag = f"channel:{office.channel}"
+    assert all(one.observed_at < closed_at[0] for one in during)
+    assert [tag in one.groups for one in during if one.principal == "ben@acme.example"] == [True]
+    assert [tag in one.groups for one in after if one.principal == "ben@acme.example"] == [False]
+    assert all(one.observed_at > closed_at[0] for one in after)

@@ -30,6 +30,9 @@ KINDS = {"docs": "folder", "git": "git", "confluence": "confluence", "slack": "s
 """The connector's name (``folder`` itself is reserved for ``penstock ingest``) and its kind."""
 INGESTED = "folder"
 """The source under which ``penstock ingest`` publishes."""
+CLOSED_BY_MEMBERSHIP = {("slack", "restrict"), *((source, "leave") for source in KINDS)}
+"""(source, operation) that take a tag from a person and leave the document's own tags as they are: a channel that
+becomes private is no longer held by the whole workspace."""
 
 
 class Reversible(Protocol):

@@ -18,7 +18,7 @@ from query.settings import AuthSettings, QuerySettings, ServeSettings
 from tests.contract.mcp_kit import connected
 from tests.faults import tally
 from tests.faults.history import History, Query, Revocation
-from tests.faults.offices import INGESTED, TENANT
+from tests.faults.offices import CLOSED_BY_MEMBERSHIP, TENANT
 from tests.space import Space
 
 MAX_RESULTS = 100
@@ -140,26 +140,31 @@ class Reading:
         }
         now = time.monotonic()
         for revocation in waiting:
-            if self._is_accepted(revocation, documents, members):
+            if is_accepted(revocation, revocation.completed + self._clock_offset, documents, members):
                 revocation.accepted = now
                 tally.DONE["revocations followed to their acceptance"] += 1
 
-    def _is_accepted(
-        self,
-        revocation: Revocation,
-        documents: Mapping[str, tuple[float | None, float | None]],
-        members: Mapping[tuple[str, str], float],
-    ) -> bool:
-        key, person = revocation.register
-        source = key.partition("/")[0]
-        completed = revocation.completed + self._clock_offset
-        access, deleted = documents.get(key, (None, None))
-        is_deleted = deleted is not None and deleted > completed
-        if revocation.kind == "remove":
-            return is_deleted
-        if revocation.kind == "leave" and source != INGESTED:
-            return members.get((source, person), 0.0) > completed
-        return is_deleted or (access is not None and access > completed)
+
+def is_accepted(
+    revocation: Revocation,
+    completed: float,
+    documents: Mapping[str, tuple[float | None, float | None]],
+    members: Mapping[tuple[str, str], float],
+) -> bool:
+    """Whether the ledger's stamps are those of something that was read after the revocation.
+
+    completed: when it was completed, seconds since 1970, as the stamps are. documents: (access, delete) by key.
+    members: by source and person.
+    """
+    key, person = revocation.register
+    source = key.partition("/")[0]
+    access, deleted = documents.get(key, (None, None))
+    is_deleted = deleted is not None and deleted > completed
+    if revocation.kind == "remove":
+        return is_deleted
+    if (source, revocation.kind) in CLOSED_BY_MEMBERSHIP:
+        return members.get((source, person), 0.0) > completed
+    return is_deleted or (access is not None and access > completed)
 
 
 def _headers(person: str) -> dict[str, str]:

@@ -46,10 +46,6 @@ OPERATIONS = (12, 24)
 MAX_OPERATIONS = 60
 TAKEN_BACK_SECONDS = 4.0
 GRANTING, REVOKING = ("write", "revert", "restore", "allow", "join"), ("remove", "restrict", "leave")
-CORRECTED_BY_THE_NEXT_SWEEP = ("slack", "restrict")
-"""A listing of Slack reads the channels' access once, at its beginning, and shows it under later stamps, as
-docs/guarantees.md says. Nothing is registered as revoked then; what people are shown in the end is compared all the
-same."""
 INVERSE = {
     "write": "revert",
     "revert": "revert",
@@ -200,7 +196,7 @@ class Operating:
             self._history.grant(registers, invoked)
         await office.do(operation, name, self._text())
         tally.DONE[f"source operations: {operation}"] += 1
-        if operation in REVOKING and (office.source, operation) != CORRECTED_BY_THE_NEXT_SWEEP:
+        if operation in REVOKING:
             self._history.revoke(registers, operation, invoked, time.monotonic())
 
     def _text(self) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.faults.history import History, Query
+from tests.faults.history import History, Query, Revocation
+from tests.faults.readers import is_accepted
 
 ANN = ("plan.md", "ann")
 
@@ -53,3 +54,10 @@ def test_a_second_revocation_closes_it_again() -> None:
     made.revoke([ANN], "deletion", invoked=4.0, completed=4.1)
     made.revocations[1].accepted = 5.0
     assert len(ask(made, 5.5, 5.6, "plan.md")) == 1
+
+
+@pytest.mark.parametrize(("members", "accepted"), [(9.0, False), (10.5, True)])
+def test_a_private_channel_is_closed_by_memberships_and_not_by_a_newer_text(members: float, accepted: bool) -> None:
+    revocation = Revocation(("slack/C1:1.0", "ann"), "restrict", invoked=9.9, completed=10.0)
+    edited_later = {"slack/C1:1.0": (11.0, None)}
+    assert is_accepted(revocation, revocation.completed, edited_later, {("slack", "ann"): members}) is accepted
