@@ -36,6 +36,8 @@ class Row:
     worker: str | None
     address: str | None
     silent_seconds: float | None
+    reconciliation: Mapping[str, Any] | None = None
+    """The last comparison with the ledger: at, documents, principals, found (by kind), standing (not mended)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,7 @@ class Condensed:
             "documents": self.documents, "loaded": bool(row and row.loaded_at), "guard": row and row.guard,
             "activities": dict(row.activities) if row else {}, "published": dict(row.counts) if row else {},
             "problems": list(row.problems) if row else [], "worker": row and row.worker,
+            "reconciliation": row and row.reconciliation,
             "address": row.address if row and self.state not in ("not running",) else None,
             "unpublishable": dict(self.unpublishable_by_code),
             "unpublishable_documents": [
@@ -97,7 +100,8 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
         async with pool.connection() as connection:
             async with connection.cursor(row_factory=class_row(Row)) as cursor:
                 await cursor.execute(
-                    "SELECT kind, paused, full_state, loaded_at, guard, activities, counts, problems, worker, address,"
+                    "SELECT kind, paused, full_state, loaded_at, guard, activities, counts, problems,"
+                    " reconciliation, worker, address,"
                     " extract(epoch FROM clock_timestamp() - seen_at)::float AS silent_seconds"
                     " FROM connectors WHERE tenant = %s AND source = %s",
                     me,

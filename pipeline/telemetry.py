@@ -183,6 +183,12 @@ class Metrics:
             "penstock_connector_events", "Events that sources sent us, by what became of them", ["source", "outcome"],
             registry=r,
         )  # fmt: skip
+        self.reconciled = Counter(
+            "penstock_reconciliation_differences",
+            "Differences between what a connector published and what the ledger accepted, each published again",
+            ["source", "kind"],
+            registry=r,
+        )
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
         self.pending = Gauge(
             "penstock_pending_documents",

@@ -24,8 +24,7 @@ from pipeline.ledger import skipped
 from pipeline.settings import KafkaSettings
 from pipeline.stores.postgres import VITALS_LOCK, Connection, Pool, translated
 from pipeline.telemetry import Metrics
-from topics.offsets import Groups, OffsetsUnavailable
-from topics.offsets import lag as topic_lag
+from topics.offsets import Groups, Log, OffsetsUnavailable, lag
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
@@ -34,6 +33,12 @@ T = TypeVar("T")
 FINISH_SECONDS = 2.0
 SHARE = 0.05
 """Of Postgres's time: with millions of documents pending a look takes seconds, and so comes less often."""
+WRITING_THE_LEDGER = frozenset({"detect", "identities"})
+"""Stages whose progress connectors compare with what they have published (connectors/runner/reconcile.py)."""
+Place = tuple[str, int]
+"""Topic and partition."""
+Logs = Mapping[Place, Log]
+Done = Mapping[Place, int]
 COUNTED = 100_000
 """The gauge of dead letters goes no higher."""
 
@@ -86,6 +91,8 @@ class Vitals:
         self._stages = stages
         self._metrics = metrics
         self._every = every_seconds
+        self._ends: dict[str, tuple[datetime, Mapping[Place, int]]] = {}
+        """By stage: a moment, and where the partitions ended then; kept until the stage has come so far."""
 
     async def run(self) -> BaseException:
         """Look until cancelled; a world that is down is waited for."""
@@ -146,15 +153,39 @@ class Vitals:
         _set(m.skipped_documents, unread.items())
         _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
         _set(m.access_age, [(source, access) for source, _, access in sources])
+        async with connection.transaction():
+            [now] = await (await connection.execute("SELECT clock_timestamp()")).fetchone() or (None,)
         try:
-            behind = await _undisturbed(lag(self._kafka, self._stages))
+            logs, done = await _undisturbed(progress(self._kafka, self._stages))
         except Retryable as error:
             m.lag.clear()
             log.warning("lag_unknown", reason=str(error)[:200])
             return took
-        for (stage, lane), records in behind.items():
-            m.lag.labels(stage, lane).set(records)
+        for stage, topics in self._stages.items():
+            for lane, topic in topics.items():
+                m.lag.labels(stage, lane).set(lag(logs, done[stage], topic.name))
+        await self._note_handled(connection, now, logs, done)
         return took
+
+    async def _note_handled(self, connection: Connection, now: datetime, logs: Logs, done: Mapping[str, Done]) -> None:
+        """Record up to which moment everything that was sent has been handled. now: before Kafka was asked."""
+        handled = {}
+        for stage in WRITING_THE_LEDGER & self._stages.keys():
+            names = {topic.name for topic in self._stages[stage].values()}
+            mine = {place: log for place, log in logs.items() if place[0] in names}
+            moment, ends = self._ends.setdefault(stage, (now, {place: log.end for place, log in mine.items()}))
+            left = [
+                log.behind(done[stage].get(place)) - max(0, log.end - ends.get(place, 0)) for place, log in mine.items()
+            ]
+            if max(left, default=0) <= 0:
+                handled[stage] = moment
+                del self._ends[stage]
+        if handled:
+            async with connection.transaction():
+                await connection.cursor().executemany(
+                    "INSERT INTO handled VALUES (%s, %s) ON CONFLICT (stage) DO UPDATE SET until = EXCLUDED.until",
+                    sorted(handled.items()),
+                )
 
     def _forget_ledger(self) -> None:
         m = self._metrics
@@ -184,18 +215,12 @@ def _set(gauge: Gauge, values: Iterable[tuple[str, float | None]]) -> None:
             gauge.labels(label).set(max(0.0, float(value)))
 
 
-async def lag(kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]]) -> dict[tuple[str, Lane], int]:
-    """(stage, lane) → records from its group's committed offsets to the end; what it never committed counts from the
-    oldest record that is kept. Raises Retryable."""
+async def progress(kafka: KafkaSettings, stages: Mapping[str, Mapping[Lane, Topic]]) -> tuple[Logs, Mapping[str, Done]]:
+    """The partitions that the stages read, and by stage what its group has committed of them. Raises Retryable."""
     wanted = {topic.name for topics in stages.values() for topic in topics.values()}
-    found: dict[tuple[str, Lane], int] = {}
     try:
         async with Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka)) as groups:
             logs = await groups.logs(wanted, datetime.now(UTC))
-            for stage, topics in stages.items():
-                done = await groups.committed(f"penstock-{stage}")
-                for lane, topic in topics.items():
-                    found[stage, lane] = topic_lag(logs, done, topic.name)
+            return logs, {stage: await groups.committed(f"penstock-{stage}") for stage in stages}
     except OffsetsUnavailable as error:
         raise Retryable(str(error), service="kafka") from error
-    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +19,7 @@ from connectors.runner.identities import Identities
 from connectors.runner.lease import Lease, lease
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
+from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import Ask, PostgresMemory, State
 from connectors.runner.sweep import Sweep
@@ -54,6 +55,7 @@ class Instance:
         self._publisher: Publisher | None = None
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
+        self._reconcile: Reconcile | None = None
         self.held_elsewhere = False
         """Another process runs it."""
         self._answered: set[int] = set()
@@ -146,12 +148,22 @@ class Instance:
         )  # fmt: skip
         sweep = Sweep(
             source, state, publisher, clock, between_pages=self._between_pages,
-            unrevised=lambda: self.activities["full"].ask("again"),
+            unrevised=lambda: self.activities["full"].ask("again"), done=lambda: self.activities["reconcile"].ask(),
         )  # fmt: skip
         identities = Identities(
             source, self._services.producer, self._services.pool, state.holder, clock,
             between_pages=self._between_pages,
         )  # fmt: skip
+
+        def look_again(ids: Collection[str], groups: bool) -> None:
+            if ids:
+                self.activities["events"].ask(*ids)
+            if groups:
+                self.activities["groups"].ask()
+
+        reconcile = Reconcile(
+            self._services.pool, state, rows, clock, between_pages=self._between_pages, look_again=look_again
+        )
 
         async def listen(_words: frozenset[str]) -> None:
             await source.listen(self.react)
@@ -175,10 +187,13 @@ class Instance:
         activity("groups", identities.all, plan.groups_seconds, rests=True)
         activity("tags", identities.some, None)
         activity("events", crawl.fetch, None)
+        activity("reconcile", reconcile.run, None)
         activity("listen", listen, None)
         self.activities["full"].ask()
         self.activities["listen"].ask()
-        self._publisher, self._sweep, self._identities = publisher, sweep, identities
+        for kind in KINDS:  # an increase from nothing is not seen
+            self._services.metrics.reconciled.labels(self.plan.name, kind)
+        self._publisher, self._sweep, self._identities, self._reconcile = publisher, sweep, identities, reconcile
 
     async def _look_at_doubts(self, rows: Rows) -> None:
         """The runner before this one may have published them, and was cut off before it could say so."""
@@ -266,6 +281,10 @@ class Instance:
         metrics, source = self._services.metrics, self.plan.name
         for outcome, n in counts.items():
             metrics.connector_outcomes.labels(source, outcome).inc(n)
+        if self._reconcile is not None:
+            for kind, n in self._reconcile.counts.items():
+                metrics.reconciled.labels(source, kind).inc(n)
+            self._reconcile.counts.clear()
         for name, activity in self.activities.items():
             metrics.connector_waiting.labels(source, name).set(activity.status.state in ("waiting", "needs attention"))
             if (age := activity.status.age_seconds()) is not None:
@@ -278,6 +297,7 @@ class Instance:
         found = [
             *(self._sweep.problems if self._sweep else ()),
             *(self._identities.problems if self._identities else ()),
+            *(self._reconcile.problems if self._reconcile else ()),
         ]
         found += [
             Problem(self.plan.name, "needs_attention", f"{name}: {one.status.reason}")

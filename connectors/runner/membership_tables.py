@@ -137,6 +137,53 @@ class MembershipTables:
                     [(digest(one.tags), *self._instance, one.principal, one.observed_at) for one in batch],
                 )
 
+    async def ledger(self, after: str, limit: int) -> list[tuple[str, datetime, bool]]:
+        """(principal, stamp, whether it holds any group) of what the ledger has accepted of this source, in order."""
+        with translated("memberships"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT principal, observed_at, holds FROM ledger_members(%s, %s, %s, %s)",
+                    [*self._instance, after, limit],
+                )
+                return await cursor.fetchall()
+
+    async def ledger_lacks(self, principals: Sequence[str]) -> list[str]:
+        """Those of which the ledger has accepted nothing."""
+        with translated("memberships"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT ledger_lacks_members(%s, %s, %s)", [*self._instance, list(principals)]
+                )
+                return [row[0] for row in await cursor.fetchall()]
+
+    async def published(self, principals: Sequence[str]) -> dict[str, Published]:
+        with translated("connector_principals"):
+            async with self._pool.connection() as connection:
+                return await self._published(connection, principals)
+
+    async def page(self, after: str, limit: int) -> list[tuple[str, Published]]:
+        """What was published, in order of the principals."""
+        with translated("connector_principals"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT principal, digest, observed_at FROM connector_principals WHERE tenant = %s AND source = %s"
+                    " AND principal > %s ORDER BY principal LIMIT %s",
+                    [*self._instance, after, limit],
+                )
+                return [(principal, Published(bytes(made), at)) for principal, made, at in await cursor.fetchall()]
+
+    async def doubt(self, principals: Mapping[str, datetime]) -> None:
+        """Principals that differ from the ledger, each with the newest stamp known of it: in doubt from now on."""
+        with translated("connector_principals"):
+            async with self._pool.connection() as connection:
+                await self._check_lease(connection)
+                await connection.cursor().executemany(
+                    "INSERT INTO connector_principals AS mine VALUES (%s, %s, %s, '', %s)"
+                    " ON CONFLICT (tenant, source, principal) DO UPDATE SET digest = EXCLUDED.digest,"
+                    " observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+                    [(*self._instance, principal, at) for principal, at in principals.items()],
+                )
+
     async def _groups(self, connection: Connection, tags: Collection[str] | None) -> dict[str, Held]:
         """tags None: all."""
         cursor = await connection.execute(

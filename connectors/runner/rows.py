@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, LiteralString
+from uuid import UUID
 
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
@@ -16,6 +17,7 @@ from pipeline.core.errors import PenstockError
 from pipeline.stores.postgres import Connection, Pool, translated
 
 PAGE = 1_000
+_BEFORE_ALL = UUID(int=0)
 
 
 class LeaseLost(PenstockError):
@@ -29,6 +31,19 @@ class Holder:
     tenant: str
     source: str
     epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A living document as the ledger has it. Tags are qualified by the source. ``has_letter``: an event of it waits as
+    a dead letter."""
+
+    external_id: str
+    version: int
+    access_observed_at: datetime | None
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+    has_letter: bool
 
 
 _COLUMNS: LiteralString = (
@@ -102,10 +117,11 @@ class Rows:
                     raise self._lost()
 
     async def in_doubt(self, limit: int) -> list[str]:
-        """Documents of which an event may have been sent that was never confirmed."""
+        """Documents of which an event may have been sent that was never confirmed. Those that only the ledger knows
+        are a sweep's matter: it alone deletes."""
         found = await self._all(
             "SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s"
-            " AND in_doubt_since IS NOT NULL LIMIT %s",
+            " AND in_doubt_since IS NOT NULL AND swept_at > '-infinity' LIMIT %s",
             *self._me,
             limit,
         )
@@ -194,6 +210,62 @@ class Rows:
             "UPDATE connector_items SET problem_code = NULL, problem_message = NULL WHERE tenant = %s AND source = %s"
             " AND gone AND problem_code IS NOT NULL AND swept_at < %s",
             *self._me, since,
+        )  # fmt: skip
+
+    # The ledger, as far as it is ours to know
+
+    async def ledger(self, after: str, limit: int) -> list[tuple[UUID, Accepted]]:
+        """Living documents of this source, by id. after: an id, or "" for the first ones."""
+        found = await self._all(
+            "SELECT id, external_id, version, access_observed_at, coalesce(acl_tags, '{}'),"
+            " coalesce(required_tags, '{}'), has_letter FROM ledger_documents(%s, %s, %s, %s)",
+            *self._me, UUID(after) if after else _BEFORE_ALL, limit,
+        )  # fmt: skip
+        return [
+            (id_, Accepted(name, version, at, tuple(acl), tuple(required), has_letter))
+            for id_, name, version, at, acl, required, has_letter in found
+        ]
+
+    async def ledger_lacks(self, ids: Sequence[UUID]) -> list[UUID]:
+        """Those that are not alive there, and of which no event waits as a dead letter."""
+        return [row[0] for row in await self._all("SELECT ledger_lacks(%s)", list(ids))]
+
+    async def handled(self) -> dict[str, datetime]:
+        """By stage: everything that was sent before this moment has been handled."""
+        return dict(await self._all("SELECT stage, until FROM handled"))
+
+    async def page(self, after: str, limit: int) -> list[Row]:
+        """Rows in the order of their external ids."""
+        with translated("connector_items"):
+            async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
+                await cursor.execute(
+                    f"SELECT {_COLUMNS} FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s"
+                    " ORDER BY external_id LIMIT %s",
+                    [*self._me, after, limit],
+                )
+                return await cursor.fetchall()
+
+    async def doubt(self, differences: Mapping[str, tuple[int, str]], stamp: datetime) -> None:
+        """Mark documents that differ from the ledger as in doubt. differences: external id → (its version there, the
+        kind). One without a row gets one that no listing has shown: the next sweep asks the source for it."""
+        given = [(name, version, kind) for name, (version, kind) in differences.items()]
+        await self._write(
+            """
+            WITH stamped AS (
+                INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)
+                DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
+            )
+            INSERT INTO connector_items AS mine
+                (tenant, source, scope, external_id, version, swept_at, in_doubt_since, difference, difference_at)
+            SELECT %s, %s, '', given.external_id, given.version, '-infinity', %s, given.kind, clock_timestamp()
+            FROM unnest(%s::text[], %s::bigint[], %s::text[]) given (external_id, version, kind)
+            ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, gone = false,
+                in_doubt_since = EXCLUDED.in_doubt_since, difference = EXCLUDED.difference,
+                difference_at = EXCLUDED.difference_at
+            WHERE mine.in_doubt_since IS NULL
+            """,
+            *self._me, stamp, *self._me, stamp, *(list(column) for column in zip(*given, strict=True)),
         )  # fmt: skip
 
     async def _fence(self, connection: Connection) -> None:

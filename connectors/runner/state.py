@@ -78,6 +78,10 @@ class State:
     async def guard(self, found: Mapping[str, Any] | None) -> None:
         await self._set("guard = %s", None if found is None else Jsonb(dict(found)))
 
+    async def reconciled(self, outcome: Mapping[str, Any]) -> None:
+        """A comparison with the ledger came to its end. outcome: small JSON, for status."""
+        await self._set("reconciliation = %s || jsonb_build_object('at', clock_timestamp())", Jsonb(dict(outcome)))
+
     async def beat(
         self, activities: Mapping[str, Any], counts: Mapping[str, int], problems: Sequence[Mapping[str, str]]
     ) -> tuple[bool, list[Ask]]:

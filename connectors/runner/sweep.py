@@ -30,9 +30,10 @@ class Sweep:
 
     def __init__(
         self, source: Source, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
-        unrevised: Callable[[], None],
+        unrevised: Callable[[], None], done: Callable[[], None],
     ) -> None:  # fmt: skip
-        """unrevised: the listing cannot tell one content from another, so a gap is closed by a full read only."""
+        """unrevised: the listing cannot tell one content from another, so a gap is closed by a full read only. done: a
+        sweep came to its end."""
         self._source = source
         self._state = state
         self._publisher = publisher
@@ -40,6 +41,7 @@ class Sweep:
         self._clock = clock
         self._between_pages = between_pages
         self._unrevised = unrevised
+        self._done = done
         self.problems: list[Problem] = []
         """What the last sweep found wrong with the whole."""
         self.listed = 0
@@ -66,6 +68,7 @@ class Sweep:
         tally += await self._unlisted(started, allowed="allow" in words)
         if "gap" in words and unrevised:
             self._unrevised()
+        self._done()
         return {**tally, "listed": self.listed, "problems": [problem.message for problem in self.problems]}
 
     async def _page(

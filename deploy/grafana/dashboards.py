@@ -260,6 +260,9 @@ CONNECTORS = Dashboard(
                                             "{{source}} {{activity}}")], "none", alarm=1, runbook="connector"),
             Panel("Problems", [('max by (source, of) (penstock_connector_problems{source=~"$source"})',
                                 "{{source}}: {{of}}")], "none", warn=1, runbook="connector"),
+            Panel("Differences from the ledger, each published again",
+                  [('sum by (source, kind) (increase(penstock_reconciliation_differences_total'
+                    '{source=~"$source"}[1h]))', "{{source}}: {{kind}}")], "none", warn=1, runbook="reconciliation"),
             Panel("Documents that cannot be read", [('max by (source) (penstock_skipped_documents{source=~"$source"})'
                                                      " or vector(0)", "{{source}}")], "none", warn=1,
                   says="As they are now; `folder` is what was ingested by hand. `penstock dead list` names them.",

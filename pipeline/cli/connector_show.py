@@ -51,6 +51,12 @@ def show_status(one: Condensed) -> None:
             f"  [red]a sweep lacks {row.guard['missing']} of {row.guard['published']} documents: nothing is deleted[/]"
             f" until penstock connector run {_safe(one.name)} --allow-mass-delete"
         )
+    if (compared := row.reconciliation) is not None:
+        found = ", ".join(f"{kind} {n}" for kind, n in compared["found"].items()) or "no difference"
+        console.print(
+            f"  compared with the ledger {_ago(compared['at'])}: {compared['documents']} documents,"
+            f" {compared['principals']} people's groups: {found}", markup=False,
+        )  # fmt: skip
     table = _table("  activity", "state", "last success", "")
     for name, activity in row.activities.items():
         table.add_row(

@@ -138,6 +138,9 @@ def _source_json(source: Source) -> dict[str, Any]:
             "content_at": _iso(item.content_at),
             "access_at": _iso(item.access_at),
             "seen_at": _iso(item.seen_at),
+            "difference": item.difference,
+            "difference_at": _iso(item.difference_at),
+            "in_doubt_since": _iso(item.in_doubt_since),
         },
     }
 

@@ -27,7 +27,13 @@ class Published:
     """When what is known of its content was asked for."""
     access_at: datetime | None
     seen_at: datetime
-    """When a listing, or a read, last showed it."""
+    """When a listing, or a read, last showed it; 1970: never."""
+    difference: str | None = None
+    """The kind of the last difference between what was published and what the ledger had accepted; None: none ever …"""
+    difference_at: datetime | None = None
+    """… and when it was found."""
+    in_doubt_since: datetime | None = None
+    """It is published again at the next look at the source."""
 
 
 INGESTED = "folder"

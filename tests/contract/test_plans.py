@@ -154,3 +154,32 @@ async def test_a_remembered_answers_look_does_not_grow_while_somebodys_transacti
         assert not await cache.changed_since(ledger, taken, generation, caller, everything)
     await ledger.commit()
     assert await cache.changed_since(ledger, taken, generation, caller, everything)
+
+
+async def test_a_connectors_comparison_reads_one_page_at_a_time(ledger: AsyncConnection[Any]) -> None:
+    """Functions hide their plans: what counts is what was read."""
+    await ledger.execute(
+        "INSERT INTO memberships SELECT 'acme', 'wiki', 'p' || n, '{}', now() FROM generate_series(1, 20000) n"
+    )
+    await ledger.execute("UPDATE documents SET source = 'other' WHERE seq % 2 = 0")
+    await ledger.commit()
+    await ledger.execute("SET enable_seqscan = on")
+    for statement in (
+        "SELECT ledger_documents('acme', 'wiki', md5('7')::uuid, 500)",
+        "SELECT ledger_documents('acme', 'nobody', md5('7')::uuid, 500)",
+        "SELECT ledger_lacks(ARRAY(SELECT md5(n::text)::uuid FROM generate_series(1, 500) n))",
+        "SELECT ledger_members('acme', 'wiki', 'p5', 500)",
+        "SELECT ledger_lacks_members('acme', 'wiki', ARRAY(SELECT 'p' || n FROM generate_series(1, 500) n))",
+    ):
+        before = await _rows_read(ledger)
+        await ledger.execute(statement.encode())
+        assert await _rows_read(ledger) - before <= MOST_ROWS, statement
+
+
+async def _rows_read(connection: AsyncConnection[Any]) -> int:
+    """By this transaction so far, of all tables."""
+    cursor = await connection.execute(
+        "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables"
+    )
+    [[rows]] = await cursor.fetchall()
+    return int(rows)

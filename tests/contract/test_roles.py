@@ -15,6 +15,9 @@ import pytest
 import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from connectors.runner.membership_tables import MembershipTables
+from connectors.runner.rows import Holder, Rows
+from connectors.runner.state import State
 from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
 from pipeline.cli import status_ledger
@@ -160,6 +163,22 @@ async def test_a_worker_lets_rows_into_the_graph_and_builds_none(place: Place) -
     assert await place.library.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph") == [(0,)]
 
 
+async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_role(place: Place) -> None:
+    await place.library.put(document("mine.md", "A text that is none of the connectors' business.", tenant="compared"))
+    await place.library.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('compared', 'wiki', 'notes')")
+    await place.library.execute("INSERT INTO memberships VALUES ('compared', 'wiki', 'ada', '{board}', now())")
+    async with open_pool(PostgresSettings(dsn=place.logins["penstock_connectors"])) as pool:  # type: ignore[arg-type]
+        rows, tables = Rows(pool, Holder("compared", "wiki")), MembershipTables(pool, Holder("compared", "wiki"))
+        [(id_, accepted)] = await rows.ledger("", 10)
+        assert (accepted.external_id, await rows.ledger_lacks([id_])) == ("mine.md", [])
+        assert [(name, holds) for name, _, holds in await tables.ledger("", 10)] == [("ada", True)]
+        assert await tables.ledger_lacks(["ada", "eve"]) == ["eve"]
+        await rows.handled()
+        await rows.doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
+        await tables.doubt({"ada": datetime.now(UTC)})
+        await State(pool, Holder("compared", "wiki")).reconciled({"found": {}})
+
+
 async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:
     put = document("pumps.md", "The reactor is cooled by two pumps.", tenant="asked")
     await place.library.put(put)
@@ -278,6 +297,10 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
         ("penstock_connectors", "SELECT FROM index_state"),
         ("penstock_connectors", "SELECT FROM conversation_pairs"),
         ("penstock_connectors", "SELECT FROM memberships"),
+        ("penstock_connectors", "SELECT FROM access_sets"),
+        ("penstock_connectors", "UPDATE handled SET until = now()"),
+        ("penstock_query", "SELECT ledger_documents('t', 's', md5('')::uuid, 9)"),
+        ("penstock_worker", "SELECT ledger_members('t', 's', '', 9)"),
         ("penstock_connectors", "SELECT FROM readers.chunks"),
         ("penstock_query", "DELETE FROM documents"),
         ("penstock_query", "UPDATE access_sets SET acl_tags = '{everyone}'"),

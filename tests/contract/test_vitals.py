@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -138,3 +139,27 @@ async def test_without_kafka_the_lag_is_absent_and_the_rest_is_there(space: Spac
         await Vitals(pool, nowhere, topics, metrics, every_seconds=0.05).look(connection)
     assert value(metrics, "consumer_lag_records", stage="detect", lane="live") is None
     assert value(metrics, "oldest_pending_seconds", store="vectors", lane="live") == 0
+
+
+async def test_what_is_said_to_have_been_handled_was_sent_and_handled_before_that(space: Space) -> None:
+    """Connectors publish again what the ledger lacks of that."""
+
+    async def handled() -> list[tuple[Any, ...]]:
+        return await space.query("SELECT until FROM handled WHERE stage = 'detect'")
+
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        watch = Vitals(pool, space.settings.kafka, STAGES, Metrics(), every_seconds=0.05)
+        await watch.look(connection)
+        [(nothing_sent,)] = await handled()
+        await space.publish(upserted(1), upserted(2))
+        [(sent,)] = await space.query("SELECT clock_timestamp()")
+        for _ in range(3):
+            await watch.look(connection)
+        assert await handled() == [(nothing_sent,)]
+        space.start("detect")
+        async with asyncio.timeout(60):
+            while (await handled())[0][0] <= sent:
+                await watch.look(connection)
+                await asyncio.sleep(0.1)
+        assert await space.query("SELECT count(*) FROM documents") == [(2,)]
+        space.stop("detect")

@@ -132,6 +132,18 @@ async def test_how_the_source_is_explains_a_document_that_never_came(
         assert "changes: the token is refused" in str(done.exception)
 
 
+async def test_it_differed_from_what_the_connector_had_published(town: Town, tenant: str) -> None:
+    await town.connector(tenant)
+    await Rows(town.pool, Holder(tenant, "wiki", 1)).doubt({"a.md": (3, "unknown")}, NOW)
+    _, told = await town.why(tenant, "a.md")
+    assert told["source"]["document"]["difference"] == "unknown"
+    assert told["source"]["document"]["in_doubt_since"] is not None
+    done = await asyncio.to_thread(
+        CliRunner().invoke, app, ["why", "a.md", "--tenant", tenant], env={"PENSTOCK_HOME": str(town.space.home)}
+    )
+    assert "differed from the ledger (unknown)" in done.stdout + done.stderr + str(done.exception)
+
+
 async def test_it_was_published_and_waits_in_its_partition(town: Town, tenant: str) -> None:
     published = document("a.md", "Some text.", tenant=tenant)
     await town.connector(tenant, Row(external_id="a.md", version=published.version, content_at=NOW))

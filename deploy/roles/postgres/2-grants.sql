@@ -38,7 +38,7 @@ GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
-    embedding_days
+    embedding_days, handled
     TO penstock_worker;
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
 GRANT SELECT, INSERT, UPDATE, DELETE ON
@@ -53,7 +53,7 @@ GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts
 -- What became of one document at its source is told by `penstock why`.
 GRANT SELECT
     (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at,
-        in_doubt_since)
+        in_doubt_since, difference, difference_at)
     ON connector_items TO penstock_worker;
 
 -- The connectors.
@@ -62,6 +62,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     connector_memory, uploads
     TO penstock_connectors;
 GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
+GRANT SELECT ON handled TO penstock_connectors;
+GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_members, ledger_lacks_members TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON

@@ -1,0 +1,254 @@
+"""Compares what was published with what the ledger has accepted, and has whatever differs published again.
+
+The comparison itself publishes nothing: it marks documents and principals as in doubt, and the next look at the source
+publishes them as they are then. Law: nothing is marked that may merely be on its way, and a document that only the
+ledger knows is deleted by a sweep alone, under the same conditions as any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from time import monotonic
+from typing import Any, Literal, get_args
+
+import structlog
+
+from connectors.clock import Clock
+from connectors.protocol import Problem
+from connectors.runner.compare import Row
+from connectors.runner.membership_tables import IN_DOUBT, MembershipTables
+from connectors.runner.membership_tables import Published as PublishedSet
+from connectors.runner.rows import Accepted, Rows
+from connectors.runner.state import State
+from pipeline.core.identity import document_id, qualify
+from pipeline.stores.postgres import Pool
+
+log = structlog.get_logger()
+
+Kind = Literal["unknown", "newer", "not_deleted", "not_accepted", "member_unknown", "member_not_accepted"]
+"""unknown: alive in the ledger, and no row says that it was published. newer: the ledger has a version or access that
+was never published. not_deleted, not_accepted: the ledger lacks what Kafka has acknowledged. member_unknown and
+member_not_accepted: the same of a principal's groups."""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+CERTAIN: frozenset[Kind] = frozenset({"unknown", "newer", "member_unknown"})
+"""An intent is recorded before anything is sent, so what the ledger has and no row knows is not on its way. The others
+count once they were seen twice, and everything that was sent before the first time has been handled."""
+
+PAGE = 500
+"""Rows of one step."""
+REST = 4
+"""Times as long as a page took nothing is read after it: a comparison takes a fifth of one connection at most."""
+MOST = 1_000
+"""Differences repaired after one comparison: a sweep reads so many documents by name in about a minute."""
+MOST_NOTED = 20_000
+"""Differences that one comparison remembers, some megabytes; the next one finds the rest."""
+AGAIN_SECONDS = 86_400.0
+"""What a repair did not mend is tried again so often, and reported meanwhile: a source whose versions went backwards,
+or an event that the pipeline refuses, would be published for ever."""
+
+
+def difference(row: Row | None, accepted: Accepted, source: str) -> Kind | None:
+    """How a living document differs from what was published last. A row that is in doubt does not: it is published
+    again anyway. Pure."""
+    if row is None:
+        return "unknown"
+    if row.is_in_doubt:
+        return None
+    if row.gone:
+        return "not_deleted"
+    if row.version is None:
+        return "unknown"
+    if accepted.version > row.version:
+        return "newer"
+    has_same_access = (accepted.acl_tags, accepted.required_tags) == (
+        qualify(source, row.acl_tags),
+        qualify(source, row.required_tags),
+    )
+    if accepted.version == row.version and has_same_access:
+        return None
+    if accepted.version == row.version and _is_later(accepted.access_observed_at, row.access_at):
+        return "newer"
+    return None if accepted.has_letter else "not_accepted"
+
+
+def member_difference(published: PublishedSet | None, observed_at: datetime, *, holds: bool) -> Kind | None:
+    """The same of a principal's groups. holds: the ledger has at least one. Pure."""
+    if published is None:
+        return "member_unknown" if holds else None
+    if published.digest == IN_DOUBT:
+        return None
+    if observed_at > published.observed_at:
+        return "member_unknown"
+    return "member_not_accepted" if observed_at < published.observed_at else None
+
+
+def _is_later(one: datetime | None, other: datetime | None) -> bool:
+    return one is not None and (other is None or one > other)
+
+
+Key = tuple[Literal["document", "principal"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    kind: Kind
+    published: object
+    """All that a row says was published: while it stays the same, nothing more was sent."""
+    version: int = 0
+    """The ledger's, of a document."""
+    observed_at: datetime | None = None
+    """The ledger's stamp, of a principal."""
+    has_row: bool = True
+
+
+@dataclass(slots=True)
+class Found:
+    """By one comparison."""
+
+    documents: int = 0
+    principals: int = 0
+    differences: dict[Key, Difference] = field(default_factory=dict)
+
+    def note(self, key: Key, difference: Difference) -> None:
+        if len(self.differences) < MOST_NOTED:
+            self.differences[key] = difference
+
+
+class Reconcile:
+    """Of one instance. Methods raise Retryable while Postgres is away, and LeaseLost."""
+
+    def __init__(
+        self, pool: Pool, state: State, rows: Rows, clock: Clock, *, between_pages: Callable[[], None],
+        look_again: Callable[[Collection[str], bool], None],
+    ) -> None:  # fmt: skip
+        """look_again: is told which documents to fetch by name now, and whether to list groups."""
+        self._pool = pool
+        self._state = state
+        self._rows = rows
+        self._tables = MembershipTables(pool, rows.holder)
+        self._clock = clock
+        self._between_pages = between_pages
+        self._look_again = look_again
+        self._seen: dict[Key, tuple[object, datetime]] = {}
+        """What may be on its way: what was published of it, and when that was first seen to differ."""
+        self._repaired: dict[Key, float] = {}
+        """When, on time.monotonic()."""
+        self.counts: Counter[Kind] = Counter()
+        """Differences that were repaired since somebody last took them away."""
+        self.problems: list[Problem] = []
+
+    async def run(self, _words: frozenset[str]) -> Mapping[str, Any]:
+        """One comparison of everything that this instance published, and of everything that the ledger has of it."""
+        handled = await self._rows.handled()
+        found = Found()
+        for walk in (self._documents, self._rows_alone, self._members, self._sets_alone):
+            after: str | None = ""
+            while after is not None:
+                began = monotonic()
+                after = await walk(after, found)
+                self._between_pages()
+                await asyncio.sleep(REST * (monotonic() - began))
+        certain = self._certain(found, handled, await self._rows.now())
+        standing = await self._repair(certain)
+        kinds = Counter(one.kind for one in certain.values())
+        told = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
+        self.problems = [] if not standing else [
+            Problem(
+                self._rows.holder.source, "ledger_differs",
+                f"{standing} documents or people's groups differ from the ledger although they were published again:"
+                " see docs/runbooks/reconciliation.md",
+            )
+        ]  # fmt: skip
+        compared: dict[str, Any] = {"documents": found.documents, "principals": found.principals}
+        await self._state.reconciled(compared | {"found": told, "standing": standing})
+        return compared | dict(told)
+
+    def _certain(self, found: Found, handled: Mapping[str, datetime], now: datetime) -> dict[Key, Difference]:
+        certain, seen = {}, {}
+        for key, one in found.differences.items():
+            published, since = self._seen.get(key, (None, now))
+            if published != one.published:
+                since = now
+            seen[key] = one.published, since
+            until = handled.get("detect" if key[0] == "document" else "identities")
+            if one.kind in CERTAIN or (until is not None and since < until):
+                certain[key] = one
+        self._seen = seen
+        return certain
+
+    async def _repair(self, certain: Mapping[Key, Difference]) -> int:
+        """Mark what is to be published again; returns how many differences an earlier repair did not mend."""
+        began = monotonic()
+        self._repaired = {key: at for key, at in self._repaired.items() if began - at < AGAIN_SECONDS}
+        new = [key for key in certain if key not in self._repaired]
+        repairing = {key: certain[key] for key in new[:MOST]}
+        documents = {name: one for (what, name), one in repairing.items() if what == "document"}
+        principals = {name: one for (what, name), one in repairing.items() if what == "principal"}
+        if documents:
+            versions = {name: (one.version, str(one.kind)) for name, one in documents.items()}
+            await self._rows.doubt(versions, self._clock.stamp())
+        if principals:
+            stamp = self._clock.stamp()
+            await self._tables.doubt({name: one.observed_at or stamp for name, one in principals.items()})
+        for key, one in repairing.items():
+            self._repaired[key] = began
+            self.counts[one.kind] += 1
+            log.warning("reconciliation_difference", source=self._rows.holder.source, kind=one.kind)
+        if repairing:
+            self._look_again([name for name, one in documents.items() if one.has_row], bool(principals))
+        return len(certain) - len(new)
+
+    # Each step reads one page and returns where the next one begins; None: that was the last.
+
+    async def _documents(self, after: str, found: Found) -> str | None:
+        """What is alive in the ledger. It is read before the rows: a row that is written meanwhile is newer."""
+        page = await self._rows.ledger(after, PAGE)
+        rows = await self._rows.find([accepted.external_id for _, accepted in page])
+        for _, accepted in page:
+            row = rows.get(accepted.external_id)
+            if (kind := difference(row, accepted, self._rows.holder.source)) is not None:
+                one = Difference(kind, _published(row), accepted.version, has_row=row is not None)
+                found.note(("document", accepted.external_id), one)
+        found.documents += len(page)
+        return str(page[-1][0]) if len(page) == PAGE else None
+
+    async def _rows_alone(self, after: str, found: Found) -> str | None:
+        """What was published and is not alive in the ledger."""
+        page = await self._rows.page(after, PAGE)
+        holder = self._rows.holder
+        published = {
+            document_id(holder.tenant, holder.source, row.external_id): row
+            for row in page
+            if row.is_published and not row.is_in_doubt
+        }
+        for id_ in await self._rows.ledger_lacks(list(published)):
+            row = published[id_]
+            found.note(("document", row.external_id), Difference("not_accepted", _published(row), row.version or 0))
+        return page[-1].external_id if len(page) == PAGE else None
+
+    async def _members(self, after: str, found: Found) -> str | None:
+        page = await self._tables.ledger(after, PAGE)
+        published = await self._tables.published([principal for principal, _, _ in page])
+        for principal, observed_at, holds in page:
+            one = published.get(principal)
+            if (kind := member_difference(one, observed_at, holds=holds)) is not None:
+                found.note(("principal", principal), Difference(kind, one, observed_at=observed_at))
+        found.principals += len(page)
+        return page[-1][0] if len(page) == PAGE else None
+
+    async def _sets_alone(self, after: str, found: Found) -> str | None:
+        page = await self._tables.page(after, PAGE)
+        certain = {principal: one for principal, one in page if one.digest != IN_DOUBT}
+        for principal in await self._tables.ledger_lacks(list(certain)):
+            one = certain[principal]
+            note = Difference("member_not_accepted", one, observed_at=one.observed_at)
+            found.note(("principal", principal), note)
+        return page[-1][0] if len(page) == PAGE else None
+
+
+def _published(row: Row | None) -> object:
+    return None if row is None else (row.version, row.gone, row.acl_tags, row.required_tags)
