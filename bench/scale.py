@@ -215,7 +215,7 @@ async def listing_page(filled: Filled) -> None:
     nothing: Any = None
     sweep = Sweep(
         nothing, nothing, Publisher(kafka, Rows(filled.library.pool, HOLDER)), Clock(None),
-        between_pages=lambda: None, unrevised=lambda: None,
+        between_pages=lambda: None, unrevised=lambda: None, done=lambda: None,
     )  # fmt: skip
     start = filled.turn * LISTED % (filled.documents - LISTED) + 1
     page = [
