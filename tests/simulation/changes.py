@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from random import Random
 from typing import Any
 
@@ -31,6 +32,10 @@ class Step:
 
 class ShortStory(Story):
     """The fault suite's changes, with texts of one word a section."""
+
+    def wait_until(self, moment: datetime) -> None:
+        """What happens from now on is observed at this moment or later."""
+        self._now = max(self._now, moment)
 
     def _upsert(self, name: str, page: Page, version: int, rng: Random | None) -> DocumentUpserted:
         content = "\n\n".join(UNEMBEDDABLE if n == SECTIONS - 1 else f"subject{n}" for n in page.sections)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.model import Lane
@@ -36,8 +37,10 @@ Place = tuple[str, int]
 class Broker:
     """The logs of all topics, and the consumer groups."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
         self.logs: defaultdict[Place, list[tuple[bytes | None, bytes | None, Headers]]] = defaultdict(list)
+        self._times: defaultdict[Place, list[datetime]] = defaultdict(list)
         self.groups: dict[str, Group] = {}
         self.on_record: list[Callable[[str, bytes | None], None]] = []
 
@@ -49,12 +52,17 @@ class Broker:
         partition = zlib.crc32(key or b"") % PARTITIONS
         log = self.logs[topic, partition]
         log.append((key, value, headers))
+        self._times[topic, partition].append(self._now())
         for told in self.on_record:
             told(topic, value)
         for group in self.groups.values():
             if topic in group.topics:
                 group.wake()
         return Stored(partition, len(log) - 1)
+
+    def sent(self, topics: Collection[str]) -> dict[Place, list[datetime]]:
+        """When each record of each partition was sent."""
+        return {(topic, n): self._times[topic, n] for topic in topics for n in range(PARTITIONS)}
 
     def drained(self) -> bool:
         """Every group has committed everything."""

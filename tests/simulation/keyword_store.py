@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +114,60 @@ class Elasticsearch:
         await self._reach("refresh")
         return {"_shards": {"total": 1, "successful": 1, "failed": 0}}
 
+    async def exists(self, *, index: str) -> bool:
+        await self._reach("exists")
+        return bool(index)
+
+    def options(self, **_: Any) -> Elasticsearch:
+        return self
+
+    async def open_point_in_time(self, *, index: str, keep_alive: str) -> dict[str, str]:
+        await self._reach("open_point_in_time")
+        return {"id": f"{index} {keep_alive}"}
+
+    async def close_point_in_time(self, *, id: str) -> None:
+        await self._reach(f"close {id}")
+
+    async def search(
+        self, *, size: int, query: Mapping[str, Any] | None = None, search_after: Sequence[Any] | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Sorted by document and id; the highest version as the aggregation that the product asks for."""
+        await self._reach("search")
+        found = [
+            (body["document_id"], id_, entry.version, body)
+            for id_, entry in self._world.index.entries.items()
+            if (body := entry.body) is not None and (query is None or _matches(query, body))
+        ]
+        found.sort(key=lambda hit: hit[:2])
+        after = tuple(search_after) if search_after is not None else ("", "")
+        hits = [
+            {"_id": id_, "_version": version, "_source": body, "sort": [document, id_]}
+            for document, id_, version, body in found
+            if (document, id_) > after
+        ]
+        highest = max((version for _, _, version, _ in found), default=None)
+        return {
+            "hits": {"hits": hits[:size], "total": {"value": len(found)}},
+            "aggregations": {"highest": {"value": highest}},
+        }
+
     async def _reach(self, doing: str) -> None:
         try:
             await self._process.reach("elasticsearch", doing)
         except ConnectionError as error:
             raise UnreachableError("Elasticsearch is away") from error
+
+
+def _matches(query: Mapping[str, Any], body: Mapping[str, Any]) -> bool:
+    """The kinds of query that the product asks about entries, each of which names its document."""
+    ((kind, what),) = query.items()
+    match kind:
+        case "term" | "terms":
+            ((name, wanted),) = what.items()
+            return bool(body[name] == wanted if kind == "term" else body[name] in wanted)
+        case "range":
+            ((name, bounds),) = what.items()
+            return body[name] > bounds.get("gt", "") and ("lte" not in bounds or body[name] <= bounds["lte"])
+        case "bool":
+            return any(_matches(part, body) for part in what["should"] if "bool" not in part)
+    raise AssertionError(f"the simulation does not know this query: {query}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ _FOUND: dict[str, Statement] = {}
 
 
 def statement(*parts: str) -> Callable[[Statement], Statement]:
-    """Register an implementation under a part of the statement's text; the first one registered that fits counts."""
+    """Register an implementation under a part of the statement's text; the longest part that fits counts."""
 
     def register(implementation: Statement) -> Statement:
         _KNOWN.extend((part, implementation) for part in parts)
@@ -35,9 +36,11 @@ def find(text: str) -> Statement:
     implementation = _FOUND.get(text)
     if implementation is None:
         flat = " ".join(text.split())
-        matching = [known for part, known in _KNOWN if part in flat]
-        assert matching, f"the simulation does not know this statement: teach tests/simulation/statements.py\n{flat}"
-        implementation = _FOUND[text] = matching[0]
+        matching = max(((len(part), known) for part, known in _KNOWN if part in flat), key=itemgetter(0), default=None)
+        assert matching is not None, (
+            f"the simulation does not know this statement: teach tests/simulation/statements.py\n{flat}"
+        )
+        implementation = _FOUND[text] = matching[1]
     return implementation
 
 
@@ -65,7 +68,7 @@ def _set(_tx: Transaction, _p: Any) -> int:
 
 # Detect's side of the ledger
 
-_NEW_DOCUMENT: Row = {
+NEW_DOCUMENT: Row = {
     "seq": 0, "announced_seq": 0, "version": None, "observed_at": None, "deleted_floor": None, "deleted_at": None,
     "access_observed_at": None, "access_id": None, "content_hash": None, "meta_hash": None, "title": None,
     "source_url": None, "author": None, "media_type": None, "source_modified_at": None, "changed_at": None,
@@ -83,7 +86,7 @@ async def _insert_documents(tx: Transaction, p: Any) -> int:
     for id_, tenant, source, external_id in zip(*p, strict=True):
         if tx.get("documents", id_) is None and await tx.lock("documents", id_) is None:
             names = {"tenant": tenant, "source": source, "external_id": external_id, "received_at": tx.began}
-            await tx.put("documents", {**_NEW_DOCUMENT, **names}, id_)
+            await tx.put("documents", {**NEW_DOCUMENT, **names}, id_)
             inserted += 1
     return inserted
 
@@ -230,8 +233,10 @@ async def _want(tx: Transaction, p: Any) -> int:
 
 
 @statement("INSERT INTO document_events")
-def _event(_tx: Transaction, _p: Any) -> int:
-    return 1  # history is for people; nothing that is decided reads it
+async def _event(tx: Transaction, p: Any) -> int:
+    id_, slot, _, _, _, observed_at, _, lane = p
+    await tx.put("document_events", {"observed_at": observed_at, "lane": lane, "at": tx.now()}, id_, slot)
+    return 1
 
 
 # What a delete may bring back
@@ -335,7 +340,7 @@ def _work(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         d = tx.get("documents", id_)
         if s is None or d is None or s["seq"] >= s["want_seq"]:
             continue
-        acl, required = _tags(tx, d["access_id"])
+        acl, required = tags_of(tx, d["access_id"])
         m = tx.get("manifests", id_, generation)
         cut = (m["content_hash"], m["chunk_ids"], m["token_counts"], m["spans"], m["headings"]) if m else (None,) * 5
         found.append((
@@ -347,7 +352,7 @@ def _work(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return found
 
 
-def _tags(tx: Transaction, access_id: int | None) -> tuple[list[str] | None, list[str] | None]:
+def tags_of(tx: Transaction, access_id: int | None) -> tuple[list[str] | None, list[str] | None]:
     if access_id is None:
         return None, None
     return next((r["acl_tags"], r["required_tags"]) for _, r in tx.rows("access_sets") if r["id"] == access_id)
@@ -518,7 +523,7 @@ def _ready(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
             continue
         if v["seq"] < v["want_seq"] or k["seq"] < k["want_seq"]:
             continue
-        acl, _ = _tags(tx, d["access_id"])
+        acl, _ = tags_of(tx, d["access_id"])
         gone = d["deleted_at"] is not None or acl == []
         state = "retired" if gone else "partial" if v["refused"] else "searchable"
         m = tx.get("manifests", id_, GENERATION)
@@ -678,7 +683,7 @@ def _unwanted(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         s, d = tx.get("index_state", id_, GENERATION, "keywords"), tx.get("documents", id_)
         if s is None or d is None:
             continue
-        acl, _ = _tags(tx, d["access_id"])
+        acl, _ = tags_of(tx, d["access_id"])
         wanted = d["deleted_at"] is None and d["version"] is not None and bool(acl)
         m = tx.get("manifests", id_, GENERATION)
         unknown = m is None or d["content_hash"] is None
@@ -729,7 +734,7 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         d = tx.get("documents", document)
         if d is None or d["tenant"] != p["tenant"] or d["deleted_at"] is not None or d["version"] is None:
             continue
-        acl, required = _tags(tx, d["access_id"])
+        acl, required = tags_of(tx, d["access_id"])
         m = tx.get("manifests", document, p["generation"])
         if not acl or m is None or not held & set(acl) or not held >= set(required or ()):
             continue

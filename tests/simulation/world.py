@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from datetime import timedelta
+from datetime import datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -37,6 +37,7 @@ from tests.simulation.database import Database, Pool, Transaction
 from tests.simulation.faults import Faults
 from tests.simulation.kafka import SESSION_SECONDS, Broker, Consumer, Producer
 from tests.simulation.keyword_store import Elasticsearch, Index
+from tests.simulation.recovery import audited, recovered
 from tests.simulation.scheduler import VirtualLoop
 from tests.simulation.statements import GENERATION, find
 from topics.codec import BadMessage, decode, encode
@@ -207,11 +208,19 @@ class World:
         """The share of requests that take time: between the others nothing else can happen."""
         self.metrics = _METRICS
         self.database = Database(loop.now)
-        self.broker = Broker()
+        self.broker = Broker(loop.now)
         self.index = Index()
         self.last_late = 0.0
         """When the last of the late bulks lands."""
         self.checked_until = 0.0
+        self._recovery: asyncio.Task[None] | None = None
+        """Of a ledger that lost its tail."""
+        self._since: datetime | None = None
+        """The end of what was left of it."""
+        self._stopped: set[str] = set()
+        """Stages that must not run until the offsets are back."""
+        self._held: list[str] = []
+        """Stages of the processes that start then."""
         self.down: dict[str, float] = {}
         """Service → until when."""
         self.tally: Counter[str] = Counter()
@@ -220,6 +229,8 @@ class World:
         self.needless: list[str] = []
         """Texts that were embedded although their vector stood in the table before."""
         self.story = ShortStory(TENANT, list(NAMES), loop.now() - timedelta(hours=1), source=SOURCE)
+        self._observes_now = Random(f"clock {seed}").random() < 0.5
+        """Changes are observed when they happen, and not all an hour ago in steps of a millisecond and ties."""
         self.memberships: list[IdentityChanged] = []
         self.accepted: list[tuple[int, Event | IdentityChanged]] = []
         """(number of commits before, event): what Postgres has committed."""
@@ -243,7 +254,10 @@ class World:
 
     # Processes
 
-    def launch(self, stage: str) -> Process:
+    def launch(self, stage: str) -> None:
+        if stage in self._stopped:
+            self._held.append(stage)
+            return
         process = Process(self, stage)
         announcer = Announcer(process.pool, process.producer, self.metrics)
         dead = DeadLetters(process.pool, process.producer, self.metrics, per_minute=10_000, clock=self.loop.time)
@@ -251,7 +265,6 @@ class World:
         process.consumer = Consumer(self.broker, process, _Noted(made))
         process.start(process.consumer.run(), process.consumer.lanes.failed(), *others)
         self.processes.setdefault(stage, []).append(process)
-        return process
 
     def _stage(self, stage: str, process: Process, announcer: Announcer, dead: DeadLetters) -> tuple[Stage, list[Any]]:
         pool, metrics = process.pool, self.metrics
@@ -316,11 +329,17 @@ class World:
         for processes in self.processes.values():
             for process in processes:
                 process.paused_until = 0.0
-            if not any(process.alive for process in processes):
+            if not any(process.alive for process in processes) and processes[0].name not in self._held:
                 self.launch(processes[0].name)
         until = self.loop.time() + CALM_SECONDS
         if self.last_late:  # the latest bulk has landed and was looked for once more
             self.checked_until = max(self.loop.time(), self.last_late) + CHECK_SECONDS + 2 * LATE_INTERVAL_SECONDS
+        await self._wait(until)
+        if self._recovery is not None and self.last_late:  # the ledger has lost its record of a late bulk
+            await audited(Process(self, "background audit"))
+            await self._wait(until)
+
+    async def _wait(self, until: float) -> None:
         while not self._settled():
             assert self.loop.time() < until, (
                 f"STUCK {CALM_SECONDS / 3600:.0f} hours after the last fault: {self._open()}"
@@ -331,6 +350,8 @@ class World:
 
     def _settled(self) -> bool:
         if self.loop.time() < self.checked_until or not self.broker.drained():
+            return False
+        if self._recovery is not None and not self._recovery.done():
             return False
         tables = self.database.tables
         return all(row["seq"] >= row["want_seq"] for row in tables["index_state"].values()) and all(
@@ -349,11 +370,14 @@ class World:
             for place, log in self.broker.logs.items()
             if place[0] in group.topics and group.committed.get(place, 0) < len(log)
         }
-        return f"pending {pending}, unannounced {silent}, unread {behind}"
+        recovering = self._recovery is not None and not self._recovery.done()
+        return f"recovering {recovering}, pending {pending}, unannounced {silent}, unread {behind}"
 
     # Steps
 
     def _change(self, kind: str, name: str, n: int) -> None:
+        if self._observes_now:
+            self.story.wait_until(self.loop.now() - timedelta(seconds=1))
         for lane, event in self.story.change(kind, name, Random(n)):
             self.oracle.published(event)
             record = encode(event)
@@ -399,9 +423,9 @@ class World:
         self.broker.groups[stage].rewind()
 
     def _lost_tail(self, commits: int) -> None:
-        """Postgres fails over to a standby that lagged; then ``penstock recover``."""
-        stages = [name for name, processes in self.processes.items() for p in processes if p.alive]
+        """Postgres fails over to a standby that lagged; workers stop, and an operator runs recover."""
         for processes in self.processes.values():
+            self._held += [process.name for process in processes if process.alive]
             for process in processes:
                 if process.alive:
                     process.kill()
@@ -409,10 +433,27 @@ class World:
         database.lose_tail(commits)
         left = len(database.commits)
         self.accepted = [(n, event) for n, event in self.accepted if n <= left]
-        seqs = [row["seq"] for row in database.tables["documents"].values()]
-        highest = max((entry.version for entry in self.index.entries.values() if entry.body is not None), default=0)
-        database.sequences["ledger_seq"] = max([*seqs, highest], default=0)
+        since = database.commits[-1][0] if database.commits else self.loop.now()
+        self._since = since if self._since is None else min(since, self._since)
+        if self._recovery is not None:
+            self._recovery.cancel()
+        self._stopped = set(self.processes)
+        self._recovery = asyncio.create_task(recovered(Process(self, "operator"), self._since, self._stop))
+
+    def _stop(self) -> Callable[[], None]:
+        """Stop the workers that write the ledger; returns what starts them, and all that were to start meanwhile."""
         for stage in ("detect", "identities"):
-            self.broker.groups[stage].rewind()
-        for stage in stages:
-            self.launch(stage)
+            self._stopped.add(stage)
+            for process in self.processes[stage]:
+                if process.alive:
+                    self._held.append(stage)
+                    process.kill()
+                    process.leaves_in(0.0)
+
+        def start() -> None:
+            self._stopped.clear()
+            held, self._held = self._held, []
+            for stage in held:
+                self.launch(stage)
+
+        return start
