@@ -17,6 +17,9 @@ PERSONS = ("ann", "bob")
 STAGES = ("detect", "vectors", "keywords", "identities")
 SERVICES = ("postgres", "kafka", "elasticsearch", "embedding")
 
+UNDISTURBING = ("change", "membership", "broken", "query")
+"""Kinds of steps that break nothing."""
+
 
 @dataclass(frozen=True)
 class Step:

@@ -19,12 +19,25 @@ RATES: dict[str, tuple[float, float]] = {
     "a bulk is late": (0.05, 0.4),
     "the model fails": (0.02, 0.3),
     "a slow step": (0.01, 0.2),
+    "a pause after the first look": (0.05, 0.5),
+    "a pause after cutting": (0.05, 0.5),
+    "a pause before Kafka": (0.01, 0.2),
+    "a pause before embedding": (0.05, 0.5),
+    "a pause before the locks": (0.01, 0.2),
+    "a pause before the bulk": (0.05, 0.5),
+    "a pause after the bulk": (0.05, 0.5),
+    "a pause after an announcement": (0.05, 0.5),
 }
 """Kind of fault → the least and the greatest chance of one at each opportunity, in a history that has it."""
 SHARE = 0.35
 """Of the kinds, in a history that has faults at all."""
+PAUSE_SHARE = 0.15
+"""Of the kinds of pauses, of which there are many."""
 CALM_SHARE = 0.15
 """Of histories without any: there, hints alone have to suffice."""
+PAUSE_SECONDS = (2.0, 20.0, 150.0, 1_500.0, 6_000.0)
+"""Longest pauses of a process: below and above a session (6), the server's memory of deletes (600) and the time within
+which a bulk is sent (3,600)."""
 LONGEST_SECONDS = {"kafka is slow": 20.0, "a bulk is late": 1_800.0, "a slow step": 90.0}
 
 
@@ -46,7 +59,7 @@ class Faults:
         rates = {}
         if rng.random() >= CALM_SHARE:
             for kind, (least, greatest) in RATES.items():
-                if rng.random() < SHARE:
+                if rng.random() < (PAUSE_SHARE if kind.startswith("a pause") else SHARE):
                     rates[kind] = rng.uniform(least, greatest)
         rates = {kind: rate for kind, rate in rates.items() if kind not in without}
         return cls(Random(rng.getrandbits(64)), rates, clock=clock)
@@ -59,6 +72,10 @@ class Faults:
         self.happened[kind] += 1
         self.moments.append((self.clock(), kind))
         return True
+
+    def pause(self, kind: str) -> float:
+        """Seconds for which a whole process stands still; mostly none."""
+        return self.rng.random() * self.rng.choice(PAUSE_SECONDS) if self.happens(kind) else 0.0
 
     def delay(self, kind: str) -> float:
         """Seconds; mostly none, now and then very many."""

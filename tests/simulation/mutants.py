@@ -1,5 +1,7 @@
 # ruff: noqa: E501  (the table of mutants)
-"""``make mutants``: deliberate defects of the protocol, each played against the simulation until a history fails.
+"""``make mutants``: deliberate defects of the protocol, each played against the simulation until a history fails, and
+what survives that against the tests that are named for it (SIMULATE_HISTORIES, SIMULATE_PROCESSES; MUTANTS_KEPT is a
+file that lets a run go on where another one was cut off).
 
 A mutant is a textual change of one module, made while it is imported in a process of its own; no file is changed. An
 anchor that is no longer in the module fails a test, so that the table does not rot.
@@ -8,11 +10,14 @@ anchor that is no longer in the module fails a test, so that the table does not 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
@@ -20,8 +25,10 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 TABLE = ROOT / "docs" / "mutants.md"
-HISTORIES = int(os.environ.get("SIMULATE_HISTORIES", "800"))
-"""Played against a mutant before it counts as survived: some twenty seconds of one processor."""
+HISTORIES = int(os.environ.get("SIMULATE_HISTORIES", "1000"))
+"""Played against a mutant before it counts as survived: some twenty-five seconds of one processor."""
+HISTORIES_BESIDE_TESTS = 100
+"""Of a mutant that tests are named for: what the simulation does not see soon, they see at once."""
 
 
 class Mutant(NamedTuple):
@@ -31,49 +38,142 @@ class Mutant(NamedTuple):
     module: str
     anchor: str
     defect: str
+    tests: tuple[str, ...] = ()
+    """Which catch it where the simulation does not: most only take away a safeguard that another one stands behind, or
+    change SQL or a module that the simulation does not run. Files of tests, with ``::name`` for one of them."""
 
 
-_FOLD, _DETECT, _DOCUMENTS = "pipeline.core.fold", "pipeline.stages.detect", "pipeline.ledger.documents"
-_WORK, _KEYWORDS, _VECTORS = "pipeline.ledger.work", "pipeline.stages.keywords", "pipeline.stages.vectors"
+_FOLD, _FOLDING, _DETECT = "pipeline.core.fold", "pipeline.stages.folding", "pipeline.stages.detect"
+_DOCUMENTS, _WORK, _BULKS = "pipeline.ledger.documents", "pipeline.ledger.work", "pipeline.ledger.bulks"
+_KEYWORDS, _VECTORS, _LATE = "pipeline.stages.keywords", "pipeline.stages.vectors", "pipeline.stages.late"
+_STORE, _DIFF, _PROGRESS = "pipeline.stores.keywords", "pipeline.core.diff", "pipeline.core.progress"
+_SWEEP, _ANNOUNCE, _RECOVER = "pipeline.stages.sweep", "pipeline.stages.announce", "pipeline.recover"
+_ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.superseded", "query.access"
+_IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.verify", "query.retrieval"
+_COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
+_MEMBERSHIP, _TOLD = "connectors.runner.membership_tables", "connectors.runner.identities"
+
+_SAFEGUARDS, _PUBLISHING = "tests/unit/test_safeguards.py", "tests/unit/test_runner_publish.py"
+_COMPARING, _ORDERING = "tests/unit/test_runner_compare.py", "tests/unit/test_order.py"
+_DOUBT, _AGAIN = "tests/contract/test_runner_in_doubt.py", "tests/contract/test_retrieval_again.py"
 
 MUTANTS: tuple[Mutant, ...] = (
+    # What an event does to a document
     Mutant("content is not ordered by version", _FOLD, "return True if theirs > mine", "return True if True"),
+    Mutant("content is ordered by version alone", _FOLD, "return True if theirs > mine", "return True if event.version >= (state.version or 0)"),
     Mutant("an upsert from before a delete is taken", _FOLD, "event.observed_at <= state.deleted_floor", "False"),
+    Mutant("a delete loses to an upsert of its very moment", _FOLD, "event.observed_at <= state.deleted_floor", "event.observed_at < state.deleted_floor"),
     Mutant("of two access changes the later arrival wins", _FOLD, "event.observed_at < known", "False"),
     Mutant("at a tie the wider access wins", _FOLD, "set(state.acl_tags) & set(", "set(state.acl_tags) | set("),
     Mutant("at a tie required tags are dropped", _FOLD, "set(state.required_tags) | set(", "set(state.required_tags) & set("),
     Mutant("a delete from before the content ends it", _FOLD, "state.observed_at > event.observed_at:", "False:"),
     Mutant("a delete keeps the older floor", _FOLD, "max(state.deleted_floor", "min(state.deleted_floor"),
+    Mutant("access that came before the document is forgotten", _FOLD, 'return Step(after, "stub")', 'return Step(state, "stub")'),
+    Mutant("a stale upsert brings no access", _FOLD, 'return Step(after, "access", access)\n        return Step(after, newer)', "return Step(state, newer)\n        return Step(state, newer)"),
     Mutant("new metadata counts as unchanged", _FOLD, "if state.meta_hash != event.meta_hash:\n        return", "if False:\n        return"),
-    Mutant("a new title is not written", "pipeline.stages.folding", "meta_changed or text_changed", "text_changed"),
-    Mutant("what a version superseded is forgotten", "pipeline.stages.folding", "document.superseded.append(arrival)", "pass"),
-    Mutant("what a delete brings back stays away", "pipeline.stages.folding", "_revive(document, superseded_by_version)", "pass"),
-    Mutant("a manifest foreseen from another text is taken", _DETECT, "known is None or known.content_hash != digest", "known is None"),
+    Mutant("a new title is not written", _FOLDING, "meta_changed or text_changed", "text_changed"),
+    Mutant("what a version superseded is forgotten", _FOLDING, "document.superseded.append(arrival)", "pass", (_ORDERING,)),
+    Mutant("what stood before a restored old file is forgotten", _FOLDING, "document.keeps_old = True", "pass", (_ORDERING,)),
+    Mutant("what a delete brings back stays away", _FOLDING, "_revive(document, superseded_by_version)", "pass", (_ORDERING,)),
+    Mutant("of a batch only the last event of a document counts", _FOLDING, "        _apply(document, arrival)\n", "        document.state = document.before.state\n        _apply(document, arrival)\n"),
+    Mutant("the text of a deleted document stays", _FOLDING, "erased=not state.alive and bool(changes)", "erased=False"),
+    Mutant("one superseded version is kept", _SUPERSEDED, "KEPT = 8", "KEPT = 1", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
+    Mutant("the eight highest superseded versions are kept", _SUPERSEDED, "(PARTITION BY document_id ORDER BY observed_at DESC)", "(PARTITION BY document_id ORDER BY version DESC)", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
+    # detect
+    Mutant("what was read before the lock decides", _DETECT, "known = await documents.lock(connection, identities)", "await documents.lock(connection, identities)", (_SAFEGUARDS,)),
+    Mutant("a manifest foreseen from another text is taken", _DETECT, "known is None or known.content_hash != digest", "known is None", (_SAFEGUARDS,)),
     Mutant("no hints are sent", _DETECT, "if a.draws_seq or a.before.pending", "if False"),
+    Mutant("a repeated event hints nothing", _DETECT, "if a.draws_seq or a.before.pending", "if a.draws_seq", (_SAFEGUARDS,)),
+    Mutant("a record that nobody can read is dropped", _DETECT, "poison.append((record, error))", "pass"),
+    Mutant("a record that nobody can read hides the others of its batch", _DETECT, "        if arrivals:\n", "        if arrivals and not poison:\n"),
+    Mutant("a withdrawal is not announced at once", _DETECT, "[self._unsaid[i] for i in folded if i in self._unsaid]", "[]", (_SAFEGUARDS,)),
     Mutant("erased texts keep their manifests", _DOCUMENTS, "if a.erased]", "if False]"),
     Mutant("only one store wants the change", _DOCUMENTS, "for store in STORES\n", "for store in STORES[:1]\n"),
-    Mutant("a sequence number is drawn below the document's", _DOCUMENTS, "max(drawn, before.seq + 1)", "drawn"),
-    Mutant("a claim skips the check of want_seq", _WORK, "if wants.get(id_) == want_seq]", "]"),
+    Mutant("a sequence number is drawn below the document's", _DOCUMENTS, "max(drawn, before.seq + 1)", "drawn", (_SAFEGUARDS,)),
+    Mutant("of a batch only the last membership counts", _IDENTITIES, "await self._accept(rows)", "await self._accept(rows[-1:])"),
+    Mutant("a membership that was observed earlier wins", _IDENTITIES, "WHERE excluded.observed_at >= m.observed_at", "WHERE true", ("tests/contract/test_dead_replay.py::test_an_older_set_of_groups_does_not_push_the_newest_out_of_the_compacted_topic",)),
+    # The ledger and both sinks
+    Mutant("a claim skips the check of want_seq", _WORK, "if wants.get(id_) == want_seq]", "]", (_SAFEGUARDS,)),
     Mutant("bodies of another text are used", _WORK, "digest == hashes[id_] and ", ""),
-    Mutant("keywords confirms what was overtaken", _KEYWORDS, "still = [p for i, p in by_id.items() if wants.get(i) == p.work.want_seq]", "still = list(by_id.values())"),
-    Mutant("keywords never catches up with the index", _KEYWORDS, "reached = [p for p in still if p.work.identity.id not in ahead]", "reached = still"),
+    Mutant("nothing is claimed", _KEYWORDS, "p.work.want_seq, p.touched) for p in plans]\n                )", "p.work.want_seq, ()) for p in plans]\n                )"),
+    Mutant("keywords confirms what was overtaken", _KEYWORDS, "still = [p for i, p in by_id.items() if wants.get(i) == p.work.want_seq]", "still = list(by_id.values())", (_SAFEGUARDS,)),
+    Mutant("what was overtaken is not reopened", _KEYWORDS, "for p in moved],", "for p in moved[:0]],", (_SAFEGUARDS,)),
+    Mutant("keywords never catches up with the index", _KEYWORDS, "reached = [p for p in still if p.work.identity.id not in ahead]", "reached = still", (_SAFEGUARDS,)),
     Mutant("a bulk is not recorded with its claim", _KEYWORDS, "if entries else None", "if False else None"),
-    Mutant("late bulks are never checked", "pipeline.stages.late", "removed += await self._check_one(bulk)", "pass"),
-    Mutant("an entry is deleted only if it was confirmed", "pipeline.core.diff", "(set(claimed) | set(confirmed)) - set(wanted)", "set(confirmed) - set(wanted)"),
-    Mutant("a confirmed entry is not compared by its hash", "pipeline.core.diff", "confirmed.get(i) != made_of", "i not in confirmed"),
+    Mutant("a bulk counts as answered though an earlier try was not", _KEYWORDS, "None if any(o.unsure for o in outcomes.values()) else claimed.bulk", "claimed.bulk", (_SAFEGUARDS,)),
+    Mutant("a bulk is sent however old its claim is", _STORE, "patience.require_time()", "pass", (_SAFEGUARDS,)),
+    Mutant("late bulks are never checked", _LATE, "removed += await self._check_one(bulk)", "pass"),
+    Mutant("an open bulk is forgotten at its first check", _LATE, "if bulk.expired and unwanted.complete", "if unwanted.complete"),
+    Mutant("deletes are repeated after their tombstones are forgotten", _LATE, "CHECK_SECONDS = 240.0", "CHECK_SECONDS = 2_400.0", (_SAFEGUARDS,)),
+    Mutant("tombstones are remembered for a minute", "pipeline.stores.elasticsearch", 'GC_DELETES = "10m"', 'GC_DELETES = "60s"', (_SAFEGUARDS,)),
+    Mutant("a repeated delete has the bulk's own version", _BULKS, "max(entry.seq, wants.get(entry.document, 0))", "entry.seq", (_SAFEGUARDS,)),
+    Mutant("what is wanted of a late bulk is deleted too", _BULKS, "if entry.chunk not in wanted and", "if True and"),
+    Mutant("what nobody can judge of a late bulk is deleted", _BULKS, " and entry.document not in unknown", "", (_SAFEGUARDS,)),
+    Mutant("an entry is deleted only if it was confirmed", _DIFF, "(set(claimed) | set(confirmed)) - set(wanted)", "set(confirmed) - set(wanted)"),
+    Mutant("a confirmed entry is not compared by its hash", _DIFF, "confirmed.get(i) != made_of", "i not in confirmed"),
     Mutant("the keyword hash leaves out access", "pipeline.ledger.entry", '"acl_tags": list(w.acl_tags),', '"acl_tags": [],'),
-    Mutant("vectors writes what was overtaken", _VECTORS, "still = [p for p in plans if wants.get(p.work.identity.id) == p.work.want_seq]", "still = list(plans)"),
+    Mutant("a write of an equal version is refused", _STORE, '"version_type": "external_gte"', '"version_type": "external"', (_SAFEGUARDS,)),
+    Mutant("vectors writes what was overtaken", _VECTORS, "still = [p for p in plans if wants.get(p.work.identity.id) == p.work.want_seq]", "still = list(plans)", (_SAFEGUARDS,)),
     Mutant("vectors leaves what nobody wants", _VECTORS, "[i for p in still for i in p.gone]", "[]"),
     Mutant("access is not restamped", _VECTORS, "{p.work.identity.id: p.work.access_id for p in still}", "{}"),
     Mutant("vectors settles before every row is written", _VECTORS, "if not unstamped and written | refused", "if written | refused"),
+    Mutant("a chunk gets another one's vector", _VECTORS, "n = row[texts[chunk]]", "n = 0"),
+    Mutant("chunks that cannot be embedded are not recorded", _VECTORS, "never = sorted({*w.refused, *refused} & set(w.chunk_ids))", "never = list[UUID]()"),
     Mutant("texts that have vectors are embedded again", _VECTORS, "for chunk, text in texts.items() if text not in known}", "for chunk, text in texts.items()}"),
-    Mutant("offsets are committed over gaps", "pipeline.core.progress", "self._next[partition] = grown[-1].offset + 1", "self._next[partition] = token.offset + 1"),
-    Mutant("a record counts as done before it is", "pipeline.core.progress", "token = Token(offset)", "token = Token(offset, True)"),
-    Mutant("a failing batch is acknowledged", "pipeline.stream.attempts", 'return "again"\n        except Exception', 'return "done"\n        except Exception'),
-    Mutant("a membership opens nothing", "query.access", 'held.update(qualify(source, groups))', "pass"),
-    Mutant("a write of an equal version is refused", "pipeline.stores.keywords", '"version_type": "external_gte"', '"version_type": "external"'),
-    Mutant("the sweeper hints nothing", "pipeline.stages.sweep", "if not due:", "if True:"),
-    Mutant("an announcement is noted before it was sent", "pipeline.stages.announce", "if not ready:\n            return 0", "if ready:\n            return 0"),
+    Mutant("a sink cuts under a text that has moved", "pipeline.stages.manifests", "if row is not None and (row[0]", "if True or (row[0]", (_SAFEGUARDS,)),
+    # The stream
+    Mutant("offsets are committed over gaps", _PROGRESS, "self._next[partition] = grown[-1].offset + 1", "self._next[partition] = token.offset + 1"),
+    Mutant("an offset is committed before the record is done", _PROGRESS, "token = Token(offset)", "token = Token(offset, True)"),
+    Mutant("a failing batch is acknowledged", _ATTEMPTS, 'return "again"\n        except Exception', 'return "done"\n        except Exception'),
+    Mutant("half of a split batch is lost", _ATTEMPTS, "(self.items[:middle], self.items[middle:])", "(self.items[:middle], self.items[:middle])", ("tests/unit/test_lanes.py", "tests/unit/test_attempts.py")),
+    Mutant("a record that always fails is dropped", _ATTEMPTS, "await self._stage.set_aside(batch.items[0][0], error)", "pass", ("tests/unit/test_attempts.py",)),
+    Mutant("the sweeper hints nothing", _SWEEP, "if not due:", "if True:", (_SAFEGUARDS,)),
+    Mutant("announcements that a crash cut off are not made up for", _SWEEP, "if round_ % ANNOUNCE_EVERY == 0:", "if False:"),
+    Mutant("nothing is announced", _ANNOUNCE, "if not ready:\n            return 0", "if ready:\n            return 0"),
+    Mutant("an announcement is recorded before it is sent", _ANNOUNCE, "        now = datetime.now(UTC)\n        told = [", "        async with self._pool.connection() as connection:\n            await ledger.announced(connection, ready)\n        now = datetime.now(UTC)\n        told = ["),
+    Mutant("lag counts what the log no longer has", "topics.offsets", "max(self.begin, committed or 0)", "(committed or 0)", ("tests/unit/test_offsets.py",)),
+    Mutant("a lag may be below nothing", "topics.offsets", "return max(0, self.end -", "return (self.end -", ("tests/unit/test_offsets.py",)),
+    # recover and the audit
+    Mutant("recover replays nothing", _RECOVER, "return {p: log.since for p", "return {p: log.end for p"),
+    Mutant("recover leaves the sequence where it was", _RECOVER, "after = max(before, drawn, highest)", "after = before", ("tests/contract/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",)),
+    Mutant("recover forgets that detect lagged", _RECOVER, "min(since, found.get(lane, BEGINNING))", "since", ("tests/contract/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",)),
+    Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove(verdict.document, verdict.strangers)", "pass"),
+    Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),"),
+    # Queries
+    Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
+    Mutant("groups of one source count in every source", _ACCESS, "held.update(qualify(source, groups))", "held.update(tag for name in sources for tag in qualify(name, groups))", (_SAFEGUARDS,)),
+    Mutant("required tags are ignored", _VERIFY, " AND a.required_tags <@ %(tags)s::text[]", "", ("tests/contract/test_search.py::test_all_required_tags_are_needed",)),
+    Mutant("deleted documents are shown", _VERIFY, "AND d.deleted_at IS NULL AND d.version IS NOT NULL", "", ("tests/contract/test_search.py::test_deleted_means_gone_at_the_next_query",)),
+    Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", ("tests/contract/test_search.py::test_what_a_store_claims_about_access_is_not_believed",)),
+    Mutant("a remembered answer is of no access set", _RETRIEVAL, "caller.tenant, scope.access)", 'caller.tenant, b"")', (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",)),
+    Mutant("the access set leaves out which sets are readable", "query.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),
+    Mutant("a remembered answer is not verified again", _RETRIEVAL, "len(current) < len(known.counted) or", "False or", (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",)),
+    # Connectors
+    Mutant("the source's answer outranks a later one", _COMPARE, "stamp is not None and seen.at < stamp for stamp", "False for stamp", (_COMPARING,)),
+    Mutant("a document in doubt counts as published as it is", _COMPARE, "return self.in_doubt_since is not None\n", "return False\n", (_COMPARING,)),
+    Mutant("a listing ends the doubt", _COMPARE, "moved = replace(moved, in_doubt_since=seen.at)", "moved = replace(moved, in_doubt_since=None)", (_COMPARING,)),
+    Mutant("what is in doubt is not fetched", _COMPARE, "if row is None or row.is_in_doubt:", "if row is None:", (_COMPARING,)),
+    Mutant("the delete of a document in doubt is not published", _COMPARE, "if not row.is_published:\n        return Decision(\"unchanged\", gone)", "if row.is_in_doubt or not row.is_published:\n        return Decision(\"unchanged\", gone)", (_COMPARING,)),
+    Mutant("a deleted document stays published", _COMPARE, "gone = replace(row, gone=True,", "gone = replace(row, gone=False,", (_COMPARING,)),
+    Mutant("a new title is no change", _COMPARE, "event.title, event.content, event.media_type", "event.content, event.media_type", (_COMPARING,)),
+    Mutant("the version is of the decision, not of the stamp", _COMPARE, "version_at(seen.at, row.version)", "version_at(datetime.now(seen.at.tzinfo), row.version)", (_COMPARING,)),
+    Mutant("access of an older answer counts", _COMPARE, "row.access_at is not None and seen.at < row.access_at", "False", (_COMPARING,)),
+    Mutant("required tags that cannot be said are dropped", _COMPARE, " or not all(is_tag(tag) for tag in required)", "", (_COMPARING,)),
+    Mutant("an event is sent before the intent is recorded", _PUBLISH, "await self.rows.intend(", "await self._deliver(events, lane)\n                await self.rows.intend(", (_PUBLISHING,)),
+    Mutant("no intent is recorded", _PUBLISH, "await self.rows.intend([decision.row for decision in publishing if decision.row is not None], at)", "pass", (_PUBLISHING,)),
+    Mutant("rows are saved before Kafka has the events", _PUBLISH, "await self._deliver(events, lane)", "await self.rows.save([one.row for one in publishing if one.row], at)\n                await self._deliver(events, lane)", (_PUBLISHING,)),
+    Mutant("a row is saved though Kafka has refused its event", _PUBLISH, "        except NotDelivered as error:\n            raise Retryable(str(error), service=\"kafka\") from error", "        except NotDelivered:\n            return", (_PUBLISHING,)),
+    Mutant("a late answer is saved", _PUBLISH, ' and one.outcome != "late"]', "]", (_PUBLISHING,)),
+    Mutant("a delete waits behind a crawl", _PUBLISH, 'if lane == "backfill" and isinstance(event, DocumentUpserted)', 'if lane == "backfill"', (_PUBLISHING,)),
+    Mutant("of two answers of one page the earlier counts", _PUBLISH, "{entry.external_id: entry for entry in entries}", "{entry.external_id: entry for entry in reversed(entries)}", (_PUBLISHING,)),
+    Mutant("an intent ignores the fence", _ROWS, "AND source = %(source)s AND epoch = %(epoch)s", "AND source = %(source)s", (_DOUBT + "::test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_another_took_over",)),
+    Mutant("rows are saved without the fence", _ROWS, "                await self._fence(connection)\n                await connection.cursor().executemany(", "                await connection.cursor().executemany(", (_DOUBT + "::test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it",)),
+    Mutant("a membership is sent before the intent is recorded", _TOLD, "        await self._tables.intend(batch)\n", "", (_PUBLISHING,)),
+    Mutant("a membership is recorded before it is sent", _TOLD, "        await self._tables.intend(batch)\n", "        await self._tables.intend(batch)\n        await self._tables.confirm(batch)\n", (_PUBLISHING,)),
+    Mutant("a membership that was taken back gets an older stamp", _MEMBERSHIP, "max(at, last.observed_at + timedelta(microseconds=1))", "at", (_PUBLISHING,)),
+    Mutant("who is in no listing any more keeps the groups", _TOLD, "sorted(held.keys() | published.keys())", "sorted(held.keys())", (_PUBLISHING,)),
+    Mutant("stamps may go back", "connectors.clock", "max(datetime.now(UTC), self.last + timedelta(microseconds=1))", "datetime.now(UTC)", (_PUBLISHING,)),
+    Mutant("versions may go back", "connectors.clock", "return max((last or 0) + 1,", "return max(0,", (_COMPARING,)),
 )  # fmt: skip
 
 
@@ -106,45 +206,112 @@ def path_of(mutant: Mutant) -> Path:
     return ROOT / (mutant.module.replace(".", "/") + ".py")
 
 
-def attack(number: int) -> int:
-    """In a process of its own: print what caught the mutant, and after how many histories."""
+def attack(number: int) -> None:
+    """In a process of its own: print which law the mutant broke, and in which history."""
     sys.meta_path.insert(0, _Finder(MUTANTS[number]))  # type: ignore[arg-type]
     from tests.simulation.play import History, play, simulated
 
+    if MUTANTS[number].module not in sys.modules:
+        print("not simulated|")
+        return
+    histories = min(HISTORIES, HISTORIES_BESIDE_TESTS) if MUTANTS[number].tests else HISTORIES
     with simulated():
-        for seed in range(1, HISTORIES + 1):
+        for seed in range(1, histories + 1):
             if (kind := play(History(seed)).kind) is not None:
                 print(f"{kind.rstrip(':')}|{seed}")
-                return 0
+                return
     print("survived|")
-    return 0
 
 
-def _run(number: int) -> tuple[str, str]:
-    command = [sys.executable, "-m", "tests.simulation.mutants", str(number)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    kind, _, seed = (done.stdout.strip().splitlines() or ["IMPORT|"])[-1].partition("|")
-    print(f"{MUTANTS[number].name}: {kind} {seed}", flush=True)
-    return kind, seed
+def put_to_tests(number: int) -> None:
+    """In a process of its own: run the tests that are named for the mutant."""
+    import pytest
+
+    sys.meta_path.insert(0, _Finder(MUTANTS[number]))  # type: ignore[arg-type]
+    pytest.main(["-q", "-x", "-rf", "-p", "no:cacheprovider", *MUTANTS[number].tests])
+
+
+class Caught(NamedTuple):
+    """What caught a mutant: ``by`` a law of the simulation, "unit" or "contract"; "survived": nothing did."""
+
+    by: str
+    where: str
+    """The history's seed, or the test."""
+
+
+def _run(number: int) -> Caught:
+    mutant = MUTANTS[number]
+    lines = _process("attack", number).strip().splitlines() or ["IMPORT|"]
+    kind, _, where = lines[-1].partition("|")
+    if kind in ("survived", "not simulated"):
+        kind = "survived"
+        if mutant.tests and (failed := re.search(r"^FAILED (tests/(\w+)/[^\s\[]+)", _process("test", number), re.M)):
+            kind, where = failed[2], failed[1]
+    print(f"{mutant.name}: {kind} {where}", flush=True)
+    return Caught(kind, where)
+
+
+def _process(what: str, number: int) -> str:
+    command = [sys.executable, "-m", "tests.simulation.mutants", what, str(number)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+def _all(kept: Path | None) -> dict[str, Caught]:
+    """kept: a file of what an earlier run that was cut off has found already."""
+    done: dict[str, Caught] = {}
+    if kept is not None and kept.exists():
+        done = {name: Caught(*caught) for name, *caught in map(json.loads, kept.read_text().splitlines())}
+    with ThreadPoolExecutor(int(os.environ.get("SIMULATE_PROCESSES", os.cpu_count() or 1))) as pool:
+        left = sorted((n for n, m in enumerate(MUTANTS) if m.name not in done), key=lambda n: bool(MUTANTS[n].tests))
+        for number, caught in zip(left, pool.map(_run, left), strict=True):
+            done[MUTANTS[number].name] = caught
+            if kept is not None and caught.by not in ("survived", "IMPORT"):
+                with kept.open("a") as file:
+                    file.write(json.dumps([MUTANTS[number].name, *caught]) + "\n")
+    return {mutant.name: done[mutant.name] for mutant in MUTANTS}
+
+
+def figures(caught: Collection[Caught]) -> str:
+    """What caught how many, in a sentence."""
+    by = Counter(one.by if one.by in ("unit", "contract", "survived") else "simulation" for one in caught)
+    return (
+        f"Of {len(caught)} defects the simulation caught {by['simulation']}, a unit test {by['unit']} and a contract"
+        f" test {by['contract']}; {by['survived'] or 'none'} survived."
+    )
+
+
+def table(caught: Mapping[str, Caught]) -> str:
+    """docs/mutants.md."""
+    rows = [
+        f"| {m.name} | `{m.module}` | {c.by} | {c.where if c.where.isdigit() else f'`{c.where}`'} |"
+        for m in MUTANTS
+        for c in [caught[m.name]]
+    ]
+    return (
+        "# Mutants\n\nDeliberate defects of the protocol and what caught each: a law of the simulation (broken in the"
+        " history of this seed), or\na test (`make mutants` writes this table;"
+        " [ADR 41](adr/0041-deterministic-simulation.md)). Each is first played against the\nsimulation, at most"
+        f" {HISTORIES:,} histories of it ({HISTORIES_BESIDE_TESTS} where tests are named for it, which it meets then). BROKEN:"
+        f" a worker ended\nby an exception; UNTOLD: the last announcement is wrong.\n\n{figures(list(caught.values()))}\n\n"
+        "| Defect | Module | Caught by | History or test |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
 
 
 def main() -> int:
     """Write the table; the exit code is 1 when a mutant survived."""
     began = time.monotonic()
-    with ThreadPoolExecutor(int(os.environ.get("SIMULATE_PROCESSES", os.cpu_count() or 1))) as pool:
-        caught = list(pool.map(_run, range(len(MUTANTS))))
-    rows = [f"| {m.name} | `{m.module}` | {kind} | {seed} |" for m, (kind, seed) in zip(MUTANTS, caught, strict=True)]
-    alive = sum(kind == "survived" for kind, _ in caught)
-    TABLE.write_text(
-        "# Mutants\n\nDeliberate defects of the protocol, and which law of the simulation they broke in which history"
-        " (`make mutants` writes this\ntable; [ADR 41](adr/0041-deterministic-simulation.md)). BROKEN: a worker ended"
-        f" by an exception. Of {len(MUTANTS)}, {len(MUTANTS) - alive} were caught\nwithin {HISTORIES:,} histories. One"
-        " that survived is masked by another safeguard or not covered by the simulation.\n\n"
-        "| Defect | Module | Law | History |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
-    )
-    print(f"{len(MUTANTS) - alive} of {len(MUTANTS)} caught in {time.monotonic() - began:.0f} s")
-    return int(alive > 0)
+    kept = os.environ.get("MUTANTS_KEPT")
+    caught = _all(Path(kept) if kept else None)
+    TABLE.write_text(table(caught))
+    print(f"{figures(list(caught.values()))} {time.monotonic() - began:.0f} s")
+    return int(any(one.by == "survived" for one in caught.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(attack(int(sys.argv[1])) if len(sys.argv) > 1 else main())
+    match sys.argv[1:]:
+        case ["attack", number]:
+            attack(int(number))
+        case ["test", number]:
+            put_to_tests(int(number))
+        case _:
+            sys.exit(main())

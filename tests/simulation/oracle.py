@@ -18,8 +18,11 @@ from tests.faults.model import Event, outcome
 from tests.faults.story import UNEMBEDDABLE
 from tests.simulation.changes import NAMES, cut
 from tests.simulation.database import Connection, Nobody
+from tests.simulation.kafka import PARTITIONS
 from tests.simulation.statements import find
-from topics.messages import DocumentUpserted, IdentityChanged
+from topics.codec import decode
+from topics.messages import DocumentIndexed, DocumentUpserted, IdentityChanged
+from topics.registry import DEAD_LETTERS, DOCUMENTS_INDEXED
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -88,8 +91,9 @@ class Oracle:
         connection.abandon()
         return answer
 
-    def finally_equal(self) -> None:
-        """Both stores, compared field by field."""
+    def finally_equal(self, *, undisturbed: bool) -> None:
+        """Both stores, compared field by field; what was announced, set aside and erased. undisturbed: nothing failed,
+        so hints alone had to do."""
         world = self._world
         wanted: dict[UUID, Expected] = {}
         for name in NAMES:
@@ -107,7 +111,49 @@ class Oracle:
         for person in ("ann", "bob"):
             for tag in ("staff", "board"):
                 self.query(person, tag)
+        self._erased()
+        self._set_aside()
+        if not world.tally["lost tail"]:  # numbers that were lost are drawn again
+            self._announced()
+        assert not undisturbed or world.metrics.rescued._value.get() == world.rescued, (
+            "NEEDLESS: a sweeper had to send hints again although nothing failed"
+        )
         assert not world.needless, f"NEEDLESS: embedded although their vectors stood there: {world.needless}"
+
+    def _erased(self) -> None:
+        tables = self._world.database.tables
+        for (id_,), row in tables["documents"].items():
+            if row["deleted_at"] is not None and (body := tables["document_bodies"].get((id_,))) is not None:
+                assert not body["text"], f"UNDEAD: the ledger keeps the text of {row['external_id']}, which is deleted"
+                assert (id_, self._world.generation.name) not in tables["manifests"], "UNDEAD: the manifest of a delete"
+
+    def _set_aside(self) -> None:
+        world = self._world
+        listed = {id_ for (id_,) in world.database.tables["dead_letters"]}
+        assert not (lost := set(world.unreadable) - listed), f"LOST: {len(lost)} records that nobody can read"
+        sent = sum(len(world.broker.logs[DEAD_LETTERS.name, n]) for n in range(PARTITIONS))
+        assert sent >= len(world.unreadable), "LOST: a record that nobody can read is not on the dead letters' topic"
+
+    def _announced(self) -> None:
+        """The newest announcement of a document tells what it is now."""
+        world = self._world
+        newest: dict[str, tuple[int, str]] = {}
+        for n in range(PARTITIONS):
+            for _, value, headers in world.broker.logs[DOCUMENTS_INDEXED.name, n]:
+                told = decode(value, headers)
+                assert isinstance(told, DocumentIndexed)
+                if told.state != "revoked":  # on the way: another one follows
+                    newest[told.external_id] = max(newest.get(told.external_id, (0, "")), (told.seq, told.state))
+        for name in NAMES:
+            document = outcome(world.story.events[name])
+            chunks = chunks_of(document)
+            wanted = document is not None and bool(document.acl_tags)
+            partial = any(e.text == UNEMBEDDABLE for e in chunks.values())
+            state = "partial" if partial else "searchable" if wanted else "retired"
+            row = world.database.tables["documents"].get((_id(name),))
+            if row is not None and row["seq"]:
+                told_state = newest.get(name, (0, "nothing"))[1]
+                assert told_state == state, f"UNTOLD: {name} is {state}, and announced was {told_state}"
 
     def _row(self, row: Any) -> Expected:
         tables = self._world.database.tables

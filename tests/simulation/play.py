@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pipeline.core.chunking as chunking
+import pipeline.stages.vectors as vectors
 from tests.simulation import changes
 from tests.simulation.changes import Step
 from tests.simulation.faults import RATES
@@ -17,6 +18,8 @@ from tests.simulation.scheduler import VirtualLoop, controlled, use
 from tests.simulation.world import World
 
 MAX_SHRINK_PLAYS = 400
+MAX_ROWS = 3
+"""Rows of a chunk table that are written together: few, so that documents need several transactions."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,14 @@ class Played:
 @contextmanager
 def simulated() -> Iterator[None]:
     """Around any number of ``play``: the product's clocks and chunker are the simulation's."""
-    chunker = chunking.chunk
+    chunker, rows = chunking.chunk, vectors.WRITE_CHUNKS
     chunking.chunk = changes.cut  # type: ignore[assignment]
+    vectors.WRITE_CHUNKS = MAX_ROWS
     try:
         with controlled():
             yield
     finally:
-        chunking.chunk = chunker  # type: ignore[assignment]
+        chunking.chunk, vectors.WRITE_CHUNKS = chunker, rows
 
 
 def play(history: History) -> Played:

@@ -1,7 +1,7 @@
 """What an operator runs after Postgres lost its tail: the steps of ``penstock recover``, then the audit with repair.
 
-``Recovery``, ``Examiner`` and ``Mender`` are the product's own. Here are Kafka's offsets as they see them, and what their
-statements do in memory. An audit's memory of its runs (``pipeline.audit.runs``) is left out: it is walked in one go.
+``Recovery``, ``Examiner`` and ``Mender`` are the product's own. Here are Kafka's offsets as they see them, and what
+their statements do in memory. An audit's memory of its runs (``pipeline.audit.runs``) is left out.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ BATCH = 50
 """Histories that one process plays before it reports."""
 MAX_SHOWN = 3
 """Failures that are shrunk and shown."""
-LAWS = ("LOST", "UNDEAD", "LEAKED", "HIDDEN", "WRONG", "NEEDLESS", "STUCK", "BROKEN")
+LAWS = ("LOST", "UNDEAD", "LEAKED", "HIDDEN", "WRONG", "UNTOLD", "NEEDLESS", "STUCK", "BROKEN")
 
 
 @dataclass

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -22,7 +21,7 @@ _FOUND: dict[str, Statement] = {}
 
 
 def statement(*parts: str) -> Callable[[Statement], Statement]:
-    """Register an implementation under a part of the statement's text; the longest part that fits counts."""
+    """Register an implementation under a part of the statement's text; the first one registered that fits counts."""
 
     def register(implementation: Statement) -> Statement:
         _KNOWN.extend((part, implementation) for part in parts)
@@ -36,11 +35,9 @@ def find(text: str) -> Statement:
     implementation = _FOUND.get(text)
     if implementation is None:
         flat = " ".join(text.split())
-        matching = max(((len(part), known) for part, known in _KNOWN if part in flat), key=itemgetter(0), default=None)
-        assert matching is not None, (
-            f"the simulation does not know this statement: teach tests/simulation/statements.py\n{flat}"
-        )
-        implementation = _FOUND[text] = matching[1]
+        matching = [known for part, known in _KNOWN if part in flat]
+        assert matching, f"the simulation does not know this statement: teach tests/simulation/statements.py\n{flat}"
+        implementation = _FOUND[text] = matching[0]
     return implementation
 
 
@@ -80,7 +77,7 @@ _KNOWN_COLUMNS = (
 )  # fmt: skip
 
 
-@statement("INSERT INTO documents (id, tenant, source, external_id)")
+@statement("INSERT INTO documents (id, tenant, source, external_id) SELECT")
 async def _insert_documents(tx: Transaction, p: Any) -> int:
     inserted = 0
     for id_, tenant, source, external_id in zip(*p, strict=True):
@@ -216,7 +213,7 @@ def new_state(want: int, now: datetime) -> Row:
     }  # fmt: skip
 
 
-@statement("INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at)")
+@statement("INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at) VALUES (%s")
 async def _want(tx: Transaction, p: Any) -> int:
     id_, generation, store, want, grace = p
     row = await tx.lock("index_state", id_, generation, store)

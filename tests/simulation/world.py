@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -32,7 +33,7 @@ from pipeline.stores.keywords import Keywords
 from pipeline.telemetry import Metrics
 from tests.faults.model import Event
 from tests.faults.story import UNEMBEDDABLE
-from tests.simulation.changes import NAMES, ShortStory, Step
+from tests.simulation.changes import NAMES, UNDISTURBING, ShortStory, Step
 from tests.simulation.database import Database, Pool, Transaction
 from tests.simulation.faults import Faults
 from tests.simulation.kafka import SESSION_SECONDS, Broker, Consumer, Producer
@@ -41,6 +42,7 @@ from tests.simulation.recovery import audited, recovered
 from tests.simulation.scheduler import VirtualLoop
 from tests.simulation.statements import GENERATION, find
 from topics.codec import BadMessage, decode, encode
+from topics.letters import letter_id
 from topics.messages import IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
 
@@ -104,6 +106,12 @@ class Process:
         if consumer is not None:
             asyncio.get_running_loop().call_later(seconds, lambda: self.silent() and consumer.group.leave(consumer))
 
+    def pause(self, seconds: float) -> None:
+        """As SIGSTOP does; Kafka misses the heartbeats."""
+        self.paused_until = self.world.loop.time() + seconds
+        if seconds > SESSION_SECONDS:
+            self.leaves_in(SESSION_SECONDS)
+
     def silent(self) -> bool:
         return not self.alive or self.paused_until > self.world.loop.time()
 
@@ -123,6 +131,8 @@ class Process:
             await asyncio.sleep(self._rng.random() * SLOW_SECONDS)
         if slow := world.faults.delay("a slow step"):
             await asyncio.sleep(slow)
+        if (point := _point(service, doing)) is not None and (pause := world.faults.pause(point)):
+            self.pause(pause)
         await self.alive_and_awake()
         if doing.startswith("SELECT wanted.text"):
             self.looked[asyncio.current_task()] = world.loop.time()
@@ -133,6 +143,24 @@ class Process:
         """Of a commit: it is done, and the answer may be lost."""
         if self.alive and self.world.faults.happens("a commit's answer is lost"):
             raise _refusal("postgres")
+
+
+_POINTS = (
+    ("postgres", "INSERT INTO documents (id", "a pause after the first look"),
+    ("postgres", "SELECT content_hash, media_type FROM documents", "a pause after cutting"),
+    ("kafka", "produce", "a pause before Kafka"),
+    ("embedding", "embed", "a pause before embedding"),
+    ("postgres", "FOR UPDATE OF s", "a pause before the locks"),
+    ("elasticsearch", "bulk", "a pause before the bulk"),
+    ("elasticsearch", "refresh", "a pause after the bulk"),
+    ("postgres", "SET announced_seq", "a pause after an announcement"),
+)
+"""Where a process may stand still: (service, part of the request before which, fault)."""
+
+
+@lru_cache(1_000)
+def _point(service: str, doing: str) -> str | None:
+    return next((fault for of, part, fault in _POINTS if of == service and part in doing), None)
 
 
 def _refusal(service: str) -> Exception:
@@ -226,6 +254,10 @@ class World:
         self.tally: Counter[str] = Counter()
         self.broken: BaseException | None = None
         """A process ended by itself."""
+        self.unreadable: list[str] = []
+        """Ids of the dead letters that there must be."""
+        self.rescued = self.metrics.rescued._value.get()
+        """Hints that sweepers sent again, before this history."""
         self.needless: list[str] = []
         """Texts that were embedded although their vector stood in the table before."""
         self.story = ShortStory(TENANT, list(NAMES), loop.now() - timedelta(hours=1), source=SOURCE)
@@ -259,17 +291,18 @@ class World:
             self._held.append(stage)
             return
         process = Process(self, stage)
-        announcer = Announcer(process.pool, process.producer, self.metrics)
-        dead = DeadLetters(process.pool, process.producer, self.metrics, per_minute=10_000, clock=self.loop.time)
-        made, others = self._stage(stage, process, announcer, dead)
+        made, others = self.stage(stage, process)
         process.consumer = Consumer(self.broker, process, _Noted(made))
         process.start(process.consumer.run(), process.consumer.lanes.failed(), *others)
         self.processes.setdefault(stage, []).append(process)
 
-    def _stage(self, stage: str, process: Process, announcer: Announcer, dead: DeadLetters) -> tuple[Stage, list[Any]]:
+    def stage(self, name: str, process: Process) -> tuple[Any, list[Any]]:
+        """The product's stage as this process runs it, and what else it runs."""
         pool, metrics = process.pool, self.metrics
+        announcer = Announcer(pool, process.producer, metrics)
+        dead = DeadLetters(pool, process.producer, metrics, per_minute=10_000, clock=self.loop.time)
         chunker = Chunker(self._counter)
-        match stage:
+        match name:
             case "detect":
                 sweeper = Sweeper(
                     pool, process.producer, announcer, metrics, interval_seconds=SWEEP_SECONDS,
@@ -321,7 +354,8 @@ class World:
             self.tally[step.kind] += 1
             getattr(self, "_" + step.kind.replace(" ", "_"))(*step.args)
         await self._calm()
-        self.oracle.finally_equal()
+        undisturbed = not self.faults.rates and all(step.kind in UNDISTURBING for step in steps)
+        self.oracle.finally_equal(undisturbed=undisturbed)
 
     async def _calm(self) -> None:
         self.faults.calm = True
@@ -385,7 +419,8 @@ class World:
             self.broker.append(topic.name, record.key, record.value, record.headers)
 
     def _broken(self, name: str) -> None:
-        self.broker.append(DOCUMENTS_LIVE.name, f"{TENANT}/{SOURCE}/{name}".encode(), b"{", [])
+        stored = self.broker.append(DOCUMENTS_LIVE.name, f"{TENANT}/{SOURCE}/{name}".encode(), b"{", [])
+        self.unreadable.append(letter_id(DOCUMENTS_LIVE.name, stored.partition, stored.offset))
 
     def _membership(self, person: str, groups: tuple[str, ...]) -> None:
         event = IdentityChanged(
@@ -407,10 +442,7 @@ class World:
     def _pause(self, stage: str, n: int, seconds: float) -> None:
         alive = [p for p in self.processes[stage] if p.alive]
         if alive:
-            process = alive[n % len(alive)]
-            process.paused_until = self.loop.time() + seconds
-            if seconds > SESSION_SECONDS:
-                process.leaves_in(SESSION_SECONDS)
+            alive[n % len(alive)].pause(seconds)
 
     def _outage(self, service: str, seconds: float) -> None:
         self.down[service] = self.loop.time() + seconds
