@@ -13,6 +13,10 @@ from uuid import UUID
 
 from pipeline.stores.postgres import Connection
 
+ANSWERED_SECONDS = 300.0
+"""An answer that comes later than so long after the claim is no certain one: half of ``index.gc_deletes`` (600), within
+which Elasticsearch remembers every delete that was accepted since the claim, and so refuses what is older."""
+
 
 class Entry(NamedTuple):
     """One entry that a bulk request writes, and the version that it is written with."""
@@ -37,6 +41,8 @@ class Unwanted(NamedTuple):
     """Each with a version at which the ledger does not want it; what is wanted later has a higher one."""
     complete: bool
     """False: a document's chunks are not known yet, so its entries could not be judged."""
+    confirmed: Sequence[Entry]
+    """Those of them that the ledger holds to stand in the index: a delete that was accepted was not processed yet."""
 
 
 async def opened(connection: Connection, index: str, entries: Sequence[Entry], *, check_in_seconds: float) -> UUID:
@@ -65,10 +71,18 @@ async def opened(connection: Connection, index: str, entries: Sequence[Entry], *
 
 
 async def answered(connection: Connection, bulk: UUID) -> None:
-    """Every operation of one sending was answered. The row stays while another sending of the same bulk was not."""
-    cursor = await connection.execute("DELETE FROM open_bulks WHERE id = %s AND unanswered = 1", [bulk])
+    """Every operation of one sending was answered. The row stays while another sending of the same bulk was not, and
+    where the claim is older than ANSWERED_SECONDS: the entries may have been accepted after a delete of them was
+    forgotten, and whoever confirms that delete after us undoes our looking at them again."""
+    young = "id = %s AND sent_at > clock_timestamp() - make_interval(secs => %s)"
+    cursor = await connection.execute(
+        f"DELETE FROM open_bulks WHERE unanswered = 1 AND {young}", [bulk, ANSWERED_SECONDS]
+    )
     if not cursor.rowcount:
-        await connection.execute("UPDATE open_bulks SET unanswered = unanswered - 1 WHERE id = %s", [bulk])
+        await connection.execute(
+            f"UPDATE open_bulks SET unanswered = unanswered - 1 WHERE unanswered > 1 AND {young}",
+            [bulk, ANSWERED_SECONDS],
+        )
 
 
 async def due(
@@ -92,22 +106,24 @@ async def due(
     ]
 
 
-async def is_in_use(connection: Connection, index: str) -> bool:
-    """Whether a generation that is not retired keeps its entries in this index."""
+async def user_of(connection: Connection, index: str) -> str | None:
+    """A generation that is not retired and keeps its entries in this index; None: there is none."""
     cursor = await connection.execute(
-        "SELECT FROM generations WHERE keyword_index = %s AND state <> 'retired' LIMIT 1", [index]
+        "SELECT name FROM generations WHERE keyword_index = %s AND state <> 'retired' LIMIT 1", [index]
     )
-    return await cursor.fetchone() is not None
+    row = await cursor.fetchone()
+    return None if row is None else str(row[0])
 
 
 async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
     """Compare an open bulk with the ledger, in one statement: what is wanted and its sequence number belong together.
 
-    An index may be shared by several generations: an entry is unwanted when none of them wants it.
+    An index may be shared by several generations: an entry is unwanted when none of them wants it. Law, where the
+    caller has locked the documents' states: nothing newer is accepted before its transaction ends.
     """
     cursor = await connection.execute(
         """
-        SELECT s.document_id, s.want_seq, w.wanted, m.chunk_ids, m.content_hash = d.content_hash
+        SELECT s.document_id, s.want_seq, w.wanted, m.chunk_ids, m.content_hash = d.content_hash, s.confirmed
         FROM index_state s
         JOIN generations g ON g.name = s.generation AND g.state <> 'retired' AND g.keyword_index = %s
         JOIN documents d ON d.id = s.document_id
@@ -123,7 +139,9 @@ async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
     wants: dict[UUID, int] = {}
     wanted: set[UUID] = set()
     unknown: set[UUID] = set()
-    for document, want_seq, is_wanted, chunks, is_cut in await cursor.fetchall():
+    confirmed: set[UUID] = set()
+    for document, want_seq, is_wanted, chunks, is_cut, stands in await cursor.fetchall():
+        confirmed.update(stands)
         wants[document] = max(want_seq, wants.get(document, 0))
         if is_wanted and not is_cut:
             unknown.add(document)
@@ -134,7 +152,7 @@ async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
         for entry in bulk.entries
         if entry.chunk not in wanted and entry.document not in unknown
     ]
-    return Unwanted(entries, not unknown)
+    return Unwanted(entries, not unknown, [entry for entry in entries if entry.chunk in confirmed])
 
 
 async def forget(connection: Connection, bulk: UUID) -> None:

@@ -6,6 +6,8 @@ deleted or revoked text, which nothing would ever remove. So a bulk whose outcom
 (``pipeline.ledger.bulks``), and as long as it may arrive, its entries that the ledger does not want are deleted again.
 Each such delete also renews Elasticsearch's memory of it, so that a late write is normally refused. A delete needs no
 claim: at the version that it carries the ledger does not want the entry, and whatever is wanted later has a higher one.
+But what the ledger holds to stand there is no longer confirmed from then on, in the transaction that judged it: were it
+wanted again before its delete is processed, it would count as unchanged.
 See docs/adr/0039-open-bulks.md.
 """
 
@@ -16,7 +18,7 @@ import asyncio
 import structlog
 
 from pipeline.core.errors import PenstockError
-from pipeline.ledger import bulks
+from pipeline.ledger import bulks, work
 from pipeline.ledger.bulks import OpenBulk
 from pipeline.stores.keywords import Keywords, Write
 from pipeline.stores.postgres import Pool, translated
@@ -90,10 +92,15 @@ class LateBulks:
     async def _check_one(self, bulk: OpenBulk) -> int:
         with translated("open bulks"):
             async with self._pool.connection() as connection:
-                if not await bulks.is_in_use(connection, bulk.keyword_index):
+                generation = await bulks.user_of(connection, bulk.keyword_index)
+                if generation is None:
                     await bulks.forget(connection, bulk.id)
                     return 0
+                await work.lock_wants(connection, generation, "keywords", [entry.document for entry in bulk.entries])
                 unwanted = await bulks.unwanted(connection, bulk)
+                await work.reopen_keywords(
+                    connection, generation, [(entry.document, entry.seq, [entry.chunk]) for entry in unwanted.confirmed]
+                )
         removed = 0
         if unwanted.entries:
             deletes = [Write(bulk.keyword_index, entry.chunk, entry.seq, None) for entry in unwanted.entries]

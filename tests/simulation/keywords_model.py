@@ -1,7 +1,8 @@
 """The keywords protocol as a finite model: accept, load, claim, bulk, refresh, confirm, reopen, and what may go wrong.
 
-One document with one chunk, two workers, bulks that land at any time or never, workers that die at any moment and an
-Elasticsearch that forgets what it deleted. Each fix is a switch; without it the explorer has to find a violation.
+One document with one chunk, two workers, bulks that land at any time, workers that die at any moment, an Elasticsearch
+that forgets what it deleted, and the records of bulks whose outcome is unknown (docs/adr/0039-open-bulks.md). Each fix
+is a switch; without it the explorer has to find a violation.
 """
 
 from __future__ import annotations
@@ -40,6 +41,17 @@ class Bulk(NamedTuple):
     content: int | None
 
 
+class OpenBulk(NamedTuple):
+    """The record of a bulk that writes an entry."""
+
+    seq: int
+    content: int
+    unanswered: int = 1
+    """How often it was sent without a certain answer."""
+    old: bool = False
+    """A delete that was accepted after its claim has been forgotten since: the claim is older than gc_deletes."""
+
+
 class State(NamedTuple):
     """Ledger, index, workers and network."""
 
@@ -49,8 +61,7 @@ class State(NamedTuple):
     seq: int = 0
     claimed: bool = False
     confirmed: int | None = None
-    doubted: bool = False
-    """A claim was met that its worker never confirmed: the document is looked at again after the latest bulk."""
+    open_bulks: tuple[OpenBulk, ...] = ()
     entry: tuple[int, int | None] | None = None
     """(version, content) in the index; content None: a tombstone. None: never heard of, or forgotten."""
     workers: tuple[Worker, ...] = (Worker(), Worker())
@@ -68,9 +79,13 @@ class KeywordsModel:
     """What may stand in the index is written down before it is sent."""
     checks_want: bool = True
     """Nothing is confirmed that something newer has overtaken."""
-    doubts: bool = True
-    """A claim without confirmation is remembered until no bulk of it can land any more. Assumes that no living worker
-    is paused between its claim and its bulk for that long and dies then."""
+    records_bulks: bool = True
+    """A bulk is recorded with its claim, and what it wrote and nobody wants is deleted for as long as it may land."""
+    keeps_old_records: bool = True
+    """The record of a bulk stays although it was answered, when its claim is older than deletes are remembered."""
+    doubts_deletes: bool = True
+    """What is deleted because a late bulk may have written it no longer counts as confirmed. Assumed besides: no
+    worker is paused for a whole day between its bulk and its confirmation."""
     accepts: int = 2
     kills: int = 1
     timeouts: int = 1
@@ -87,15 +102,13 @@ class KeywordsModel:
             yield from self._works(state, n, worker)
         yield from _lands(state)
         if state.entry is not None and state.entry[1] is None and state.forgotten < 1:
-            yield "Elasticsearch forgets the tombstone", state._replace(entry=None, forgotten=state.forgotten + 1)
-        if self.doubts and state.doubted and all(w.at in ("idle", "loaded") for w in state.workers):
-            late = tuple(b for b in state.bulks if b.sender is not None)
-            reopened = state._replace(bulks=late, doubted=False, claimed=True, confirmed=None, seq=state.want - 1)
-            yield "no bulk can be late any more; the document is looked at again", reopened
+            yield "Elasticsearch forgets the tombstone", _forgets(state, state.entry[0])
+        for bulk in state.open_bulks:
+            yield from self._checks(state, bulk)
 
     def violation(self, state: State) -> str | None:
         quiet = not state.bulks and all(w.at == "idle" for w in state.workers)
-        if not quiet or state.seq < state.want or state.doubted:
+        if not quiet or state.seq < state.want or state.open_bulks:
             return None
         stands = state.entry[1] if state.entry else None
         if stands == state.content:
@@ -120,8 +133,7 @@ class KeywordsModel:
                 after = _with(state, n, w._replace(at="unknown"))
                 yield f"{name} has no answer in time", after._replace(bulks=orphans, timeouts=state.timeouts + 1)
             case "unknown":
-                after = state if w.seq == state.want else _reopened(state, w)
-                yield f"{name} begins again", _with(after, n, Worker())
+                yield f"{name} begins again", _with(state, n, Worker())
             case "answered":
                 yield f"{name} confirms", _with(self._confirms(state, w), n, Worker())
 
@@ -133,18 +145,65 @@ class KeywordsModel:
         diff = diff_keywords(wanted, confirmed, {CHUNK} if state.claimed else ())
         if not (diff.write or diff.delete):
             return _with(state, n, w._replace(at="answered"))
-        doubted = state.doubted or (state.claimed and state.confirmed is None)
         after = _with(state, n, w._replace(at="claimed", touches=True))
-        if not self.claims:
-            return after
-        return after._replace(claimed=True, confirmed=None, doubted=self.doubts and doubted)
+        if self.records_bulks and w.content is not None:
+            after = _opened(after, w.seq, w.content)
+        return after._replace(claimed=True, confirmed=None) if self.claims else after
 
     def _confirms(self, state: State, w: Worker) -> State:
+        if w.touches and w.content is not None:
+            state = self._answered(state, w.seq, w.content)
         if w.seq != state.want and self.checks_want:
             return _reopened(state, w) if w.touches else state
         if w.stale:  # the index is ahead of the ledger: catch up and write again
             return state._replace(want=max(state.want, w.stale) + 1)
         return state._replace(seq=w.seq, claimed=w.content is not None, confirmed=w.content)
+
+    def _checks(self, state: State, bulk: OpenBulk) -> Iterator[tuple[str, State]]:
+        """What nobody wants of it is deleted, at a version at which nobody wants it; that may take its time. When it
+        can no longer arrive it is forgotten after a last check."""
+        name = f"the check of the bulk of content {bulk.content} at version {bulk.seq}"
+        delete = Bulk(None, max(bulk.seq, state.want), None)
+        doubted = state
+        if state.content is None and state.confirmed is not None and self.doubts_deletes:
+            doubted = state._replace(claimed=True, confirmed=None)
+        if state.content is None and delete not in state.bulks:
+            yield f"{name} deletes", doubted._replace(bulks=_sorted((*state.bulks, delete)))
+        mine = (bulk.seq, bulk.content)
+        under_way = any((b.seq, b.content) == mine for b in state.bulks) or any(
+            w.at in ("claimed", "sent", "answered") and (w.seq, w.content) == mine for w in state.workers
+        )
+        if not under_way:
+            after = doubted._replace(open_bulks=tuple(b for b in state.open_bulks if b != bulk))
+            if state.content is None and not _is_stale(state, delete):
+                after = after._replace(entry=(delete.seq, None))
+            yield f"{name} is the last one", after
+
+    def _answered(self, state: State, seq: int, content: int) -> State:
+        bulks = []
+        for bulk in state.open_bulks:
+            if (bulk.seq, bulk.content) == (seq, content) and not (bulk.old and self.keeps_old_records):
+                bulk = bulk._replace(unanswered=bulk.unanswered - 1)
+            if bulk.unanswered:
+                bulks.append(bulk)
+        return state._replace(open_bulks=tuple(bulks))
+
+
+def _opened(state: State, seq: int, content: int) -> State:
+    known = [b for b in state.open_bulks if (b.seq, b.content) == (seq, content)]
+    others = [b for b in state.open_bulks if (b.seq, b.content) != (seq, content)]
+    bulk = OpenBulk(seq, content, known[0].unanswered + 1 if known else 1)  # the claim is a new one, and young
+    return state._replace(open_bulks=tuple(sorted([*others, bulk])))
+
+
+def _forgets(state: State, version: int) -> State:
+    """A delete at this version was accepted after every claim below it, so those are older than it was remembered."""
+    bulks = tuple(b._replace(old=b.old or b.seq < version) for b in state.open_bulks)
+    return state._replace(entry=None, forgotten=state.forgotten + 1, open_bulks=bulks)
+
+
+def _is_stale(state: State, bulk: Bulk) -> bool:
+    return state.entry is not None and bulk.seq < state.entry[0]
 
 
 def _reopened(state: State, w: Worker) -> State:
@@ -156,7 +215,7 @@ def _lands(state: State) -> Iterator[tuple[str, State]]:
         rest = list(state.bulks)
         rest.remove(bulk)
         after = state._replace(bulks=tuple(rest))
-        stale = state.entry is not None and bulk.seq < state.entry[0]
+        stale = _is_stale(state, bulk)
         if not stale:
             after = after._replace(entry=(bulk.seq, bulk.content))
         if bulk.sender is not None:
@@ -175,4 +234,4 @@ def _with(state: State, n: int, worker: Worker) -> State:
 
 
 def _sorted(bulks: tuple[Bulk, ...]) -> tuple[Bulk, ...]:
-    return tuple(sorted(bulks, key=repr))
+    return tuple(sorted(bulks, key=lambda b: (-1 if b.sender is None else b.sender, b.seq, b.content or 0)))

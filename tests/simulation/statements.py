@@ -634,19 +634,23 @@ async def _open_bulk(tx: Transaction, p: Any) -> int:
     return 1
 
 
-@statement("DELETE FROM open_bulks WHERE id = %s AND unanswered = 1")
+def _is_young(tx: Transaction, row: Row, seconds: float) -> bool:
+    return bool(row["sent_at"] > tx.now() - timedelta(seconds=seconds))
+
+
+@statement("DELETE FROM open_bulks WHERE unanswered = 1 AND id = %s AND sent_at >")
 async def _answered(tx: Transaction, p: Any) -> int:
     row = await tx.lock("open_bulks", p[0])
-    if row is None or row["unanswered"] != 1:
+    if row is None or row["unanswered"] != 1 or not _is_young(tx, row, p[1]):
         return 0
     await tx.put("open_bulks", None, p[0])
     return 1
 
 
-@statement("UPDATE open_bulks SET unanswered = unanswered - 1 WHERE id = %s")
+@statement("UPDATE open_bulks SET unanswered = unanswered - 1 WHERE unanswered > 1 AND id = %s AND sent_at >")
 async def _one_answered(tx: Transaction, p: Any) -> int:
     row = await tx.lock("open_bulks", p[0])
-    if row is None:
+    if row is None or row["unanswered"] <= 1 or not _is_young(tx, row, p[1]):
         return 0
     await tx.put("open_bulks", _changed(row, unanswered=row["unanswered"] - 1), p[0])
     return 1
@@ -668,9 +672,9 @@ async def _due_bulks(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return taken
 
 
-@statement("SELECT FROM generations WHERE keyword_index = %s AND state <> 'retired'")
-def _index_in_use(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
-    return [()]
+@statement("SELECT name FROM generations WHERE keyword_index = %s AND state <> 'retired'")
+def _user_of(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
+    return [(GENERATION,)]
 
 
 @statement("SELECT s.document_id, s.want_seq, w.wanted, m.chunk_ids, m.content_hash = d.content_hash")
@@ -685,7 +689,7 @@ def _unwanted(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         m = tx.get("manifests", id_, GENERATION)
         unknown = m is None or d["content_hash"] is None
         is_cut = None if unknown or m is None else m["content_hash"] == d["content_hash"]
-        found.append((id_, s["want_seq"], wanted, m["chunk_ids"] if m else None, is_cut))
+        found.append((id_, s["want_seq"], wanted, m["chunk_ids"] if m else None, is_cut, s["confirmed"]))
     return found
 
 

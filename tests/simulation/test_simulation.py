@@ -8,8 +8,8 @@ from pipeline.core.fold import Step
 from tests.simulation.play import History, play, shrink, simulated
 
 FIRST_SEED = 1
-HISTORIES = 400
-"""About fifteen seconds on an idle machine, in two tests that may run beside each other."""
+HISTORIES = 300
+"""About seven seconds of a processor, in two tests that may run beside each other."""
 
 
 @pytest.mark.parametrize("part", [0, 1])

@@ -30,12 +30,12 @@ from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
 from pipeline.stages.sweep import Sweeper
 from pipeline.stores.elasticsearch import GC_DELETES
-from pipeline.stores.keywords import Keywords, Write
+from pipeline.stores.keywords import Keywords, Outcome, Write
 from query.access import Readable, identify
 from query.cache import access_of
 from tests.simulation.faults import RATES
 from tests.simulation.kafka import PARTITIONS
-from tests.simulation.keyword_store import Elasticsearch
+from tests.simulation.keyword_store import GC_DELETES_SECONDS, Elasticsearch
 from tests.simulation.play import simulated
 from tests.simulation.scheduler import VirtualLoop, use
 from tests.simulation.world import SOURCE, TENANT, Process, World
@@ -177,6 +177,50 @@ def test_a_bulk_that_was_sent_twice_and_answered_once_stays_recorded(bench: Benc
     sink._keywords = Keywords(Stumbling(Process(bench.world, "keywords")))  # type: ignore[arg-type]
     bench.run(sink.converge(bench.generation, [ID]))
     assert len(bench.tables["open_bulks"]) == 1
+
+
+def test_a_text_that_is_put_back_before_its_delete_was_processed_is_found_although_a_late_bulk_was_checked_meanwhile(
+    bench: Bench,
+) -> None:
+    """The check deletes what nobody wants at that moment. The ledger must not go on believing that it stands there."""
+    bench.run(bench.accept(1))
+    sink = bench.stage("keywords")
+    sink._keywords = Keywords(Stumbling(Process(bench.world, "keywords")))  # type: ignore[arg-type]
+    bench.run(sink.converge(bench.generation, [ID]))
+    bench.run(bench.accept(2, kind=DocumentDeleted, version=1))
+    bench.run(asyncio.sleep(late.CHECK_SECONDS + 1))
+    process = Process(bench.world, "keywords")
+    checks = late.LateBulks(process.pool, Keywords(Elasticsearch(process)), bench.world.metrics)  # type: ignore[arg-type]
+    assert bench.run(checks.check_due()) == 2
+    bench.run(bench.accept(3))
+    bench.run(sink.converge(bench.generation, [ID]))
+    assert len(bench.world.index.standing()) == 2
+
+
+def test_a_bulk_that_is_sent_when_its_delete_may_be_forgotten_stays_recorded_though_it_was_answered(
+    bench: Bench,
+) -> None:
+    """Two workers stood still for longer than Elasticsearch remembers deletes: the one that wrote an old text looks at
+    the document again, which the one that deleted it confirms after that."""
+    bench.run(bench.accept(1))
+    writer, deleter = bench.stage("keywords"), bench.stage("keywords")
+    written = bench.run(writer._plan(bench.generation, [ID]))
+    bench.run(bench.accept(2, kind=DocumentDeleted, version=1))
+    deleted = bench.run(deleter._plan(bench.generation, [ID]))
+    bench.run(deleter._keywords.apply([w for plan in deleted.plans for w in plan.writes]))
+    bench.run(asyncio.sleep(GC_DELETES_SECONDS + 1))
+    assert bench.run(writer._apply(bench.generation, written)) == set()
+    assert len(bench.world.index.standing()) == 2
+    bench.run(deleter._confirm(bench.generation, deleted.plans, _all_written(deleted), None))
+    assert bench.state("keywords")["seq"] == bench.state("keywords")["want_seq"]
+    process = Process(bench.world, "keywords")
+    checks = late.LateBulks(process.pool, Keywords(Elasticsearch(process)), bench.world.metrics)  # type: ignore[arg-type]
+    assert bench.run(checks.check_due()) == 2
+    assert not bench.world.index.standing()
+
+
+def _all_written(claimed: Any) -> dict[UUID, Outcome]:
+    return {write.id: Outcome("written") for plan in claimed.plans for write in plan.writes}
 
 
 def test_a_worker_that_slept_too_long_after_its_claim_sends_nothing(bench: Bench) -> None:
