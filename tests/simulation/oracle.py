@@ -102,7 +102,7 @@ class Oracle:
         rows = {}
         for (id_,), row in tables["chunks"].items():
             assert np.allclose(row["embedding"].to_list(), _vector(row["text"])), (
-                f"chunk {id_} has another text's vector"
+                f"WRONG: chunk {id_} has another text's vector"
             )
             rows[id_] = self._row(row)
         entries = {UUID(id_): _entry(body) for id_, body in world.index.standing().items()}
