@@ -1,8 +1,10 @@
-"""Every mutant still changes something."""
+"""Every mutant still changes something, and docs/mutants.md says what caught it."""
 
 from __future__ import annotations
 
-from tests.simulation.mutants import MUTANTS, path_of
+import re
+
+from tests.simulation.mutants import MUTANTS, ROOT, TABLE, path_of
 
 
 def test_every_mutants_anchor_stands_in_its_module() -> None:
@@ -12,3 +14,19 @@ def test_every_mutants_anchor_stands_in_its_module() -> None:
         assert mutant.defect != mutant.anchor
         compile(source.replace(mutant.anchor, mutant.defect, 1), mutant.module, "exec")
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
+
+
+def test_the_tests_that_are_named_for_a_mutant_exist() -> None:
+    for file, _, name in (named.partition("::") for mutant in MUTANTS for named in mutant.tests):
+        assert not name or re.search(rf"^(?:async )?def {name}\(", (ROOT / file).read_text(), re.MULTILINE), name
+        assert (ROOT / file).is_file(), file
+
+
+def test_every_mutant_stands_in_the_table_and_none_survived() -> None:
+    """After a change of the mutants: ``make mutants``."""
+    caught = dict(re.findall(r"^\| ([^|]+) \| `[\w.]+` \| ([\w ]+) \|", TABLE.read_text(), re.MULTILINE))
+    assert set(caught) == {mutant.name for mutant in MUTANTS}
+    assert not [name for name, by in caught.items() if by in ("survived", "IMPORT")]
+    total = re.search(r"\*\*(\d+) deliberate defects\*\*", (ROOT / "docs" / "guarantees.md").read_text())
+    assert total is not None
+    assert int(total[1]) == len(MUTANTS)

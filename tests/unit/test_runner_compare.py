@@ -210,3 +210,36 @@ def test_a_listing_takes_away_what_it_asked_for_and_lacks_but_nothing_newer() ->
     }  # fmt: skip
     some = merged(known, [], at, ["old", "newer", "unknown"])
     assert {tag: one.members for tag, one in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
+
+
+PUBLISHED = Row(
+    external_id="d", version=1, fingerprint=b"1", revision="r", acl_tags=("a",), content_at=seen(1).at,
+    access_at=seen(1).at,
+)  # fmt: skip
+
+
+def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows() -> None:
+    doubtful = replace(PUBLISHED, in_doubt_since=seen(2).at)
+    entry = Listed(external_id="d", acl_tags=["a"], revision="r")
+    row = listed(doubtful, entry, seen(5)).row
+    assert row is not None
+    assert row.is_in_doubt
+    assert is_stale(doubtful, entry)
+    assert not is_stale(PUBLISHED, entry)
+
+
+def test_a_new_title_alone_is_published() -> None:
+    row = after(document(title="old"))
+    assert decide(row, document(title="new"), seen(5)).outcome == "upserted"
+
+
+def test_access_that_a_listing_showed_later_outlasts_an_older_answer() -> None:
+    row = replace(PUBLISHED, acl_tags=("b",), access_at=seen(9).at)
+    decision = decide(row, document("new text", acl_tags=["a"]), seen(5))
+    assert decision.row is not None
+    assert decision.row.acl_tags == ("b",)
+    assert [event.acl_tags for event in decision.events if isinstance(event, DocumentUpserted)] == [["b"]]
+
+
+def test_a_required_tag_that_cannot_be_said_shuts_everybody_out() -> None:
+    assert access_of(["a"], ["x" * 1_000]) == ((), ())

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from connectors.clock import Clock
+from connectors.clock import Clock, version_at
 from connectors.runner.compare import Row
 from connectors.runner.identities import Identities, _outcome
 from connectors.runner.membership import Held, digest
@@ -151,3 +151,8 @@ def test_stamps_never_go_back_though_the_clock_does() -> None:
     ahead = datetime.now(UTC) + timedelta(minutes=1)
     clock = Clock(ahead)
     assert ahead < clock.stamp() < clock.stamp()
+
+
+def test_a_version_is_greater_than_the_last_one_though_the_clock_went_back() -> None:
+    last = version_at(AT, None)
+    assert version_at(AT - timedelta(hours=1), last) > last

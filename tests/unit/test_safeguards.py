@@ -37,6 +37,7 @@ from tests.simulation.faults import RATES
 from tests.simulation.kafka import PARTITIONS
 from tests.simulation.keyword_store import GC_DELETES_SECONDS, Elasticsearch
 from tests.simulation.play import simulated
+from tests.simulation.recovery import audited
 from tests.simulation.scheduler import VirtualLoop, use
 from tests.simulation.world import SOURCE, TENANT, Process, World
 from topics.codec import decode, encode
@@ -70,6 +71,7 @@ class Bench:
         self.world = World(self.loop, 0, tuple(RATES))
         self.generation = self.world.generation
         self.tables = self.world.database.tables
+        self.row_of_generation = self.tables["generations"][self.generation.name,]
         self.detect = self.stage("detect")
         self._sent = 0
 
@@ -348,6 +350,18 @@ def test_what_stays_pending_is_hinted_again(bench: Bench) -> None:
     bench.run(asyncio.sleep(60.0))
     assert bench.run(sweeper.sweep()) == 1
     assert len(bench.sent(INDEX_LIVE.name)) == hints + 1
+
+
+def test_after_a_lost_tail_the_audit_removes_entries_of_which_the_ledger_knows_nothing(bench: Bench) -> None:
+    bench.run(bench.accept(1))
+    bench.run(bench.stage("keywords").converge(bench.generation, [ID]))
+    bench.run(bench.stage("vectors").converge(bench.generation, [ID]))
+    assert bench.world.index.standing()
+    assert bench.tables["chunks"]
+    bench.world.database.lose_tail(len(bench.world.database.commits))
+    bench.tables["generations"][bench.generation.name,] = bench.row_of_generation
+    bench.run(audited(Process(bench.world, "operator")))
+    assert not bench.world.index.standing()
 
 
 def test_groups_of_one_source_open_nothing_in_another(bench: Bench) -> None:
