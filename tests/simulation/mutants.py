@@ -142,12 +142,17 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a lag may be below nothing", "topics.offsets", "return max(0, self.end -", "return (self.end -", ("tests/unit/test_offsets.py",)),
     # recover and the audit
     Mutant("recover replays nothing", _RECOVER, "return {p: log.since for p", "return {p: log.end for p"),
+    Mutant("recover leaves the sequence where it was", _RECOVER, "after = max(before, drawn, highest)", "after = before", ("tests/contract/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",)),
+    Mutant("recover forgets that detect lagged", _RECOVER, "min(since, found.get(lane, BEGINNING))", "since", ("tests/contract/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",)),
     Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove(verdict.document, verdict.strangers)", "pass", (_SAFEGUARDS,)),
     Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),", ("tests/unit/test_audit.py",)),
     # Queries
     Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
     Mutant("groups of one source count in every source", _ACCESS, "held.update(qualify(source, groups))", "held.update(tag for name in sources for tag in qualify(name, groups))", (_SAFEGUARDS,)),
+    Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", ("tests/contract/test_search.py::test_what_a_store_claims_about_access_is_not_believed",)),
+    Mutant("a remembered answer is of no access set", _RETRIEVAL, "caller.tenant, scope.access)", 'caller.tenant, b"")', (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",)),
     Mutant("the access set leaves out which sets are readable", "query.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),
+    Mutant("a remembered answer is not verified again", _RETRIEVAL, "len(current) < len(known.counted) or", "False or", (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",)),
     # Connectors
     Mutant("the source's answer outranks a later one", _COMPARE, "stamp is not None and seen.at < stamp for stamp", "False for stamp", (_COMPARING,)),
     Mutant("a document in doubt counts as published as it is", _COMPARE, "return self.in_doubt_since is not None\n", "return False\n", (_COMPARING,)),
@@ -166,6 +171,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a late answer is saved", _PUBLISH, ' and one.outcome != "late"]', "]", (_PUBLISHING,)),
     Mutant("a delete waits behind a crawl", _PUBLISH, 'if lane == "backfill" and isinstance(event, DocumentUpserted)', 'if lane == "backfill"', (_PUBLISHING,)),
     Mutant("of two answers of one page the earlier counts", _PUBLISH, "{entry.external_id: entry for entry in entries}", "{entry.external_id: entry for entry in reversed(entries)}", (_PUBLISHING,)),
+    Mutant("an intent ignores the fence", _ROWS, "AND source = %(source)s AND epoch = %(epoch)s", "AND source = %(source)s", (_DOUBT + "::test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_another_took_over",)),
+    Mutant("rows are saved without the fence", _ROWS, "                await self._fence(connection)\n                await connection.cursor().executemany(", "                await connection.cursor().executemany(", (_DOUBT + "::test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it",)),
     Mutant("a membership is sent before the intent is recorded", _TOLD, "        await self._tables.intend(batch)\n", "", (_PUBLISHING,)),
     Mutant("a membership is recorded before it is sent", _TOLD, "        await self._tables.intend(batch)\n", "        await self._tables.intend(batch)\n        await self._tables.confirm(batch)\n", (_PUBLISHING,)),
     Mutant("a membership that was taken back gets an older stamp", _MEMBERSHIP, "max(at, last.observed_at + timedelta(microseconds=1))", "at", (_PUBLISHING,)),
