@@ -190,6 +190,19 @@ class Metrics:
             registry=r,
         )
         self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
+        self.log_moved = Counter(
+            "penstock_kafka_log_moved",
+            "Partitions whose log was found to be another one than was read (recreated, truncated, regrown: read again"
+            " from the newest record that is still the same), or to have lost records unread (expired)",
+            ["topic", "kind"],
+            registry=r,
+        )
+        self.expired_records = Counter(
+            "penstock_kafka_expired_records",
+            "Records that Kafka deleted before they were read",
+            ["topic"],
+            registry=r,
+        )
         self.pending = Gauge(
             "penstock_pending_documents",
             "Documents that a store does not yet hold as the ledger wants them",

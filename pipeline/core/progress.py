@@ -15,6 +15,8 @@ class Token:
     """One record on its way. Belongs to the assignment it arrived under: later ones ignore it."""
 
     offset: int
+    stamp: object = None
+    """Whatever the caller wants back with the done prefix."""
     done: bool = False
 
 
@@ -24,24 +26,24 @@ class Progress(Generic[P]):
 
     def __init__(self) -> None:
         self._pending: dict[P, deque[Token]] = {}
-        self._next: dict[P, int] = {}
+        self._last: dict[P, Token] = {}
 
     def open(self, partitions: Iterable[P]) -> None:
         for partition in partitions:
             self._pending[partition] = deque()
-            self._next.pop(partition, None)
+            self._last.pop(partition, None)
 
     def close(self, partitions: Iterable[P]) -> None:
         for partition in partitions:
             self._pending.pop(partition, None)
-            self._next.pop(partition, None)
+            self._last.pop(partition, None)
 
-    def arrived(self, partition: P, offset: int) -> Token | None:
+    def arrived(self, partition: P, offset: int, stamp: object = None) -> Token | None:
         """Track a record; None when its partition is not ours now."""
         pending = self._pending.get(partition)
         if pending is None:
             return None
-        token = Token(offset)
+        token = Token(offset, stamp)
         pending.append(token)
         return token
 
@@ -55,12 +57,17 @@ class Progress(Generic[P]):
         while pending and pending[0].done:
             grown.append(pending.popleft())
         if grown:
-            self._next[partition] = grown[-1].offset + 1
+            self._last[partition] = grown[-1]
         return grown
 
     def committable(self, partition: P) -> int | None:
         """The offset to commit (that of the next record to read), None while nothing is done."""
-        return self._next.get(partition)
+        last = self._last.get(partition)
+        return None if last is None else last.offset + 1
+
+    def last(self, partition: P) -> Token | None:
+        """The last record of the done prefix, None while nothing is done."""
+        return self._last.get(partition)
 
     def in_flight(self, partition: P | None = None) -> int:
         """Records that arrived and are not part of a done prefix yet."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
@@ -20,12 +20,18 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from faust.tables import TableManager
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 
+from pipeline.core.errors import Retryable
+from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
 from pipeline.kafka import security
+from pipeline.ledger.kafka_marks import Place
 from pipeline.settings import KafkaSettings, StreamSettings
 from pipeline.stages.stage import Incoming, Stage
+from pipeline.stores.postgres import Pool
 from pipeline.stream.lanes import Lanes
+from pipeline.stream.logguard import LogGuard
+from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
 from topics.registry import MAX_MESSAGE_BYTES
 
@@ -37,6 +43,10 @@ SPAN_RECORDS = 10_000
 COMMIT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
 """The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
+CALL_SECONDS = 30.0
+"""What Kafka may take to answer the thread that aiokafka's consumer lives in."""
+METADATA_MS = 30_000
+"""A topic that was deleted and made anew, or got more partitions, is read after so long (aiokafka's default: 300 s)."""
 TOPICS_SECONDS = 5.0
 """How long the topics of all agents are waited for before those that are there are subscribed to."""
 DRAIN_SECONDS = 12.0
@@ -58,6 +68,7 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
         "datadir": str(Path(tempfile.gettempdir()) / "penstock-faust"),
         "consumer_max_fetch_size": MAX_MESSAGE_BYTES + 2**20,
         "consumer_auto_offset_reset": "earliest",
+        "consumer_metadata_max_age_ms": METADATA_MS,
         "broker_commit_every": 200,
         "broker_commit_interval": 1.0,
         "stream_wait_empty": False,
@@ -111,7 +122,10 @@ def _credentials(kafka: KafkaSettings) -> Any:
 class Consumption:
     """One stage's consumption: a faust app, its lanes, and the progress between them."""
 
-    def __init__(self, stage: Stage, *, kafka: KafkaSettings, stream: StreamSettings, metrics: Metrics) -> None:
+    def __init__(
+        self, stage: Stage, *, kafka: KafkaSettings, stream: StreamSettings, metrics: Metrics, pool: Pool
+    ) -> None:
+        """pool: holds the marks by which a log that moved is noticed."""
         self._stage = stage
         self._metrics = metrics
         self._progress: Progress[Any] = Progress()
@@ -130,9 +144,11 @@ class Consumption:
         self.app = app
         self.app.finalize()
         transport: Any = self.app.transport
-        transport.Consumer = _consumer_class(self._progress)
+        self._guard = LogGuard(stage.name, self.app.conf.id, self, kafka=kafka, pool=pool, metrics=metrics)
+        transport.Consumer = _consumer_class(self._progress, self._guard)
         self.app.on_partitions_revoked.connect(self._revoked, weak=False)
         self.app.on_partitions_assigned.connect(self._assigned, weak=False)
+        self._guarding: asyncio.Task[None] | None = None
         self.assigned = asyncio.Event()
         for lane, topic in stage.topics.items():
             channel = self.app.topic(f"{kafka.topic_prefix}{topic.name}")
@@ -150,8 +166,10 @@ class Consumption:
                 if self._draining:
                     continue
                 await self._room(message.tp)
-                token = self._progress.arrived(message.tp, message.offset)
+                read = witness(message.offset, round(message.timestamp * 1000), message.key, message.value)
+                token = self._progress.arrived(message.tp, message.offset, read)
                 if token is not None:
+                    self._guard.read(message.tp, read)
                     await self._lanes.put(record, (message.tp, token, event))
 
         return consume
@@ -171,10 +189,41 @@ class Consumption:
 
     async def _revoked(self, _app: Any, revoked: Any, **_: Any) -> None:
         gone = set(revoked)
+        self._guard.revoked(gone)
+        self._forget(gone)
+        log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
+
+    def _forget(self, gone: Collection[Any]) -> None:
         self._progress.close(gone)
         self._shrunk.set()
         self._lanes.forget(lambda tag: isinstance(tag, tuple) and tag[0] in gone)
-        log.info("partitions_revoked", stage=self._stage.name, count=len(gone))
+
+    async def take_back(self, offsets: Mapping[Place, int]) -> None:
+        """For the guard: see ``Rewinds``. Nothing else commits meanwhile: there is no done prefix any more."""
+        self._forget(offsets.keys())
+        wanted = {TopicPartition(*place): offset for place, offset in offsets.items()}
+
+        async def commit(consumer: AIOKafkaConsumer) -> None:
+            await consumer.commit(wanted)
+
+        await self._call_consumer(commit, "the offsets to go back to were not committed")
+
+    async def read_again(self) -> None:
+        """For the guard: see ``Rewinds``. Assigning anew is how faust drops all that it has read ahead."""
+
+        async def rejoin(consumer: AIOKafkaConsumer) -> None:
+            consumer._coordinator.request_rejoin()
+
+        await self._call_consumer(rejoin, "the group was not joined again")
+
+    async def _call_consumer(self, function: Callable[[AIOKafkaConsumer], Awaitable[None]], failed: str) -> None:
+        """In the thread where aiokafka's consumer lives. Raises Retryable."""
+        thread = self.app.consumer._thread
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await thread.call_thread(function, thread._ensure_consumer())
+        except Exception as error:  # the consumer is being moved or started anew: it is tried again
+            raise Retryable(f"{failed}: {type(error).__name__}", service="kafka") from error
 
     async def _assigned(self, _app: Any, assigned: Any, **_: Any) -> None:
         self.assigned.set()
@@ -185,12 +234,14 @@ class Consumption:
         """Consume inside the block; leaving it drains: batches at work finish and are committed, no other starts."""
         self._lanes.start()
         await self.app.start()
+        self._guarding = asyncio.create_task(self._guard.run())
         try:
             yield
         finally:
             try:
                 await self.drain()
             finally:
+                await ended([self._guarding])
                 await self.app.stop()
 
     async def drain(self) -> None:
@@ -206,12 +257,15 @@ class Consumption:
                 log.warning("commit_timed_out", stage=self._stage.name)  # it will be read again: nothing is lost
 
     async def crashed(self) -> BaseException:
-        """Return when faust gave up (a lost thread, a fatal broker error) or a lane ended: the process should end and
-        start anew."""
+        """Return when faust gave up (a lost thread, a fatal broker error), or a lane or the guard ended: the process
+        should end and start anew."""
         lanes = asyncio.create_task(self._lanes.failed())
         app = asyncio.create_task(self.app.wait_until_stopped())
+        assert self._guarding is not None
         try:
-            await asyncio.wait([lanes, app], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([lanes, app, self._guarding], return_when=asyncio.FIRST_COMPLETED)
+            if self._guarding.done() and not self._guarding.cancelled() and (error := self._guarding.exception()):
+                return error
             return (lanes.result() if lanes.done() else self.app.crash_reason) or RuntimeError("the consumer stopped")
         finally:
             lanes.cancel()
@@ -235,12 +289,13 @@ class Consumption:
         return self.assigned.is_set() and not self.app.crashed
 
 
-def _consumer_class(progress: Progress[Any]) -> type:
+def _consumer_class(progress: Progress[Any], guard: LogGuard) -> type:
     class Consumer(FaustConsumer):
         """Commits our done prefix and nothing else: faust's own rule passes over gaps in a fresh group."""
 
         async def on_partitions_assigned(self, assigned: Any, generation_id: int = 0) -> None:
             progress.open(assigned)  # before all else: faust lets records through while its signal is still being sent
+            guard.assigned(assigned)
             await super().on_partitions_assigned(assigned, generation_id)
 
         async def seek_to_committed(self) -> Any:
@@ -254,7 +309,25 @@ def _consumer_class(progress: Progress[Any]) -> type:
                         consumer.seek(tp, 0)  # below what is kept, it becomes the earliest: auto_offset_reset
                 return committed
 
-            return await self._thread.call_thread(seek, self._thread._ensure_consumer())
+            committed = await self._thread.call_thread(seek, self._thread._ensure_consumer())
+            guard.positioned(committed)
+            return committed
+
+        async def _commit_offsets(self, offsets: Any, start_new_transaction: bool = True) -> bool:
+            """Only what the guard has marked. What is left out is tried again with the next commit."""
+            done = {
+                tp: token.stamp
+                for tp in offsets
+                if (token := progress.last(tp)) is not None and isinstance(token.stamp, Witness)
+            }
+            marked = await guard.marked(done)
+            allowed = {tp: offset for tp, offset in offsets.items() if tp in marked}
+            return bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
+
+        async def _commit(self, offsets: Any) -> bool:
+            """What was taken back while faust was on its way here must not be committed after all."""
+            ours = {tp: offset for tp, offset in offsets.items() if progress.last(tp) is not None}
+            return bool(ours) and await super()._commit(ours)
 
         def _new_offset(self, tp: Any) -> int | None:
             self._acked[tp].clear()

@@ -71,7 +71,8 @@ async def run(name: str, settings: Settings) -> None:
         )
         stages = await kind.stages()
         starting = [
-            Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics) for stage in stages
+            Consumption(stage, kafka=settings.kafka, stream=settings.stream, metrics=metrics, pool=pool)
+            for stage in stages
         ]
         await _all_started(starting, stack)
         consuming += starting

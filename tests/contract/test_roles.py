@@ -22,8 +22,9 @@ from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
 from pipeline.cli import status_ledger
 from pipeline.cli.status_look import LEDGER
+from pipeline.core.kafka_log import Mark, Witness
 from pipeline.core.model import ChunkParams, Generation
-from pipeline.ledger import generations, story
+from pipeline.ledger import generations, kafka_marks, story
 from pipeline.settings import AuditSettings, PostgresSettings
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.graph import GraphKeeper
@@ -138,6 +139,9 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         await audit.turn()
         async with library.pool.connection() as connection:
             await generations.check_model(connection, library.generation, library.embedder)
+            for _ in range(2):
+                await kafka_marks.save(connection, "group", {("topic", 0): Mark("log", (Witness(1, 2, 3),))})
+            assert await kafka_marks.load(connection, "group") == {("topic", 0): Mark("log", (Witness(1, 2, 3),))}
     assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
     assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
     assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")

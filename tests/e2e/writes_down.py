@@ -12,12 +12,14 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
 from pipeline.settings import load
 from pipeline.stages.stage import Incoming, Last
+from pipeline.stores.postgres import open_pool
 from pipeline.stream.consume import Consumption
 from pipeline.telemetry import Metrics, configure_logging
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
@@ -49,14 +51,18 @@ async def main(log: Path, slow: float, slow_signal: str) -> None:
     settings = load()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    consumption = Consumption(WritesDown(log, slow), kafka=settings.kafka, stream=settings.stream, metrics=Metrics())
 
     async def take(*_: object, **__: object) -> None:
         await asyncio.sleep(SLOW_SIGNAL_SECONDS)
 
-    if slow_signal:
-        getattr(consumption.app, slow_signal).connect(take, weak=False)
-    async with consumption.running():
+    async with AsyncExitStack() as stack:
+        pool = await stack.enter_async_context(open_pool(settings.postgres))
+        consumption = Consumption(
+            WritesDown(log, slow), kafka=settings.kafka, stream=settings.stream, metrics=Metrics(), pool=pool
+        )
+        if slow_signal:
+            getattr(consumption.app, slow_signal).connect(take, weak=False)
+        await stack.enter_async_context(consumption.running())
         crashed = asyncio.create_task(consumption.crashed())
         assigned = asyncio.create_task(consumption.assigned.wait())
         await asyncio.wait([crashed, assigned], return_when=asyncio.FIRST_COMPLETED)

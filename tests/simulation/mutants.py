@@ -129,8 +129,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("texts that have vectors are embedded again", _VECTORS, "for chunk, text in texts.items() if text not in known}", "for chunk, text in texts.items()}"),
     Mutant("a sink cuts under a text that has moved", "pipeline.stages.manifests", "if row is not None and (row[0]", "if True or (row[0]", (_SAFEGUARDS,)),
     # The stream
-    Mutant("offsets are committed over gaps", _PROGRESS, "self._next[partition] = grown[-1].offset + 1", "self._next[partition] = token.offset + 1"),
-    Mutant("an offset is committed before the record is done", _PROGRESS, "token = Token(offset)", "token = Token(offset, True)"),
+    Mutant("offsets are committed over gaps", _PROGRESS, "self._last[partition] = grown[-1]", "self._last[partition] = token"),
+    Mutant("an offset is committed before the record is done", _PROGRESS, "token = Token(offset, stamp)", "token = Token(offset, stamp, True)"),
     Mutant("a failing batch is acknowledged", _ATTEMPTS, 'return "again"\n        except Exception', 'return "done"\n        except Exception'),
     Mutant("half of a split batch is lost", _ATTEMPTS, "(self.items[:middle], self.items[middle:])", "(self.items[:middle], self.items[:middle])", ("tests/unit/test_lanes.py", "tests/unit/test_attempts.py")),
     Mutant("a record that always fails is dropped", _ATTEMPTS, "await self._stage.set_aside(batch.items[0][0], error)", "pass", ("tests/unit/test_attempts.py",)),

@@ -38,7 +38,7 @@ GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
-    embedding_days, handled
+    embedding_days, handled, kafka_marks
     TO penstock_worker;
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
 GRANT SELECT, INSERT, UPDATE, DELETE ON

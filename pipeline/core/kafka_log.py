@@ -1,0 +1,90 @@
+"""Is a partition's log still the one that was read? A log may be made anew, lose its tail, or expire unread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Literal, NamedTuple
+
+Kind = Literal["same", "recreated", "truncated", "regrown"]
+Moved = Literal["recreated", "truncated", "regrown", "expired"]
+
+
+class Witness(NamedTuple):
+    """A record that was read: whether it still stands at its offset shows whether the log up to it is the same."""
+
+    offset: int
+    sent_ms: int
+    digest: int
+    """Of timestamp, key and value; 64 bits, signed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a consumer group remembers of a partition."""
+
+    log_id: str
+    """Of the cluster and the topic; another one when the topic was made anew."""
+    witnesses: Sequence[Witness] = ()
+    """Handled records by ascending offset; everything before each of them was handled as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A partition as Kafka has it now."""
+
+    log_id: str
+    begin: int
+    end: int
+    records: Mapping[int, Witness]
+    """What stands at the offsets asked for; an offset that holds no record is absent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    kind: Kind
+    read_from: int
+    """Where to read again from, unless the log is the same: everything below was surely handled."""
+
+
+def witness(offset: int, sent_ms: int, key: bytes | None, value: bytes | None) -> Witness:
+    """The witness of one record."""
+    key, body = key or b"", value or b""
+    digest = blake2b(b"%d %d %d " % (sent_ms, len(key), value is not None), digest_size=8)
+    digest.update(key)
+    digest.update(body)
+    return Witness(offset, sent_ms, int.from_bytes(digest.digest(), signed=True))
+
+
+def judge(mark: Mark, log: Log, *, read: Iterable[Witness] = (), position: int = 0) -> Verdict:
+    """Compare what was read with the log as it is now.
+
+    read: records that were read and are perhaps not handled yet. position: one beyond the last offset that was read or
+    committed. An offset that holds no record proves nothing: it has expired, or was compacted away.
+    """
+    if log.log_id != mark.log_id:
+        return Verdict("recreated", log.begin)
+    known = [w for w in (*mark.witnesses, *read) if log.begin <= w.offset < log.end]
+    differing = min((w.offset for w in known if log.records.get(w.offset, w) != w), default=log.end)
+    same = [w.offset for w in mark.witnesses if w.offset < differing and log.records.get(w.offset) == w]
+    read_from = max(same) + 1 if same else log.begin
+    if log.end < max([position, *(w.offset + 1 for w in (*mark.witnesses, *read))]):
+        return Verdict("truncated", read_from)
+    return Verdict("same" if differing == log.end else "regrown", read_from)
+
+
+def expired(unread: Iterable[tuple[int, int]], begin: int) -> int:
+    """How many offsets of these ranges (first, one beyond the last) lie before the begin of the log: their records
+    were deleted before they were read."""
+    return sum(max(0, min(until, begin) - since) for since, until in unread)
+
+
+def thinned(witnesses: Sequence[Witness]) -> list[Witness]:
+    """Some of them, by ascending offset: the newest, and before it ever fewer, about one for each fourfold distance.
+    After a loss so little more is read again than was lost; 10^10 records keep at most 18."""
+    kept: dict[int, Witness] = {}
+    for one in sorted(set(witnesses)):
+        kept.setdefault((witnesses[-1].offset - one.offset).bit_length() // 2, one)
+    newest = witnesses[-1:]
+    return sorted({*kept.values(), *newest})

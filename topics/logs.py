@@ -1,0 +1,191 @@
+"""Partitions as they are now: identity, begin, end, and single records."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any, ClassVar
+from uuid import UUID
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    AbstractType,
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+LOOK_SECONDS = 30.0
+CLOSE_SECONDS = 2.0
+"""aiokafka can miss the first request to stop when it comes soon after a change of partition."""
+FETCH_BYTES = 1024
+"""Kafka gives a whole batch of records even so."""
+FETCH_WAIT_MS = 20
+"""aiokafka asks for what follows a record as soon as it has it: at the end of a log Kafka would hold back the next
+answer for so long."""
+
+Place = tuple[str, int]
+"""Topic, with its prefix, and partition."""
+
+
+class LogsUnavailable(Exception):
+    """Kafka cannot be reached or does not answer in time. One line; it may heal."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentRecord:
+    sent_ms: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(slots=True)
+class LogNow:
+    log_id: str
+    """Of the cluster and the topic: a topic that was deleted and made anew has another one."""
+    begin: int
+    end: int
+    records: dict[int, SentRecord] = field(default_factory=dict)
+    """By offset. One that expired, was compacted away or is not there yet is absent."""
+
+
+async def look(
+    wanted: Mapping[Place, Collection[int]], bootstrap: str, security: Mapping[str, object] | None = None
+) -> dict[Place, LogNow]:
+    """Look at partitions, and at the records at some offsets of each. A partition that does not exist, or has no leader
+    now, is absent. security: aiokafka's TLS and SASL options. Raises LogsUnavailable."""
+    kafka = AIOKafkaConsumer(
+        bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=FETCH_WAIT_MS,
+        request_timeout_ms=int(LOOK_SECONDS * 1000), **dict(security or {}),
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            await kafka.start()
+            return await _look(kafka, wanted)
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise LogsUnavailable(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+    finally:
+        await _close(kafka)
+
+
+async def _look(kafka: Any, wanted: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
+    ids = await _identities(kafka, {topic for topic, _ in wanted})
+    places = [TopicPartition(*place) for place in sorted(wanted) if place in ids]
+    if not places:
+        return {}
+    begins, ends = await kafka.beginning_offsets(places), await kafka.end_offsets(places)
+    logs: dict[Place, LogNow] = {}
+    for at in places:
+        log = logs[at.topic, at.partition] = LogNow(ids[at.topic, at.partition], begins[at], ends[at])
+        for offset in sorted(n for n in set(wanted[at.topic, at.partition]) if log.begin <= n < log.end):
+            if at not in kafka.assignment():
+                kafka.assign([at])
+            kafka.seek(at, offset)
+            found = await kafka.getone(at)
+            if found.offset == offset:
+                log.records[offset] = SentRecord(found.timestamp, found.key, found.value)
+    return logs
+
+
+async def _close(kafka: Any) -> None:
+    try:
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await kafka.stop()
+    except (TimeoutError, KafkaError, OSError):
+        return
+
+
+async def _identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:
+    """The log_id of each partition that exists and has a leader."""
+    client = kafka._client  # aiokafka's own request for metadata has no topic ids
+    answer = await client.send(client.get_random_node(), _TopicIds(sorted(topics)))
+    return {
+        (name, partition): f"{answer.cluster_id}/{topic_id}"
+        for error, name, topic_id, _, partitions, *_ in answer.topics
+        if not error
+        for _, partition, leader, *_ in partitions
+        if leader >= 0
+    }
+
+
+class _Uuid(AbstractType[UUID]):  # type: ignore[misc]  # aiokafka is untyped
+    @classmethod
+    def encode(cls, value: UUID) -> bytes:
+        return value.bytes
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> UUID:
+        return UUID(bytes=data.read(16))
+
+    @classmethod
+    def repr(cls, value: UUID) -> str:
+        return str(value)
+
+
+class _TopicIdsResponse(Response):  # type: ignore[misc]
+    """Kafka's Metadata response, version 12."""
+
+    API_KEY = 3
+    API_VERSION = 12
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32), ("host", CompactString("utf-8")), ("port", Int32),
+                ("rack", CompactString("utf-8")), ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString("utf-8")),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16), ("name", CompactString("utf-8")), ("topic_id", _Uuid), ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16), ("partition", Int32), ("leader", Int32), ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)), ("isr", CompactArray(Int32)),
+                        ("offline", CompactArray(Int32)), ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32), ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )  # fmt: skip
+
+
+class _TopicIdsRequest(RequestStruct):  # type: ignore[misc]
+    """Kafka's Metadata request, version 12 (Kafka 3.0 and later)."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 12
+    RESPONSE_TYPE = _TopicIdsResponse
+    SCHEMA = Schema(
+        ("topics", CompactArray(("topic_id", _Uuid), ("name", CompactString("utf-8")), ("tags", TaggedFields))),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class _TopicIds(Request[_TopicIdsRequest]):  # type: ignore[misc]
+    API_KEY: ClassVar[int] = 3
+
+    def __init__(self, topics: Collection[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[_TopicIdsRequest]) -> _TopicIdsRequest:
+        return request_struct_class([(UUID(int=0), name, {}) for name in self._topics], False, False, {})
