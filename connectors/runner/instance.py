@@ -22,7 +22,7 @@ from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import Ask, PostgresMemory, State
-from connectors.runner.sweep import Sweep
+from connectors.runner.sweep import MASS_COUNT, Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable
@@ -156,7 +156,9 @@ class Instance:
         )  # fmt: skip
 
         def look_again(ids: Collection[str], groups: bool) -> None:
-            if ids:
+            if len(ids) > MASS_COUNT:
+                self.activities["sweep"].ask()  # it reads what is in doubt, and deletes much only when told to
+            elif ids:
                 self.activities["events"].ask(*ids)
             if groups:
                 self.activities["groups"].ask()

@@ -19,7 +19,7 @@ import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
-from connectors.runner.compare import Row
+from connectors.runner.compare import Row, is_storable_id
 from connectors.runner.membership_tables import IN_DOUBT, MembershipTables
 from connectors.runner.membership_tables import Published as PublishedSet
 from connectors.runner.rows import Accepted, Rows
@@ -37,6 +37,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 CERTAIN: frozenset[Kind] = frozenset({"unknown", "newer", "member_unknown"})
 """An intent is recorded before anything is sent, so what the ledger has and no row knows is not on its way. The others
 count once they were seen twice, and everything that was sent before the first time has been handled."""
+FIRST: tuple[Kind, ...] = (
+    "member_unknown", "newer", "not_deleted", "member_not_accepted", "not_accepted", "unknown",
+)  # fmt: skip
+"""In this order they are repaired: what may show too much comes first."""
 
 PAGE = 500
 """Rows of one step."""
@@ -45,7 +49,8 @@ REST = 4
 MOST = 1_000
 """Differences repaired after one comparison: a sweep reads so many documents by name in about a minute."""
 MOST_NOTED = 20_000
-"""Differences that one comparison remembers, some megabytes; the next one finds the rest."""
+"""Differences that one comparison remembers, some megabytes, of documents and of principals, certain and uncertain ones
+each: a backlog that is only on its way must not hide what is certain. The next comparison finds the rest."""
 AGAIN_SECONDS = 86_400.0
 """What a repair did not mend is tried again so often, and reported meanwhile: a source whose versions went backwards,
 or an event that the pipeline refuses, would be published for ever."""
@@ -113,8 +118,12 @@ class Found:
     principals: int = 0
     differences: dict[Key, Difference] = field(default_factory=dict)
 
+    _noted: Counter[tuple[str, bool]] = field(default_factory=Counter)
+
     def note(self, key: Key, difference: Difference) -> None:
-        if len(self.differences) < MOST_NOTED:
+        sort = key[0], difference.kind in CERTAIN
+        if self._noted[sort] < MOST_NOTED:
+            self._noted[sort] += 1
             self.differences[key] = difference
 
 
@@ -185,6 +194,7 @@ class Reconcile:
         began = monotonic()
         self._repaired = {key: at for key, at in self._repaired.items() if began - at < AGAIN_SECONDS}
         new = [key for key in certain if key not in self._repaired]
+        new.sort(key=lambda key: FIRST.index(certain[key].kind))
         repairing = {key: certain[key] for key in new[:MOST]}
         documents = {name: one for (what, name), one in repairing.items() if what == "document"}
         principals = {name: one for (what, name), one in repairing.items() if what == "principal"}
@@ -210,7 +220,8 @@ class Reconcile:
         rows = await self._rows.find([accepted.external_id for _, accepted in page])
         for _, accepted in page:
             row = rows.get(accepted.external_id)
-            if (kind := difference(row, accepted, self._rows.holder.source)) is not None:
+            kind = difference(row, accepted, self._rows.holder.source)
+            if kind is not None and is_storable_id(accepted.external_id):  # no connector can have published another one
                 one = Difference(kind, _published(row), accepted.version, has_row=row is not None)
                 found.note(("document", accepted.external_id), one)
         found.documents += len(page)
@@ -231,6 +242,8 @@ class Reconcile:
         return page[-1].external_id if len(page) == PAGE else None
 
     async def _members(self, after: str, found: Found) -> str | None:
+        if not after and not await self._tables.page("", 1):
+            return None  # it has never published anybody's groups: those in the ledger are somebody else's
         page = await self._tables.ledger(after, PAGE)
         published = await self._tables.published([principal for principal, _, _ in page])
         for principal, observed_at, holds in page:
