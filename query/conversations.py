@@ -39,6 +39,8 @@ MOST_DOCUMENTS = 2_000
 """That an answer is known to be made from: 32 kB of ids. One made from more is never read along."""
 KNOWN_DAYS = 30
 """How long a conversation may name an answer for the first time: Kafka keeps what conversations say for 14."""
+EXPIRED_AT_ONCE = 100
+"""Rows that one answer removes: more than it adds, so that none are left after a while, and few enough for its time."""
 RECORD_SECONDS = 2.0
 
 Served = Literal["whole", "nearest", "newest"]
@@ -264,8 +266,10 @@ async def record_made_from(pool: Pool, tenant: str, answer_id: UUID, documents: 
                     [tenant, answer_id, list(documents)],
                 )
                 await connection.execute(
-                    "DELETE FROM answer_provenance WHERE made_at < now() - make_interval(days => %s)",
-                    [KNOWN_DAYS],
+                    "DELETE FROM answer_provenance WHERE (tenant, answer_id) IN ("
+                    "SELECT tenant, answer_id FROM answer_provenance WHERE made_at < now() - make_interval(days => %s)"
+                    " ORDER BY made_at LIMIT %s FOR UPDATE SKIP LOCKED)",
+                    [KNOWN_DAYS, EXPIRED_AT_ONCE],
                 )
 
 

@@ -156,7 +156,8 @@ class _Answering:
         documents: set[UUID] = set()
         if answer.relevant:  # else the same words whatever was read
             documents |= {p.result.passage.document_id for p in self.context.passages}
-            if answer.model is not None and self.material.history is not None:  # it may say again what it read there
+            wrote = answer.model is not None or answer.degraded  # or began to
+            if wrote and self.material.history is not None:  # it may say again what it read there
                 documents |= self.material.history.documents
         try:
             await record_made_from(pool, self.caller.tenant, self.id, documents)
