@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import Any, ClassVar
 from uuid import UUID
 
+import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -22,6 +23,8 @@ from aiokafka.protocol.types import (
     Schema,
     TaggedFields,
 )
+
+log = structlog.get_logger()
 
 LOOK_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
@@ -60,48 +63,56 @@ class LogNow:
 async def look(
     wanted: Mapping[Place, Collection[int]], bootstrap: str, security: Mapping[str, object] | None = None
 ) -> dict[Place, LogNow]:
-    """Look at partitions, and at the records at some offsets of each. A partition that does not exist, or has no leader
-    now, is absent. security: aiokafka's TLS and SASL options. Raises LogsUnavailable."""
+    """Look at partitions, and at the records at some offsets of each. A partition that does not exist, has no leader
+    now, or was not looked at within LOOK_SECONDS, is absent. security: aiokafka's TLS and SASL options. Raises
+    LogsUnavailable when there is none left."""
     kafka = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
         max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=FETCH_WAIT_MS,
         request_timeout_ms=int(LOOK_SECONDS * 1000), **dict(security or {}),
     )  # fmt: skip
+    logs: dict[Place, LogNow] = {}
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             await kafka.start()
-            return await _look(kafka, wanted)
+            await _look(kafka, wanted, logs)
+        return logs
     except (KafkaError, TimeoutError, OSError) as error:
+        if logs:
+            return logs
         raise LogsUnavailable(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
     finally:
         await _close(kafka)
 
 
-async def _look(kafka: Any, wanted: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
+async def _look(kafka: Any, wanted: Mapping[Place, Collection[int]], logs: dict[Place, LogNow]) -> None:
     ids = await _identities(kafka, {topic for topic, _ in wanted})
     places = [TopicPartition(*place) for place in sorted(wanted) if place in ids]
     if not places:
-        return {}
+        return
     begins, ends = await kafka.beginning_offsets(places), await kafka.end_offsets(places)
-    logs: dict[Place, LogNow] = {}
     for at in places:
-        log = logs[at.topic, at.partition] = LogNow(ids[at.topic, at.partition], begins[at], ends[at])
-        for offset in sorted(n for n in set(wanted[at.topic, at.partition]) if log.begin <= n < log.end):
+        now = LogNow(ids[at.topic, at.partition], begins[at], ends[at])
+        for offset in sorted(n for n in set(wanted[at.topic, at.partition]) if now.begin <= n < now.end):
             if at not in kafka.assignment():
                 kafka.assign([at])
             kafka.seek(at, offset)
             found = await kafka.getone(at)
             if found.offset == offset:
-                log.records[offset] = SentRecord(found.timestamp, found.key, found.value)
-    return logs
+                now.records[offset] = SentRecord(found.timestamp, found.key, found.value)
+        logs[at.topic, at.partition] = now
 
 
 async def _close(kafka: Any) -> None:
-    try:
-        async with asyncio.timeout(CLOSE_SECONDS):
-            await kafka.stop()
-    except (TimeoutError, KafkaError, OSError):
-        return
+    """Each step in a task of its own: aiokafka's stop() lets the cancellation of its own tasks out, which would end
+    whoever waits for it, and then leaves its connections open."""
+    for end in (kafka.stop, kafka._client.close):
+        ending = asyncio.ensure_future(end())
+        _, late = await asyncio.wait([ending], timeout=CLOSE_SECONDS)
+        if late:
+            ending.cancel()
+        elif not ending.cancelled() and (error := ending.exception()) is not None:
+            log.info("kafka_connection_not_closed", reason=type(error).__name__)
 
 
 async def _identities(kafka: Any, topics: Collection[str]) -> dict[Place, str]:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Literal, NamedTuple
 
+MOST_MS = 2**63 - 1
+"""A producer may write any time into a record."""
+
 Kind = Literal["same", "recreated", "truncated", "regrown"]
 Moved = Literal["recreated", "truncated", "regrown", "expired"]
 
@@ -50,6 +53,7 @@ class Verdict:
 
 def witness(offset: int, sent_ms: int, key: bytes | None, value: bytes | None) -> Witness:
     """The witness of one record."""
+    sent_ms = min(sent_ms, MOST_MS)
     key, body = key or b"", value or b""
     digest = blake2b(b"%d %d %d " % (sent_ms, len(key), value is not None), digest_size=8)
     digest.update(key)

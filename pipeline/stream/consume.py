@@ -144,8 +144,9 @@ class Consumption:
         self.app = app
         self.app.finalize()
         transport: Any = self.app.transport
+        self._committing = asyncio.Lock()
         self._guard = LogGuard(stage.name, self.app.conf.id, self, kafka=kafka, pool=pool, metrics=metrics)
-        transport.Consumer = _consumer_class(self._progress, self._guard)
+        transport.Consumer = _consumer_class(self._progress, self._guard, self._committing)
         self.app.on_partitions_revoked.connect(self._revoked, weak=False)
         self.app.on_partitions_assigned.connect(self._assigned, weak=False)
         self._guarding: asyncio.Task[None] | None = None
@@ -201,6 +202,17 @@ class Consumption:
     async def take_back(self, offsets: Mapping[Place, int]) -> None:
         """For the guard: see ``Rewinds``. Nothing else commits meanwhile: there is no done prefix any more."""
         self._forget(offsets.keys())
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                await self._committing.acquire()
+        except TimeoutError as error:
+            raise Retryable("an earlier commit is still under way", service="kafka") from error
+        try:
+            await self._commit_again(offsets)
+        finally:
+            self._committing.release()
+
+    async def _commit_again(self, offsets: Mapping[Place, int]) -> None:
         wanted = {TopicPartition(*place): offset for place, offset in offsets.items()}
 
         async def commit(consumer: AIOKafkaConsumer) -> None:
@@ -264,7 +276,9 @@ class Consumption:
         assert self._guarding is not None
         try:
             await asyncio.wait([lanes, app, self._guarding], return_when=asyncio.FIRST_COMPLETED)
-            if self._guarding.done() and not self._guarding.cancelled() and (error := self._guarding.exception()):
+            if self._guarding.cancelled():
+                return RuntimeError("the comparison of Kafka's logs was cancelled")
+            if self._guarding.done() and (error := self._guarding.exception()):
                 return error
             return (lanes.result() if lanes.done() else self.app.crash_reason) or RuntimeError("the consumer stopped")
         finally:
@@ -289,7 +303,7 @@ class Consumption:
         return self.assigned.is_set() and not self.app.crashed
 
 
-def _consumer_class(progress: Progress[Any], guard: LogGuard) -> type:
+def _consumer_class(progress: Progress[Any], guard: LogGuard, committing: asyncio.Lock) -> type:
     class Consumer(FaustConsumer):
         """Commits our done prefix and nothing else: faust's own rule passes over gaps in a fresh group."""
 
@@ -325,9 +339,11 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard) -> type:
             return bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
 
         async def _commit(self, offsets: Any) -> bool:
-            """What was taken back while faust was on its way here must not be committed after all."""
-            ours = {tp: offset for tp, offset in offsets.items() if progress.last(tp) is not None}
-            return bool(ours) and await super()._commit(ours)
+            """What was taken back while faust was on its way here must not be committed after all, nor after the
+            offset that it was taken back to: one commit at a time."""
+            async with committing:
+                ours = {tp: offset for tp, offset in offsets.items() if progress.last(tp) is not None}
+                return bool(ours) and await super()._commit(ours)
 
         def _new_offset(self, tp: Any) -> int | None:
             self._acked[tp].clear()

@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from time import monotonic
 from typing import Protocol, get_args
 
 import structlog
 
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import PenstockError
 from pipeline.core.kafka_log import Log, Mark, Moved, Verdict, Witness, expired, judge, thinned, witness
 from pipeline.kafka import security
 from pipeline.ledger import kafka_marks
@@ -32,9 +31,16 @@ SAMPLE_SECONDS = 5.0
 """A log that loses its tail and grows again past what was read is noticed if that takes longer than this."""
 CONFIRM_SECONDS = 2.0
 """A new leader may show too low an end until its followers have answered (replica.fetch.wait.max.ms: 0.5 s)."""
-MAX_SAMPLES = 60
+MAX_SAMPLES = 8
 """Of one partition while Kafka does not answer."""
+MAX_GAPS = 100
+"""Of one partition between two comparisons: a compacted topic has many."""
 NEVER = 2**63
+
+
+def as_read(sent_ms: int) -> int:
+    """A record's time as faust gives it, in seconds: beyond 2^53 microseconds it is not exact."""
+    return round(sent_ms / 1000.0 * 1000)
 
 
 class Rewinds(Protocol):
@@ -70,8 +76,8 @@ class _Partition:
     """Whether it is to be read again, and not read before that."""
     position: int | None = None
     """One beyond the last record that was read."""
-    gap: tuple[int, int] | None = None
-    """The first offset that was passed over without a record, and one beyond the last."""
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+    """Of offsets that were passed over without a record: the first, and one beyond the last; the newest gaps."""
     newest: Witness | None = None
     """The last record that was read."""
     samples: list[Witness] = field(default_factory=list)
@@ -85,7 +91,7 @@ class _Partition:
 
     def unread(self) -> list[tuple[int, int]]:
         """What was not read, as far as it is known: ranges of offsets."""
-        ranges = [] if self.gap is None else [self.gap]
+        ranges = list(self.gaps)
         if self.position is not None:
             ranges.append((self.position, NEVER))
         if self.committed is None and self.handled is not None and not self.judged:  # Kafka forgot what was committed
@@ -163,7 +169,8 @@ class LogGuard:
         if state is None:
             return
         if state.position is not None and record.offset > state.position:
-            state.gap = (state.position if state.gap is None else state.gap[0], record.offset)
+            state.gaps.append((state.position, record.offset))
+            del state.gaps[:-MAX_GAPS]
         state.position = record.offset + 1
         state.newest = record
 
@@ -175,7 +182,7 @@ class LogGuard:
             marks = {place: Mark(s.log_id, s.witnesses(done[place])) for place, s in states.items() if s.log_id}
             try:
                 await self._save(marks)
-            except Retryable as error:
+            except PenstockError as error:
                 log.warning("marks_not_stored", stage=self._stage, reason=str(error))
                 return set()
             for place in marks:
@@ -196,7 +203,7 @@ class LogGuard:
             try:
                 if places:
                     await self._compare(places)
-            except (LogsUnavailable, Retryable) as error:
+            except (LogsUnavailable, PenstockError) as error:
                 log.warning("log_not_compared", stage=self._stage, reason=str(error))
                 continue  # after the next sample
             if now >= due:
@@ -223,7 +230,8 @@ class LogGuard:
         moved = {place: before[place] for place, (known, now) in logs.items() if known.verdict(now).kind != "same"}
         if moved:  # looked at again: every witness, after a while
             await asyncio.sleep(CONFIRM_SECONDS)
-            logs |= await self._look(moved, every=True)
+            again = await self._look(moved, every=True)
+            logs = {place: one for place, one in logs.items() if place not in moved} | again
         async with self._storing:
             await self._conclude(logs)
 
@@ -265,7 +273,7 @@ class LogGuard:
                 "kafka_records_expired", stage=self._stage, topic=place[0], partition=place[1], count=lost,
                 begin=now.begin, remedy="penstock recover --topics-lost",
             )  # fmt: skip
-        state.gap = None
+        state.gaps.clear()
         if state.position is not None:
             state.position = max(state.position, now.begin)
         state.log_id = now.log_id
@@ -282,7 +290,7 @@ class LogGuard:
         log.error(
             "kafka_log_moved", stage=self._stage, topic=place[0], partition=place[1], kind=verdict.kind,
             begin=now.begin, end=now.end, position=known.position, read_from=verdict.read_from,
-            last_handled_sent_at=None if last is None else datetime.fromtimestamp(last.sent_ms / 1000, UTC).isoformat(),
+            last_handled_sent_ms=None if last is None else last.sent_ms,
             remedy="penstock recover --topics-lost",
         )  # fmt: skip
 
@@ -294,7 +302,7 @@ class LogGuard:
             place: (
                 before[place],
                 Log(now.log_id, now.begin, now.end,
-                    {n: witness(n, r.sent_ms, r.key, r.value) for n, r in now.records.items()}),
+                    {n: witness(n, as_read(r.sent_ms), r.key, r.value) for n, r in now.records.items()}),
             )
             for place, now in found.items()
         }  # fmt: skip
