@@ -84,7 +84,7 @@ class Conversations(Last):
                 said.setdefault(Member(message.tenant, message.member), []).append(message)
         for who, messages in said.items():
             await self._accept(who, messages)
-        self._dead.passed(valid)
+        self._dead.passed(valid, stage=self.name)
         await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:

@@ -25,6 +25,9 @@ whatever it sent before."""
 MOST_SOURCES = 10_000
 """That are remembered, those heard of last: a broken producer may invent a new name for each record."""
 
+MOST_ASKED = 10_000
+"""Letters that are remembered, those asked for last: as many records as may be in flight."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -79,6 +82,7 @@ class Flood:
         self._sources = Sources()
         self._admitted: deque[tuple[float, str]] = deque()
         self._ids: set[str] = set()
+        self._asked: OrderedDict[str, None] = OrderedDict()
         self._until: float | None = None
         """The end of the last pause; None: there was none."""
         self._trips = 0
@@ -88,8 +92,12 @@ class Flood:
         self._sources.add(source, records, now)
 
     def admit(self, letter: str, source: Hashable, now: float) -> Refusal | None:
-        """None: send it."""
-        self._sources.add(source, -1, now)
+        """None: send it. A letter that is asked for again says nothing new of its source."""
+        if letter not in self._asked:
+            self._sources.add(source, -1, now)
+            self._asked[letter] = None
+            if len(self._asked) > MOST_ASKED:
+                self._asked.popitem(last=False)
         while self._admitted and now - self._admitted[0][0] >= WINDOW_SECONDS:
             self._ids.discard(self._admitted.popleft()[1])
         if letter in self._ids or self._confined(now):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,8 +43,8 @@ class _Sent:
 
 class DeadLetters:
     """Law: after ``bury_all`` returns, the records are on the dead letter topic, and listed; repeats are listed once,
-    and not sent twice by one process. Beyond ``per_minute`` letters nothing is buried, unless the fault is confined to
-    some sources (core/flood.py)."""
+    and not sent twice by one process. Beyond ``per_minute`` letters of a stage nothing is buried, unless the fault is
+    confined to some sources (core/flood.py)."""
 
     def __init__(
         self,
@@ -59,17 +59,20 @@ class DeadLetters:
         self._producer = producer
         self._metrics = metrics
         self._clock = clock
-        self._flood = Flood(per_minute)
+        self._floods: defaultdict[str, Flood] = defaultdict(lambda: Flood(per_minute))
+        """By stage: people who talk say nothing of whether documents get through."""
         self._per_minute = per_minute
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
         self._unlisted: dict[str, _Sent] = {}
         self._listing = asyncio.Lock()
-        metrics.dead_letter_pause.set_function(lambda: self._flood.pause(clock()))
+        metrics.dead_letter_pause.set_function(
+            lambda: max((flood.pause(clock()) for flood in self._floods.values()), default=0.0)
+        )
 
-    def passed(self, records: Iterable[Incoming]) -> None:
-        """Say that valid records were accepted: then a failure elsewhere is not everybody's."""
+    def passed(self, records: Iterable[Incoming], *, stage: str) -> None:
+        """Say that a stage has accepted valid records: then a failure of others there is not everybody's."""
         for source, count in Counter(source_of(record.key) for record in records).items():
-            self._flood.passed(source, count, self._clock())
+            self._floods[stage].passed(source, count, self._clock())
 
     async def bury(self, record: Incoming, *, stage: str, error: Exception) -> None:
         """``bury_all`` of one record."""
@@ -110,7 +113,7 @@ class DeadLetters:
                     continue
                 own, replay = read_replay(record.headers)
                 whole = RawRecord(record.key, record.value, own)
-                if not whole.too_large and (no := self._refusal(id_, record)) is not None:
+                if not whole.too_large and (no := self._refusal(id_, record, stage)) is not None:
                     refusal = no
                     refused.append(record)
                     continue
@@ -185,8 +188,8 @@ class DeadLetters:
         for id_ in sent:
             del self._unlisted[id_]
 
-    def _refusal(self, letter: str, record: Incoming) -> Refusal | None:
-        refusal = self._flood.admit(letter, source_of(record.key), self._clock())
+    def _refusal(self, letter: str, record: Incoming, stage: str) -> Refusal | None:
+        refusal = self._floods[stage].admit(letter, source_of(record.key), self._clock())
         if refusal is not None and refusal.new:
             self._metrics.dead_letter_floods.inc()
             log.error("dead_letter_flood", per_minute=self._per_minute, pause_seconds=refusal.seconds,

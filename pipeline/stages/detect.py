@@ -16,7 +16,7 @@ from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import PenstockError, Poison
+from pipeline.core.errors import PenstockError, Poison, Retryable
 from pipeline.core.fold import Delete, Upsert
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
 from pipeline.kafka import deliver
@@ -89,7 +89,7 @@ class Detect:
         arrivals, valid, poison = await asyncio.to_thread(_read, batch)
         if arrivals:
             await self._accept(arrivals)
-        self._dead.passed(valid)
+        self._dead.passed(valid, stage=self.name)
         await self._bury(poison)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
@@ -103,10 +103,13 @@ class Detect:
         except Flooded as flood:
             if any(record.lane != "live" for record in flood.records):
                 raise
-            moved = await deliver(
-                self._producer.send_raw(DOCUMENTS_BACKFILL, record.key, record.value, record.headers)
-                for record in flood.records
-            )
+            try:
+                moved = await deliver(
+                    self._producer.send_raw(DOCUMENTS_BACKFILL, record.key, record.value, record.headers)
+                    for record in flood.records
+                )
+            except Retryable as error:
+                raise flood from error  # these records wait, and nobody else does
             self._metrics.poison_moved.inc(moved)
             log.warning("poison_moved_to_backfill", count=moved)
 

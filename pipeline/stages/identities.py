@@ -39,7 +39,7 @@ class Identities(Last):
                 rows.append((message.tenant, message.source, message.principal, message.groups, message.observed_at))
         if rows:
             await self._accept(rows)
-        self._dead.passed(valid)
+        self._dead.passed(valid, stage=self.name)
         await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:

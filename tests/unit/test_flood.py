@@ -194,3 +194,17 @@ def test_sources_are_counted_as_one_would_by_hand(steps: list[tuple[int, int, fl
         sources.add(source, score, now)
         scores[source] = max(-MOST_SCORE, min(MOST_SCORE, scores.get(source, 0) + score))
         heard[source] = now
+
+
+def test_records_that_wait_for_the_pause_to_end_do_not_prolong_it() -> None:
+    """Both sources were mended; what they sent before asks again every five seconds."""
+    flood = Flood(3)
+    for source in ("wiki", "drive"):
+        assert [flood.admit(f"{source}-{n}", source, 0.0) for n in range(20)][-1] is not None
+    for second in range(1, 31):
+        for source in ("wiki", "drive"):
+            flood.passed(source, 1, float(second))
+            if second % 5 == 0:
+                for n in range(3, 20):
+                    flood.admit(f"{source}-{n}", source, float(second))
+    assert flood.pause(31.0) == 0
