@@ -152,7 +152,9 @@ class Recovery:
                 assert row is not None
                 before, drawn = int(row[0]), int(row[1] or 0)
                 after = max(before, drawn, highest)
-                await connection.execute("SELECT setval('ledger_seq', %s)", [after])
+                await connection.execute(  # never back: others may draw numbers meanwhile
+                    "SELECT setval('ledger_seq', %(to)s) FROM ledger_seq WHERE last_value < %(to)s", {"to": after}
+                )
         return Raised(before, after)
 
     async def strays(self) -> list[str]:

@@ -193,8 +193,8 @@ class StreamSettings(Part):
     backfill_share: float = 0.1
     """Of the time, in which a worker does backfill while live records wait too long: so that neither starves."""
     dead_letters_per_minute: int = 60
-    """Where no other source gets through (a bad deploy), bad records beyond so many a minute and stage wait instead of becoming
-    dead letters. 0: they always do."""
+    """Where no other source gets through (a bad deploy), bad records beyond so many a minute and stage wait instead of
+    becoming dead letters. 0: they always do."""
     session_timeout_seconds: float = 45.0
     """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.core.errors import Fenced, Misconfigured
-from pipeline.core.fence import STANDBY, Accepted, Identity, State, Use, refusal
+from pipeline.core.fence import CHANGED, STANDBY, Accepted, Identity, State, Use, refusal
 
 if TYPE_CHECKING:
     from pipeline.stores.postgres import Connection
@@ -42,8 +42,11 @@ async def require(connection: Connection, use: Use) -> None:
 
 
 async def accept(connection: Connection, state: State) -> None:
-    """The ledger is this server's from now on. Raises Misconfigured on a standby."""
-    server, _ = await look(connection)
+    """The ledger is this server's from now on; only rewinding begins on another server than the accepted one. Raises
+    Misconfigured on a standby, Fenced when the server has changed since rewinding began."""
+    server, accepted = await look(connection)
     if server is None:
         raise Misconfigured(STANDBY)
+    if state != "rewinding" and (accepted is None or accepted.identity != server):
+        raise Fenced(CHANGED)
     await connection.execute(_ACCEPT, [server.system_identifier, server.timeline, state])

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 
 from pipeline import tracing
-from pipeline.core.errors import Fenced, Misconfigured
+from pipeline.core.errors import Fenced, Misconfigured, Retryable
 from pipeline.core.fence import Use
 from pipeline.health import health
 from pipeline.kafka import producer
@@ -87,14 +87,14 @@ async def run(name: str, settings: Settings) -> None:
 
 
 async def _admitted(pool: Pool, stop: asyncio.Event) -> bool:
-    """Wait until the ledger may be used; False: told to stop before that. Raises Retryable, Misconfigured."""
+    """Wait until the ledger may be used; False: told to stop before that. Raises Misconfigured."""
     while not stop.is_set():
         try:
             with translated("Postgres"):
                 async with pool.connection():
                     return True
-        except Fenced as error:
-            log.warning("ledger_fenced", reason=str(error))
+        except Retryable as error:  # or Postgres is away while it fails over
+            log.warning("ledger_fenced" if isinstance(error, Fenced) else "postgres_away", reason=str(error)[:200])
         with suppress(TimeoutError):
             async with asyncio.timeout(FENCE_SECONDS):
                 await stop.wait()

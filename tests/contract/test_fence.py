@@ -46,6 +46,10 @@ async def test_no_connection_is_given_out_until_the_ledger_is_accepted(fenced: S
             with pytest.raises(Fenced, match="`penstock recover --failover`"):
                 await one(pool)
         async with recovering.connection() as connection:
+            with pytest.raises(Fenced):  # on yet another server than the one that was rewound for
+                await fence.accept(connection, "open")
+        async with recovering.connection() as connection:
+            await fence.accept(connection, "rewinding")
             await fence.accept(connection, "open")
         assert await one(pool) == 1
     assert told == [True] * 30 + [False]
