@@ -10,10 +10,11 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import combinations, product
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import NamedTuple
 from uuid import UUID, uuid4
 
 import numpy as np
@@ -26,6 +27,9 @@ from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Vectors
 from pipeline.settings import ElasticsearchSettings, EmbeddingSettings, dist
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.identities import Identities
+from pipeline.stages.stage import Incoming
 from pipeline.stores.elasticsearch import connect
 from query import vectors
 from query.access import Caller, readable
@@ -33,11 +37,21 @@ from query.embedder import QueryEmbedder
 from query.model import MODES, BadQuery, Found, Mode, as_json
 from query.retrieval import Search, Timeouts
 from query.vectors import Asked, Tuning
+from query.verify import verify
+from tests.faults.puppet import Outbox
 from tests.library import Library, WordEmbedder, access, deletion, document
 from tests.questions import QUESTIONS
-from topics.messages import DocumentUpserted
+from topics.codec import encode
+from topics.messages import DocumentUpserted, IdentityChanged
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Offered(NamedTuple):
+    """What a store offers."""
+
+    chunk_id: UUID
+    document_id: UUID
 
 
 def external_ids(found: Found) -> list[str]:
@@ -167,6 +181,50 @@ async def test_all_required_tags_are_needed(library: Library, tenant: str) -> No
         assert await ask(library, tenant, "plan tramway", "staff", "restriction-1", "restriction-2", mode=mode) == [
             "r.md"
         ]
+
+
+async def test_the_last_look_alone_refuses_what_the_stores_still_offer(library: Library, tenant: str) -> None:
+    """Candidates go straight to the last look, as from a store that is behind: it relies on no check before it."""
+    wanted = document("r.md", "The plan for the tramway.", tenant=tenant, required_tags=["restriction-1"])
+    [id_] = await library.accept(wanted)
+    await library.converge(id_)
+    rows = await library.execute("SELECT id, document_id FROM chunks_g1 WHERE document_id = %s", id_)
+    offered = [Offered(*row) for row in rows]
+
+    async def passes(of: str, *tags: str) -> bool:
+        async with library.pool.connection() as connection:
+            return bool(await verify(connection, "g1", Caller(of, frozenset(tags)), offered))
+
+    whole = ("wiki/staff", "wiki/restriction-1")
+    assert await passes(tenant, *whole)
+    assert not await passes(tenant, "wiki/staff"), "a required tag is missing"
+    assert not await passes(tenant, "wiki/restriction-1")
+    assert not await passes("another", *whole)
+    await library.accept(deletion(wanted))
+    assert not await passes(tenant, *whole), "deleted, though both stores still have it"
+
+
+async def test_groups_that_were_observed_earlier_do_not_come_back(library: Library, tenant: str) -> None:
+    """Ann left the board; what was read before that arrives afterwards."""
+    await library.put(document("b.md", "Minutes of the board.", tenant=tenant, acl_tags=["board"]))
+    stage, now = Identities(library.pool, DeadLetters(library.pool, Outbox(), library.metrics)), datetime.now(UTC)
+
+    async def arrives(groups: list[str], observed_at: datetime) -> None:
+        record = encode(
+            IdentityChanged(tenant=tenant, source="wiki", principal="ann", groups=groups, observed_at=observed_at)
+        )
+        await stage.handle([Incoming("identities", 0, 0, record.key, record.value, record.headers, "live")])
+
+    async def shown() -> list[str]:
+        caller = await library.caller(tenant, principals=["ann"])
+        return external_ids(await library.search.search("minutes", caller))
+
+    await arrives(["board"], now - timedelta(minutes=3))
+    assert await shown() == ["b.md"]
+    await arrives([], now - timedelta(minutes=1))
+    await arrives(["board"], now - timedelta(minutes=3))
+    await arrives(["board"], now - timedelta(minutes=2))
+    assert await shown() == []
 
 
 async def test_nobody_in_particular_reads_nothing(library: Library, tenant: str) -> None:

@@ -62,6 +62,7 @@ _MEMBERSHIP, _TOLD = "connectors.runner.membership_tables", "connectors.runner.i
 
 _SAFEGUARDS, _PUBLISHING = "tests/unit/test_safeguards.py", "tests/unit/test_runner_publish.py"
 _COMPARING, _ORDERING = "tests/unit/test_runner_compare.py", "tests/unit/test_order.py"
+_SEARCH = "tests/contract/test_search.py"
 _DOUBT, _AGAIN = "tests/contract/test_runner_in_doubt.py", "tests/contract/test_retrieval_again.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -84,6 +85,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("what a delete brings back stays away", _FOLDING, "_revive(document, superseded_by_version)", "pass", (_ORDERING,)),
     Mutant("of a batch only the last event of a document counts", _FOLDING, "        _apply(document, arrival)\n", "        document.state = document.before.state\n        _apply(document, arrival)\n"),
     Mutant("the text of a deleted document stays", _FOLDING, "erased=not state.alive and bool(changes)", "erased=False"),
+    Mutant("one superseded version is kept", _SUPERSEDED, "KEPT = 8", "KEPT = 1", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
     Mutant("the eight highest superseded versions are kept", _SUPERSEDED, "(PARTITION BY document_id ORDER BY observed_at DESC)", "(PARTITION BY document_id ORDER BY version DESC)", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
     # detect
     Mutant("what was read before the lock decides", _DETECT, "known = await documents.lock(connection, identities)", "await documents.lock(connection, identities)", (_SAFEGUARDS,)),
@@ -147,9 +149,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove(verdict.document, verdict.strangers)", "pass", (_SAFEGUARDS,)),
     Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),", ("tests/unit/test_audit.py",)),
     # Queries
+    Mutant("groups that were observed earlier come back", _IDENTITIES, " WHERE excluded.observed_at >= m.observed_at", "", (_SEARCH + "::test_groups_that_were_observed_earlier_do_not_come_back",)),
     Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
     Mutant("groups of one source count in every source", _ACCESS, "held.update(qualify(source, groups))", "held.update(tag for name in sources for tag in qualify(name, groups))", (_SAFEGUARDS,)),
-    Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", ("tests/contract/test_search.py::test_what_a_store_claims_about_access_is_not_believed",)),
+    Mutant("required tags are not verified", _VERIFY, " AND a.required_tags <@ %(tags)s::text[]", "", (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",)),
+    Mutant("deleted documents pass the last look", _VERIFY, " AND d.deleted_at IS NULL AND d.version IS NOT NULL", "", (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",)),
+    Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", (_SEARCH + "::test_what_a_store_claims_about_access_is_not_believed",)),
     Mutant("a remembered answer is of no access set", _RETRIEVAL, "caller.tenant, scope.access)", 'caller.tenant, b"")', (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",)),
     Mutant("the access set leaves out which sets are readable", "query.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),
     Mutant("a remembered answer is not verified again", _RETRIEVAL, "len(current) < len(known.counted) or", "False or", (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",)),
