@@ -64,11 +64,11 @@ async def test_rows_that_a_repair_took_out_just_before_a_swap_come_back(
 
     cut_over = builds.cut_over
 
-    async def repaired_first(connection: Connection, build: builds.Build) -> int:
+    async def repaired_first(connection: Connection, build: builds.Build, **options: Any) -> int:
         await site.space.execute("UPDATE chunks_g1 SET text = 'wrong' WHERE document_id = %s", a)
         assert await Mender(examiner, Keywords(site.es), producer).doubt([a]) == 1
         site.hints.waiting.clear()
-        return await cut_over(connection, build)
+        return await cut_over(connection, build, **options)
 
     monkeypatch.setattr(builds, "cut_over", repaired_first)
     await site.run("keywords")

@@ -297,7 +297,8 @@ class World:
     async def pending(self) -> list[str]:
         rows = await self.space.query(
             "SELECT d.external_id, s.generation, s.store, s.attempts, s.error FROM index_state s"
-            " JOIN documents d ON d.id = s.document_id WHERE s.seq < s.want_seq"
+            " JOIN documents d ON d.id = s.document_id"
+            " JOIN generations g ON g.name = s.generation AND g.state <> 'retired' WHERE s.seq < s.want_seq"
         )
         return [
             f"{name} in {store} of {generation} ({attempts} attempts, {error})"
