@@ -153,7 +153,6 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
     Mutant("groups of one source count in every source", _ACCESS, "held.update(qualify(source, groups))", "held.update(tag for name in sources for tag in qualify(name, groups))", (_SAFEGUARDS,)),
     Mutant("required tags are not verified", _VERIFY, " AND a.required_tags <@ %(tags)s::text[]", "", (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",)),
-    Mutant("deleted documents pass the last look", _VERIFY, " AND d.deleted_at IS NULL AND d.version IS NOT NULL", "", (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",)),
     Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", (_SEARCH + "::test_what_a_store_claims_about_access_is_not_believed",)),
     Mutant("a remembered answer is of no access set", _RETRIEVAL, "caller.tenant, scope.access)", 'caller.tenant, b"")', (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",)),
     Mutant("the access set leaves out which sets are readable", "query.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),

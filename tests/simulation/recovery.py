@@ -140,10 +140,11 @@ def _sequence(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [(tx.database.sequences["ledger_seq"], max((d["seq"] for _, d in tx.rows("documents")), default=None))]
 
 
-@statement("SELECT setval('ledger_seq', %s)")
+@statement("SELECT setval('ledger_seq', %(to)s) FROM ledger_seq WHERE last_value < %(to)s")
 def _setval(tx: Transaction, p: Any) -> int:
-    tx.database.sequences["ledger_seq"] = p[0]
-    return 1
+    before = tx.database.sequences["ledger_seq"]
+    tx.database.sequences["ledger_seq"] = max(before, p["to"])
+    return int(before < p["to"])
 
 
 @statement("SELECT e.lane, min(e.observed_at) FROM document_events e")
