@@ -224,9 +224,9 @@ async def test_a_page_of_the_audit_asks_each_store_once_however_many_documents_i
         asked[f"{method} {target.partition('?')[0]}"] += 1
         return await perform(method, target, *arguments, **more)
 
-    async def counted_statement(cursor: AsyncCursor[Any], *arguments: Any, **more: Any) -> AsyncCursor[Any]:
-        asked["statements"] += 1
-        return await execute(cursor, *arguments, **more)
+    async def counted_statement(cursor: AsyncCursor[Any], query: Any, *arguments: Any, **more: Any) -> AsyncCursor[Any]:
+        asked["statements"] += "pg_control_system" not in str(query)  # the fence's look depends on a connection's age
+        return await execute(cursor, query, *arguments, **more)
 
     async def page() -> dict[str, int]:
         """What the first page of a new round asks."""
