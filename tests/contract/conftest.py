@@ -1,9 +1,10 @@
-"""What most contract tests of the query service begin with. A module whose library holds more, or has another model,
-defines its own."""
+"""What most contract tests of the query service, of the connectors' runner and of folders begin with. A module whose
+library holds more, or has another model, defines its own."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -11,7 +12,9 @@ import pytest_asyncio
 
 from deploy.local.stack import Stack
 from tests.contract.http_kit import World, open_world
+from tests.folder_kit import Desk, desk_in, own_database
 from tests.library import Library, WordEmbedder
+from tests.runner_kit import Bench, Ground, bench_on, ground_on
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -32,3 +35,27 @@ async def world(stack: Stack) -> AsyncIterator[World]:
 def tenant() -> str:
     """Each test has a tenant of its own in the shared library."""
     return f"t{uuid4().hex[:8]}"
+
+
+@pytest.fixture(scope="module")
+def ground(stack: Stack) -> Iterator[Ground]:
+    with ground_on(stack) as ground:
+        yield ground
+
+
+@pytest.fixture
+async def bench(ground: Ground, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with bench_on(ground, tmp_path) as bench:
+        yield bench
+
+
+@pytest.fixture(scope="module")
+def dsn(stack: Stack) -> Iterator[str]:
+    with own_database(stack) as dsn:
+        yield dsn
+
+
+@pytest.fixture
+async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path, dsn) as desk:
+        yield desk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,22 +11,15 @@ import pytest
 from connectors.confluence import Confluence
 from connectors.confluence.playground import cloud, data_center
 from connectors.fakes.confluence import Flavour
-from deploy.local.stack import Stack
 from tests.contract.confluence_office import EVENTS, Office
 from tests.played import documents, made, upserted
-from tests.runner_kit import Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Ground, bench_on, kinds
 from topics.messages import AccessChanged, IdentityChanged
 
 pytestmark = pytest.mark.stack
 
 NAMES = tuple(f"d{n}" for n in range(7))
 """Three pages of three, three and one on Cloud; on Data Center each has a page above it besides."""
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
 
 
 @pytest.fixture(params=["cloud", "data-center"])

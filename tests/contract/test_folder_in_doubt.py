@@ -3,34 +3,20 @@ change back."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
 from connectors.checkpoint import Checkpoint
-from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State
 from tests.folded import fold_all
-from tests.folder_kit import Desk, desk_in, own_database
+from tests.folder_kit import Desk
 from topics.messages import AnyMessage
 
 pytestmark = pytest.mark.stack
 
 Change = Callable[[Desk], object]
-
-
-@pytest.fixture(scope="module")
-def dsn(stack: Stack) -> Iterator[str]:
-    with own_database(stack) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_in(tmp_path, dsn) as desk:
-        yield desk
 
 
 async def _unconfirmed(*_: object) -> None:

@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,7 +17,7 @@ from connectors import publisher
 from connectors.folder.connector import FolderConnector, FolderOptions
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
-from tests.folder_kit import Desk, desk_in, own_database
+from tests.folder_kit import Desk
 from topics import producer as producer_module
 from topics.admin import ensure_topics
 from topics.codec import decode
@@ -27,18 +26,6 @@ from topics.producer import DeliveryRefused, DeliveryUnknown, KafkaUnavailable, 
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, Topic
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def dsn(stack: Stack) -> Iterator[str]:
-    with own_database(stack) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_in(tmp_path, dsn) as desk:
-        yield desk
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +15,13 @@ from connectors.folder import sweep as sweep_module
 from connectors.folder.connector import FolderConnector, FolderOptions
 from connectors.folder.walk import Candidate
 from connectors.publisher import Publisher
-from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured, Retryable
-from tests.folder_kit import Desk, codes, desk_in, own_database
+from tests.folder_kit import Desk, codes
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.producer import DeliveryUnknown
 from topics.registry import DOCUMENTS_LIVE
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def dsn(stack: Stack) -> Iterator[str]:
-    with own_database(stack) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_in(tmp_path, dsn) as desk:
-        yield desk
 
 
 async def test_a_file_becomes_a_document(desk: Desk) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,22 +12,9 @@ import pytest
 
 from connectors.folder.watch import Hints
 from connectors.protocol import ScanReport
-from deploy.local.stack import Stack
-from tests.folder_kit import Desk, codes, desk_in, own_database
+from tests.folder_kit import Desk, codes
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def dsn(stack: Stack) -> Iterator[str]:
-    with own_database(stack) as dsn:
-        yield dsn
-
-
-@pytest.fixture
-async def desk(dsn: str, tmp_path: Path) -> AsyncIterator[Desk]:
-    async with desk_in(tmp_path, dsn) as desk:
-        yield desk
 
 
 @asynccontextmanager

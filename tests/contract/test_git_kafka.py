@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +12,9 @@ from connectors.git.playground import GitPlayground, playing
 from connectors.git.source import Git
 from connectors.runner.instance import Instance
 from connectors.source import Request
-from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from tests.played import Played, documents, made, upserted
-from tests.runner_kit import Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Ground, bench_on, kinds
 from topics.messages import AnyMessage
 
 pytestmark = pytest.mark.stack
@@ -38,12 +37,6 @@ class Team(Played[GitPlayground]):
         await self.bench.until(lambda: changes.succeeded_at != before, 60)
         await self.bench.until(lambda: self.idle(instance), 60)
         return await self.asked("changes")  # a second run may be due for what came during the first
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from connectors.google_drive import GoogleDrive
 from connectors.google_drive.playground import STAFF, GoogleDrivePlayground, playing
 from connectors.runner.instance import Instance
 from connectors.source import Request
-from deploy.local.stack import Stack
 from tests.played import Played, documents, made, upserted
-from tests.runner_kit import Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Ground, bench_on, kinds
 from topics.messages import AnyMessage
 
 pytestmark = pytest.mark.stack
@@ -49,12 +48,6 @@ class Office(Played[GoogleDrivePlayground]):
                 found += await self.bench.take()
                 await asyncio.sleep(0.02)
         return [*found, *await self.asked("changes")]
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,26 +19,13 @@ from connectors.runner.membership import Held, digest, holders, merged
 from connectors.runner.membership_tables import MembershipTables
 from connectors.runner.rows import Holder, LeaseLost
 from connectors.source import Context, Reaction
-from deploy.local.stack import Stack
 from pipeline.settings import PostgresSettings
 from pipeline.stores.postgres import Pool, open_pool
-from tests.runner_kit import Bench, Ground, bench_on, ground_on
+from tests.runner_kit import Bench, Ground, bench_on
 from tests.runner_world import World, WorldSource
 from topics.messages import IdentityChanged
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
-
-
-@pytest.fixture
-async def bench(ground: Ground, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_on(ground, tmp_path) as bench:
-        yield bench
 
 
 @asynccontextmanager

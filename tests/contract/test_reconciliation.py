@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -16,28 +15,15 @@ from connectors.operate import look
 from connectors.runner import reconcile
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan
-from deploy.local.stack import Stack
 from pipeline.core.identity import document_id, qualify
 from tests.folded import fold_all
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Bench, kinds
 from tests.runner_world import WorldSource
 from topics.messages import IdentityChanged
 
 pytestmark = pytest.mark.stack
 
 SOURCE = "wiki"
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
-
-
-@pytest.fixture
-async def bench(ground: Ground, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_on(ground, tmp_path) as bench:
-        yield bench
 
 
 async def put(

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 
 from connectors.runner.rows import Rows
 from connectors.source import Context, Reaction, Unreadable
-from deploy.local.stack import Stack
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
-from tests.runner_kit import Bench, Ground, bench_on, ground_on, kinds, running
+from tests.runner_kit import Bench, kinds, running
 from tests.runner_world import WorldSource
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
-
-
-@pytest.fixture
-async def bench(ground: Ground, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_on(ground, tmp_path) as bench:
-        yield bench
 
 
 async def test_the_first_load_goes_to_backfill_and_changes_meanwhile_go_live(bench: Bench) -> None:

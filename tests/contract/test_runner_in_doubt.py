@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import pytest
 
@@ -13,28 +12,15 @@ from connectors.clock import Clock
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, LeaseLost, Row, Rows
 from connectors.source import Document, Unreadable
-from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State
 from pipeline.core.identity import document_id
 from pipeline.republish import republish
 from tests.folded import fold_all
-from tests.runner_kit import Bench, Ground, bench_on, ground_on
+from tests.runner_kit import Bench
 from topics.messages import DocumentUpserted
 
 pytestmark = pytest.mark.stack
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
-
-
-@pytest.fixture
-async def bench(ground: Ground, tmp_path: Path) -> AsyncIterator[Bench]:
-    async with bench_on(ground, tmp_path) as bench:
-        yield bench
 
 
 async def ledger(bench: Bench) -> dict[str, State]:

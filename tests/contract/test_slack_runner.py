@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,21 +17,14 @@ from connectors.fakes.slack_methods import Desk as FakeDesk
 from connectors.runner.instance import Instance
 from connectors.slack import Slack
 from connectors.slack.playground import SlackPlayground, playing
-from deploy.local.stack import Stack
 from tests.played import Played, documents, made
-from tests.runner_kit import Ground, bench_on, ground_on, kinds
+from tests.runner_kit import Ground, bench_on, kinds
 from topics.messages import IdentityChanged
 
 pytestmark = pytest.mark.stack
 
 PAGE = 3
 """Threads in a page of the playground."""
-
-
-@pytest.fixture(scope="module")
-def ground(stack: Stack) -> Iterator[Ground]:
-    with ground_on(stack) as ground:
-        yield ground
 
 
 @dataclass
