@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
 from connectors.runner.membership import USER, Held, digest, holders, merged
-from connectors.runner.rows import Holder, LeaseLost
+from connectors.runner.rows import Holder, require_lease
 from pipeline.stores.postgres import Connection, Pool, translated
 
 IN_DOUBT = b""
@@ -81,7 +81,7 @@ class MembershipTables:
         moved = [held for tag, held in after.items() if tag not in known or _holders_differ(known[tag], held)]
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
-                await self._check_lease(connection)
+                await require_lease(connection, self.holder)
                 await connection.execute(
                     "DELETE FROM connector_groups WHERE tenant = %s AND source = %s AND tag = ANY(%s)",
                     [*self._instance, gone],
@@ -95,7 +95,7 @@ class MembershipTables:
         tags = {*asked, *(held.tag for held in listed)}
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
-                await self._check_lease(connection)
+                await require_lease(connection, self.holder)
                 known = await self._groups(connection, tags)
                 after = merged(known, listed, at, asked)
                 # An unchanged group gets its new stamp too: a complete listing that began earlier is older than this.
@@ -123,14 +123,14 @@ class MembershipTables:
         """Record that these sets are about to be published: from now on their principals are in doubt."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
-                await self._check_lease(connection)
+                await require_lease(connection, self.holder)
                 await self._mark_in_doubt(connection, batch)
 
     async def confirm(self, batch: Sequence[NewSet]) -> None:
         """Record that Kafka has these sets. A principal that another process has marked since then stays in doubt."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
-                await self._check_lease(connection)
+                await require_lease(connection, self.holder)
                 await connection.cursor().executemany(
                     "UPDATE connector_principals SET digest = %s WHERE tenant = %s AND source = %s AND principal = %s"
                     " AND digest = '' AND observed_at = %s",
@@ -176,7 +176,7 @@ class MembershipTables:
         """Principals that differ from the ledger, each with the newest stamp known of it: in doubt from now on."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
-                await self._check_lease(connection)
+                await require_lease(connection, self.holder)
                 await connection.cursor().executemany(
                     "INSERT INTO connector_principals AS mine VALUES (%s, %s, %s, '', %s)"
                     " ON CONFLICT (tenant, source, principal) DO UPDATE SET digest = EXCLUDED.digest,"
@@ -267,14 +267,6 @@ class MembershipTables:
             " DO UPDATE SET digest = EXCLUDED.digest, observed_at = EXCLUDED.observed_at",
             [(*self._instance, one.principal, IN_DOUBT, one.observed_at) for one in batch],
         )
-
-    async def _check_lease(self, connection: Connection) -> None:
-        cursor = await connection.execute(
-            "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s",
-            [*self._instance, self.holder.epoch],
-        )
-        if await cursor.fetchone() is None:
-            raise LeaseLost(f"connector {self.holder.source} is run by another process now")
 
     @property
     def _instance(self) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
 from connectors.runner.compare import Decision, Event, Seen, decide, is_storable_id, listed
@@ -21,6 +21,8 @@ from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 DELIVERY_SECONDS = 60.0
 MAX_BYTES = 16 * 1024 * 1024
 """Of one page, under way at once."""
+MARKED_AT_ONCE = 100
+"""Documents that wait for each other's pages: a page may take as long as Kafka does."""
 
 
 class Publisher:
@@ -59,6 +61,15 @@ class Publisher:
             known = await self.rows.find(entries)
             decisions = [listed(row, entries[id_], self._seen(at)) for id_, row in known.items()]
             return await self._carry_out(decisions, at, "live")
+
+    async def doubt(self, differences: Mapping[str, tuple[int, str]], stamp: Callable[[], datetime]) -> None:
+        """Mark documents that differ from the ledger as in doubt (``Rows.doubt``), each when no page is between looking
+        at its row and writing it: that page would take the mark away without having published anything."""
+        names = sorted(differences)
+        for start in range(0, len(names), MARKED_AT_ONCE):
+            some = names[start : start + MARKED_AT_ONCE]
+            async with self._locks.held(some):
+                await self.rows.doubt({name: differences[name] for name in some}, stamp())
 
     async def _carry_out(
         self, decisions: Sequence[Decision], at: datetime, lane: Lane, *, full: Cursor | None = None,

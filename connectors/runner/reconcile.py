@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from hashlib import blake2b
 from time import monotonic
 from typing import Any, Literal, get_args
+from uuid import UUID
 
 import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import Row, is_storable_id
+from connectors.runner.differences import Differences, Key, Remembered
 from connectors.runner.membership_tables import IN_DOUBT, MembershipTables
 from connectors.runner.membership_tables import Published as PublishedSet
-from connectors.runner.rows import Accepted, Rows
+from connectors.runner.publish import Publisher
+from connectors.runner.rows import Accepted
 from connectors.runner.state import State
 from pipeline.core.identity import document_id, qualify
 from pipeline.stores.postgres import Pool
@@ -51,20 +55,20 @@ MOST = 1_000
 MOST_NOTED = 20_000
 """Differences that one comparison remembers, some megabytes, of documents and of principals, certain and uncertain ones
 each: a backlog that is only on its way must not hide what is certain. The next comparison finds the rest."""
-AGAIN_SECONDS = 86_400.0
+AGAIN = timedelta(days=1)
 """What a repair did not mend is tried again so often, and reported meanwhile: a source whose versions went backwards,
 or an event that the pipeline refuses, would be published for ever."""
 
 
-def difference(row: Row | None, accepted: Accepted, source: str) -> Kind | None:
+def difference(row: Row | None, accepted: Accepted, source: str, letter_at: datetime | None = None) -> Kind | None:
     """How a living document differs from what was published last. A row that is in doubt does not: it is published
-    again anyway. Pure."""
+    again anyway. letter_at: when the newest dead letter came of a document whose delete was published. Pure."""
     if row is None:
         return "unknown"
     if row.is_in_doubt:
         return None
-    if row.gone:
-        return "not_deleted"
+    if row.gone:  # a letter that came before the delete is another event's: the delete itself was lost
+        return None if _is_later(letter_at, row.content_at) else "not_deleted"
     if row.version is None:
         return "unknown"
     if accepted.version > row.version:
@@ -95,14 +99,11 @@ def _is_later(one: datetime | None, other: datetime | None) -> bool:
     return one is not None and (other is None or one > other)
 
 
-Key = tuple[Literal["document", "principal"], str]
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     kind: Kind
-    published: object
-    """All that a row says was published: while it stays the same, nothing more was sent."""
+    published: bytes
+    """Digest of all that a row says was published: while it stays the same, nothing more was sent."""
     version: int = 0
     """The ledger's, of a document."""
     observed_at: datetime | None = None
@@ -131,21 +132,18 @@ class Reconcile:
     """Of one instance. Methods raise Retryable while Postgres is away, and LeaseLost."""
 
     def __init__(
-        self, pool: Pool, state: State, rows: Rows, clock: Clock, *, between_pages: Callable[[], None],
+        self, pool: Pool, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
         look_again: Callable[[Collection[str], bool], None],
     ) -> None:  # fmt: skip
         """look_again: is told which documents to fetch by name now, and whether to list groups."""
-        self._pool = pool
         self._state = state
-        self._rows = rows
-        self._tables = MembershipTables(pool, rows.holder)
+        self._publisher = publisher
+        self._rows = publisher.rows
+        self._tables = MembershipTables(pool, self._rows.holder)
+        self._remembered = Differences(pool, self._rows.holder)
         self._clock = clock
         self._between_pages = between_pages
         self._look_again = look_again
-        self._seen: dict[Key, tuple[object, datetime]] = {}
-        """What may be on its way: what was published of it, and when that was first seen to differ."""
-        self._repaired: dict[Key, float] = {}
-        """When, on time.monotonic()."""
         self.counts: Counter[Kind] = Counter()
         """Differences that were repaired since somebody last took them away."""
         self.problems: list[Problem] = []
@@ -161,8 +159,10 @@ class Reconcile:
                 after = await walk(after, found)
                 self._between_pages()
                 await asyncio.sleep(REST * (monotonic() - began))
-        certain = self._certain(found, handled, await self._rows.now())
-        standing = await self._repair(certain)
+        now = await self._rows.now()
+        remembered = await self._remember(found, now)
+        certain = _certain(found, remembered, handled)
+        standing = await self._repair(certain, remembered, now)
         kinds = Counter(one.kind for one in certain.values())
         told = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
         self.problems = [] if not standing else [
@@ -176,36 +176,33 @@ class Reconcile:
         await self._state.reconciled(compared | {"found": told, "standing": standing})
         return compared | dict(told)
 
-    def _certain(self, found: Found, handled: Mapping[str, datetime], now: datetime) -> dict[Key, Difference]:
-        certain, seen = {}, {}
-        for key, one in found.differences.items():
-            published, since = self._seen.get(key, (None, now))
-            if published != one.published:
-                since = now
-            seen[key] = one.published, since
-            until = handled.get("detect" if key[0] == "document" else "identities")
-            if one.kind in CERTAIN or (until is not None and since < until):
-                certain[key] = one
-        self._seen = seen
-        return certain
+    async def _remember(self, found: Found, now: datetime) -> dict[Key, Remembered]:
+        """Since when each difference is seen, and when it was last repaired. What is none any more is remembered for
+        as long as it must not be repaired again."""
+        before = await self._remembered.load()
+        after = {key: _remembered(one, before.get(key), now) for key, one in found.differences.items()}
+        kept = {key: one for key, one in before.items() if key not in after and not _may_repair(one, now)}
+        changed = {key: one for key, one in after.items() if before.get(key) != one}
+        await self._remembered.save(changed, before.keys() - after.keys() - kept.keys())
+        return after
 
-    async def _repair(self, certain: Mapping[Key, Difference]) -> int:
+    async def _repair(
+        self, certain: Mapping[Key, Difference], remembered: Mapping[Key, Remembered], now: datetime
+    ) -> int:
         """Mark what is to be published again; returns how many differences an earlier repair did not mend."""
-        began = monotonic()
-        self._repaired = {key: at for key, at in self._repaired.items() if began - at < AGAIN_SECONDS}
-        new = [key for key in certain if key not in self._repaired]
+        new = [key for key in certain if _may_repair(remembered[key], now)]
         new.sort(key=lambda key: FIRST.index(certain[key].kind))
         repairing = {key: certain[key] for key in new[:MOST]}
         documents = {name: one for (what, name), one in repairing.items() if what == "document"}
         principals = {name: one for (what, name), one in repairing.items() if what == "principal"}
         if documents:
             versions = {name: (one.version, str(one.kind)) for name, one in documents.items()}
-            await self._rows.doubt(versions, self._clock.stamp())
+            await self._publisher.doubt(versions, self._clock.stamp)
         if principals:
             stamp = self._clock.stamp()
             await self._tables.doubt({name: one.observed_at or stamp for name, one in principals.items()})
-        for key, one in repairing.items():
-            self._repaired[key] = began
+        await self._remembered.repaired(repairing)  # after the marks: what is said to be repaired waits for a day
+        for one in repairing.values():
             self.counts[one.kind] += 1
             log.warning("reconciliation_difference", source=self._rows.holder.source, kind=one.kind)
         if repairing:
@@ -218,14 +215,24 @@ class Reconcile:
         """What is alive in the ledger. It is read before the rows: a row that is written meanwhile is newer."""
         page = await self._rows.ledger(after, PAGE)
         rows = await self._rows.find([accepted.external_id for _, accepted in page])
-        for _, accepted in page:
+        letters = await self._letters(page, rows)
+        for id_, accepted in page:
             row = rows.get(accepted.external_id)
-            kind = difference(row, accepted, self._rows.holder.source)
+            kind = difference(row, accepted, self._rows.holder.source, letters.get(id_))
             if kind is not None and is_storable_id(accepted.external_id):  # no connector can have published another one
                 one = Difference(kind, _published(row), accepted.version, has_row=row is not None)
                 found.note(("document", accepted.external_id), one)
         found.documents += len(page)
         return str(page[-1][0]) if len(page) == PAGE else None
+
+    async def _letters(self, page: Sequence[tuple[UUID, Accepted]], rows: Mapping[str, Row]) -> Mapping[UUID, datetime]:
+        """When the newest dead letters of documents came whose deletes were published."""
+        deleted = [
+            id_
+            for id_, accepted in page
+            if accepted.has_letter and (row := rows.get(accepted.external_id)) is not None and row.gone
+        ]
+        return await self._rows.ledger_letters(deleted) if deleted else {}
 
     async def _rows_alone(self, after: str, found: Found) -> str | None:
         """What was published and is not alive in the ledger."""
@@ -249,7 +256,7 @@ class Reconcile:
         for principal, observed_at, holds in page:
             one = published.get(principal)
             if (kind := member_difference(one, observed_at, holds=holds)) is not None:
-                found.note(("principal", principal), Difference(kind, one, observed_at=observed_at))
+                found.note(("principal", principal), Difference(kind, _digest(one), observed_at=observed_at))
         found.principals += len(page)
         return page[-1][0] if len(page) == PAGE else None
 
@@ -258,10 +265,37 @@ class Reconcile:
         certain = {principal: one for principal, one in page if one.digest != IN_DOUBT}
         for principal in await self._tables.ledger_lacks(list(certain)):
             one = certain[principal]
-            note = Difference("member_not_accepted", one, observed_at=one.observed_at)
+            note = Difference("member_not_accepted", _digest(one), observed_at=one.observed_at)
             found.note(("principal", principal), note)
         return page[-1][0] if len(page) == PAGE else None
 
 
-def _published(row: Row | None) -> object:
-    return None if row is None else (row.version, row.gone, row.acl_tags, row.required_tags)
+def _certain(
+    found: Found, remembered: Mapping[Key, Remembered], handled: Mapping[str, datetime]
+) -> dict[Key, Difference]:
+    """What cannot be merely on its way."""
+    certain = {}
+    for key, one in found.differences.items():
+        until = handled.get("detect" if key[0] == "document" else "identities")
+        if one.kind in CERTAIN or (until is not None and remembered[key].seen_at < until):
+            certain[key] = one
+    return certain
+
+
+def _remembered(one: Difference, before: Remembered | None, now: datetime) -> Remembered:
+    is_same = before is not None and before.published == one.published
+    return Remembered(
+        one.published, before.seen_at if before and is_same else now, before.repaired_at if before else None
+    )
+
+
+def _may_repair(one: Remembered, now: datetime) -> bool:
+    return one.repaired_at is None or now - one.repaired_at >= AGAIN
+
+
+def _published(row: Row | None) -> bytes:
+    return _digest(None if row is None else (row.version, row.gone, row.acl_tags, row.required_tags))
+
+
+def _digest(published: object) -> bytes:
+    return blake2b(repr(published).encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -133,7 +133,7 @@ class Rows:
         """Write rows, and with them the cursor that they lead up to. stamp: the newest observed_at among them."""
         with translated("connector_items"):
             async with self._pool.connection() as connection:
-                await self._fence(connection)
+                await require_lease(connection, self.holder)
                 await connection.cursor().executemany(
                     f"""
                     INSERT INTO connector_items (tenant, source, scope, {_COLUMNS})
@@ -226,6 +226,10 @@ class Rows:
             for id_, name, version, at, acl, required, has_letter in found
         ]
 
+    async def ledger_letters(self, ids: Sequence[UUID]) -> dict[UUID, datetime]:
+        """Of those of which an event waits as a dead letter: when the newest one came."""
+        return dict(await self._all("SELECT id, at FROM ledger_letters(%s)", list(ids)))
+
     async def ledger_lacks(self, ids: Sequence[UUID]) -> list[UUID]:
         """Those that are not alive there, and of which no event waits as a dead letter."""
         return [row[0] for row in await self._all("SELECT ledger_lacks(%s)", list(ids))]
@@ -268,15 +272,6 @@ class Rows:
             *self._me, stamp, *self._me, stamp, *(list(column) for column in zip(*given, strict=True)),
         )  # fmt: skip
 
-    async def _fence(self, connection: Connection) -> None:
-        """Raises LeaseLost. A takeover waits until the transaction has ended, so that nothing is written after it."""
-        cursor = await connection.execute(
-            "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s FOR NO KEY UPDATE",
-            [*self._me, self.holder.epoch],
-        )
-        if await cursor.fetchone() is None:
-            raise self._lost()
-
     def _lost(self) -> LeaseLost:
         return LeaseLost(f"connector {self.holder.source} is run by another process now")
 
@@ -292,8 +287,18 @@ class Rows:
     async def _write(self, statement: LiteralString, *parameters: object) -> None:
         with translated("connector_items"):
             async with self._pool.connection() as connection:
-                await self._fence(connection)
+                await require_lease(connection, self.holder)
                 await connection.execute(statement, parameters)
+
+
+async def require_lease(connection: Connection, holder: Holder) -> None:
+    """Raises LeaseLost. A takeover waits until the transaction has ended, so that nothing is written after it."""
+    cursor = await connection.execute(
+        "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s FOR NO KEY UPDATE",
+        [holder.tenant, holder.source, holder.epoch],
+    )
+    if await cursor.fetchone() is None:
+        raise LeaseLost(f"connector {holder.source} is run by another process now")
 
 
 def _row(

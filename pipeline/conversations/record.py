@@ -113,8 +113,10 @@ class Conversations(Last):
         if new:
             tokens = await self._count([pair.text for pair in new])
             await tables.add_pairs(connection, who, list(zip(new, tokens, strict=True)))
+        named = await tables.answers(connection, who, pairs)
+        named |= {mention.answer_id for mention in mentions if mention.answer_id is not None}
         await tables.add_mentions(connection, who, mentions)
-        await tables.keep_provenance(connection, who, {m.answer_id for m in mentions if m.answer_id is not None})
+        await tables.settle_provenance(connection, who, named)  # of a mention that is said twice the newer one counts
         after = await tables.first_mentions(connection, who, touched)
         if (place := first_change(before, after)) is not None:
             await tables.settle_pairs(connection, who, touched)

@@ -76,11 +76,7 @@ async def forget(
         },
     )  # fmt: skip
     removed = await cursor.fetchall()
-    await connection.execute(
-        "DELETE FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND NOT EXISTS"
-        " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)",
-        [who.tenant, [answer_id for _, answer_id in removed if answer_id is not None]],
-    )
+    await settle_provenance(connection, who, {answer_id for _, answer_id in removed if answer_id is not None})
     return {digest for digest, _ in removed}
 
 
@@ -130,11 +126,28 @@ async def add_mentions(connection: Connection, who: Member, mentions: Iterable[M
     )  # fmt: skip
 
 
-async def keep_provenance(connection: Connection, who: Member, answers: Collection[UUID]) -> None:
-    """What these answers were made from is known for as long as a conversation names them."""
+async def answers(connection: Connection, who: Member, digests: Iterable[bytes]) -> set[UUID]:
+    """The answers that the mentions of these pairs name."""
+    cursor = await connection.execute(
+        "SELECT DISTINCT answer_id FROM conversation_mentions"
+        " WHERE tenant = %s AND member = %s AND digest = ANY(%s) AND answer_id IS NOT NULL",
+        [who.tenant, who.member, list(digests)],
+    )
+    return {answer_id for (answer_id,) in await cursor.fetchall()}
+
+
+async def settle_provenance(connection: Connection, who: Member, answers: Collection[UUID]) -> None:
+    """What these answers were made from is known for as long as a mention names them, and no longer."""
+    await connection.execute(
+        "DELETE FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND NOT EXISTS"
+        " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)",
+        [who.tenant, list(answers)],
+    )
     await connection.execute(
         "INSERT INTO conversation_provenance (tenant, answer_id, documents) SELECT tenant, answer_id, documents"
-        " FROM answer_provenance WHERE tenant = %s AND answer_id = ANY(%s) ON CONFLICT DO NOTHING",
+        " FROM answer_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND EXISTS"
+        " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)"
+        " ON CONFLICT DO NOTHING",
         [who.tenant, list(answers)],
     )
 

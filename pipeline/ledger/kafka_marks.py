@@ -1,8 +1,8 @@
-"""The marks: what each consumer group last handled of each partition."""
+"""The marks: what each consumer group last handled of each partition, and who may say so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pipeline.core.kafka_log import Mark, Witness
 from pipeline.stores.postgres import Connection
@@ -11,27 +11,45 @@ Place = tuple[str, int]
 """Topic, with its prefix, and partition."""
 
 
-async def load(connection: Connection, group: str) -> dict[Place, Mark]:
-    """All marks of a consumer group."""
+async def claim(connection: Connection, group: str, places: Collection[Place]) -> dict[Place, tuple[int, Mark | None]]:
+    """Become the owner of the marks of these partitions: whoever was it before can store none any more. Returns a
+    number, greater than that of any owner before, and the mark; None: nothing was handled yet."""
     cursor = await connection.execute(
-        "SELECT topic, partition, log_id, offsets, sent_ms, digests FROM kafka_marks WHERE consumer_group = %s", [group]
+        "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, log_id, offsets, sent_ms, digests, owner)"
+        " SELECT %s, topic, partition, '', '{}', '{}', '{}', 1 FROM unnest(%s::text[], %s::integer[])"
+        " given (topic, partition) ORDER BY topic, partition"
+        " ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET owner = m.owner + 1"
+        " RETURNING topic, partition, owner, log_id, offsets, sent_ms, digests",
+        [group, [topic for topic, _ in places], [partition for _, partition in places]],
     )
     return {
-        (topic, partition): Mark(log_id, tuple(Witness(*one) for one in zip(*columns, strict=True)))
-        for topic, partition, log_id, *columns in await cursor.fetchall()
+        (topic, partition): (
+            owner,
+            Mark(log_id, tuple(Witness(*one) for one in zip(*columns, strict=True))) if log_id else None,
+        )
+        for topic, partition, owner, log_id, *columns in await cursor.fetchall()
     }
 
 
-async def save(connection: Connection, group: str, marks: Mapping[Place, Mark]) -> None:
-    """Replace the marks of these partitions."""
-    await connection.cursor().executemany(
-        "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, log_id, offsets, sent_ms, digests)"
-        " VALUES (%s, %s, %s, %s, %s::bigint[], %s::bigint[], %s::bigint[])"
-        " ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET log_id = excluded.log_id,"
-        " offsets = excluded.offsets, sent_ms = excluded.sent_ms, digests = excluded.digests,"
-        " marked_at = clock_timestamp()",
+async def save(connection: Connection, group: str, marks: Mapping[Place, tuple[int, Mark]]) -> set[Place]:
+    """Replace the marks of these partitions, each in the name of an owner. Returns those that were stored: not those
+    that have another owner by now."""
+    cursor = connection.cursor()
+    await cursor.executemany(
+        "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, owner, log_id, offsets, sent_ms, digests)"
+        " VALUES (%s, %s, %s, %s, %s, %s::bigint[], %s::bigint[], %s::bigint[])"
+        " ON CONFLICT (consumer_group, topic, partition) DO UPDATE SET owner = excluded.owner,"
+        " log_id = excluded.log_id, offsets = excluded.offsets, sent_ms = excluded.sent_ms, digests = excluded.digests,"
+        " marked_at = clock_timestamp() WHERE m.owner <= excluded.owner RETURNING topic, partition",
         [
-            (group, *place, mark.log_id, *([w[n] for w in mark.witnesses] for n in range(3)))
-            for place, mark in sorted(marks.items())
+            (group, *place, owner, mark.log_id, *([w[n] for w in mark.witnesses] for n in range(3)))
+            for place, (owner, mark) in sorted(marks.items())
         ],
+        returning=True,
     )
+    stored: set[Place] = set()
+    is_more = bool(marks)
+    while is_more:
+        stored.update(await cursor.fetchall())
+        is_more = bool(cursor.nextset())
+    return stored

@@ -241,6 +241,24 @@ async def test_the_same_conversation_sent_again_stays_readable_and_forgetting_le
     assert "What is the reactor budget?" not in await assistant.prompt(QUESTION)
 
 
+@pytest.mark.parametrize("first_is_newer", [True, False])
+async def test_an_answer_that_no_conversation_names_any_more_leaves_no_documents_behind(
+    assistant: Assistant, first_is_newer: bool
+) -> None:
+    """The same pair is said twice, as two answers: the second message corrects the first, or comes too late."""
+    ids = sorted((uuid4(), uuid4()), key=str, reverse=first_is_newer)  # at the same moment the greater one counts
+    for answer_id in ids:
+        await assistant.library.execute(
+            "INSERT INTO answer_provenance VALUES (%s, %s, %s)", assistant.tenant, answer_id, [uuid4()]
+        )
+        pair = Pair(question="Which gate?", answer="The northern one.", answer_id=answer_id, asked_at=START)
+        await assistant.send([pair])
+    kept = await assistant.library.execute(
+        "SELECT answer_id FROM conversation_provenance WHERE tenant = %s AND answer_id = ANY(%s)", assistant.tenant, ids
+    )
+    assert kept == [(max(ids, key=str),)]
+
+
 @pytest.mark.parametrize("served", ["nearest", "newest"])
 async def test_a_history_in_chunks_is_held_to_the_same(library: Library, tenant: str, served: str) -> None:
     """Chunks hold ten pairs each, answers included: what is shown of one is made anew."""

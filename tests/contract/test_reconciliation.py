@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from connectors.operate import look
 from connectors.runner import reconcile
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan
+from connectors.runner.rows import Rows
 from pipeline.core.identity import document_id, qualify
 from tests.folded import fold_all
 from tests.runner_kit import Bench, kinds
@@ -67,6 +69,14 @@ async def put_groups(bench: Bench, principal: str, groups: Sequence[str], at: da
         "INSERT INTO memberships VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source)"
         " DO UPDATE SET groups = EXCLUDED.groups, observed_at = EXCLUDED.observed_at",
         bench.tenant, SOURCE, principal, list(groups), at,
+    )  # fmt: skip
+
+
+async def put_letter(bench: Bench, id_: str) -> None:
+    await bench.query(
+        'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id,'
+        " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', 'invalid', '', %s, now())",
+        bench.tenant, document_id(bench.tenant, SOURCE, id_),
     )  # fmt: skip
 
 
@@ -185,11 +195,7 @@ async def test_a_document_that_the_ledger_never_accepted_is_published_again_once
 async def test_a_refused_document_that_waits_as_a_dead_letter_is_not_published_again(bench: Bench) -> None:
     bench.world.fill(1)
     async with loaded(bench):
-        await bench.query(
-            'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id,'
-            " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', 'invalid', '', %s, now())",
-            bench.tenant, document_id(bench.tenant, SOURCE, "d000"),
-        )  # fmt: skip
+        await put_letter(bench, "d000")
         assert "not_accepted" not in await compare_twice(bench)
         assert await bench.take() == []
 
@@ -203,6 +209,86 @@ async def test_a_delete_that_the_ledger_never_accepted_is_published_again(bench:
         assert kinds(await bench.take()) == [("document.deleted", "d000")]
         assert (await compare_twice(bench)).get("not_deleted") == 1
         assert await published(bench, instance) == [("document.deleted", "d000")]
+
+
+@pytest.mark.parametrize("letter", ["of the delete", "of an earlier event"])
+async def test_a_delete_that_waits_as_a_dead_letter_is_left_to_who_replays_it(bench: Bench, letter: str) -> None:
+    bench.world.fill(2)
+    async with loaded(bench) as instance:
+        await accept(bench)
+        if letter == "of an earlier event":
+            await put_letter(bench, "d000")
+        bench.world.remove("d000")
+        await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.deleted", "d000")]
+        if letter == "of the delete":
+            await put_letter(bench, "d000")
+            assert "not_deleted" not in await compare_twice(bench)
+            await quiet(instance)
+            assert await bench.take() == []
+        else:  # that one does not say where the delete is
+            assert (await compare_twice(bench)).get("not_deleted") == 1
+            assert await published(bench, instance) == [("document.deleted", "d000")]
+
+
+@asynccontextmanager
+async def anew(bench: Bench) -> AsyncIterator[Instance]:
+    """Another process runs the instance."""
+    async with bench.running() as instance:
+        await bench.until(lambda: "reconcile" in instance.activities)
+        yield instance
+
+
+async def test_a_connector_that_is_started_anew_before_each_comparison_still_repairs_and_not_more_often(
+    bench: Bench,
+) -> None:
+    """What was seen, and what was repaired, is remembered whoever looks next."""
+    a_day_passes = "UPDATE connector_differences SET repaired_at = repaired_at - interval '1 day' WHERE tenant = %s"
+    bench.world.fill(1)
+    async with loaded(bench):
+        pass
+    await everything_is_handled(bench)
+    async with anew(bench) as instance:
+        assert (await bench.ask("reconcile")).get("not_accepted") == 1
+        assert ("document.upserted", "d000") in await published(bench, instance)
+    for _ in range(2):  # the ledger does not accept that one either
+        async with anew(bench) as instance:
+            await bench.ask("reconcile")
+            await everything_is_handled(bench)
+            await quiet(instance)
+            assert await bench.take() == []
+    assert [problem.code for problem in instance.problems()] == ["ledger_differs"]
+    await bench.query(a_day_passes, bench.tenant)
+    async with anew(bench) as instance:
+        assert (await bench.ask("reconcile")).get("not_accepted") == 1
+        assert ("document.upserted", "d000") in await published(bench, instance)
+    await accept(bench)
+    await bench.query(a_day_passes, bench.tenant)
+    async with anew(bench):
+        assert await bench.ask("reconcile") == {"documents": 1, "principals": 0}
+    assert await bench.mine("name", "connector_differences") == [], "what is mended is forgotten"
+
+
+async def test_a_repair_that_falls_into_the_saving_of_a_page_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.world.fill(2)
+    async with loaded(bench) as instance:
+        await accept(bench)
+        await put(bench, "d000", version=2**62)
+        save, comparisons = Rows.save, []
+
+        async def slow(rows: Rows, *arguments: Any, **named: Any) -> None:
+            """The page has looked at its rows, found nothing to publish, and is about to write them."""
+            monkeypatch.setattr(Rows, "save", save)
+            comparisons.append(asyncio.create_task(bench.ask("reconcile")))
+            await asyncio.wait(comparisons, timeout=3)
+            await save(rows, *arguments, **named)
+
+        monkeypatch.setattr(Rows, "save", slow)
+        await bench.ask("document", "d000")
+        assert (await comparisons[0]).get("newer") == 1
+        assert ("document.upserted", "d000") in await published(bench, instance)
 
 
 async def test_who_is_in_no_listing_loses_the_groups_that_only_the_ledger_knows(bench: Bench) -> None:

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from connectors.runner.differences import Differences, Key, Remembered
 from connectors.runner.membership_tables import MembershipTables
 from connectors.runner.rows import Holder, Rows
 from connectors.runner.state import State
@@ -139,9 +140,10 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         await audit.turn()
         async with library.pool.connection() as connection:
             await generations.check_model(connection, library.generation, library.embedder)
-            for _ in range(2):
-                await kafka_marks.save(connection, "group", {("topic", 0): Mark("log", (Witness(1, 2, 3),))})
-            assert await kafka_marks.load(connection, "group") == {("topic", 0): Mark("log", (Witness(1, 2, 3),))}
+            partition, mark = ("topic", 0), Mark("log", (Witness(1, 2, 3),))
+            assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (1, None)}
+            assert await kafka_marks.save(connection, "group", {partition: (1, mark)}) == {partition}
+            assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (2, mark)}
     assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
     assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
     assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")
@@ -178,9 +180,15 @@ async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_r
         assert (accepted.external_id, await rows.ledger_lacks([id_])) == ("mine.md", [])
         assert [(name, holds) for name, _, holds in await tables.ledger("", 10)] == [("ada", True)]
         assert await tables.ledger_lacks(["ada", "eve"]) == ["eve"]
+        assert await rows.ledger_letters([id_]) == {}
         await rows.handled()
         await rows.doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
         await tables.doubt({"ada": datetime.now(UTC)})
+        differences = Differences(pool, Holder("compared", "wiki"))
+        seen: dict[Key, Remembered] = {("document", "mine.md"): Remembered(b"x", datetime.now(UTC))}
+        await differences.save(seen, [("principal", "ada")])
+        await differences.repaired(seen)
+        assert (await differences.load()).keys() == seen.keys()
         await State(pool, Holder("compared", "wiki")).reconciled({"found": {}})
 
 

@@ -40,6 +40,14 @@ def test_a_living_document_of_the_ledger(row: Row | None, accepted: Accepted, ki
     assert difference(row, accepted, "wiki") == kind
 
 
+@pytest.mark.parametrize(("letter_at", "kind"), [(LATER, None), (AT, "not_deleted"), (None, "not_deleted")])
+def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
+    letter_at: datetime | None, kind: Kind | None
+) -> None:
+    deleted = replace(ROW, gone=True, content_at=AT)
+    assert difference(deleted, replace(ACCEPTED, has_letter=True), "wiki", letter_at) == kind
+
+
 @pytest.mark.parametrize(
     ("published", "observed_at", "holds", "kind"),
     [

@@ -59,11 +59,12 @@ GRANT SELECT
 -- The connectors.
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
-    connector_memory, uploads
+    connector_memory, connector_differences, uploads
     TO penstock_connectors;
 GRANT USAGE, SELECT ON SEQUENCE uploads_changed TO penstock_connectors;
 GRANT SELECT ON handled TO penstock_connectors;
-GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_members, ledger_lacks_members TO penstock_connectors;
+GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger_members, ledger_lacks_members
+    TO penstock_connectors;
 
 -- The query service.
 GRANT SELECT ON
