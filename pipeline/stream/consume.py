@@ -12,12 +12,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import NoError, RebalanceInProgressError
+from aiokafka.protocol.group import HeartbeatRequest
 from faust.tables import TableManager
+from faust.tables.recovery import Recovery, ServiceStopped
 from faust.transport.drivers.aiokafka import Consumer as FaustConsumer
 
 from pipeline.core.errors import Retryable
@@ -37,6 +40,8 @@ from topics.registry import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 POLL_RECORDS = 20
 SPAN_RECORDS = 10_000
 """Of one partition, from the oldest that is not done to the newest read: about a megabyte of marks."""
@@ -45,6 +50,8 @@ HEARTBEAT_SECONDS = 1.0
 """The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
 CALL_SECONDS = 30.0
 """What Kafka may take to answer the thread that aiokafka's consumer lives in."""
+SEEK_SECONDS = 240.0
+"""How long Kafka may take to say which offsets of newly assigned partitions are committed."""
 METADATA_MS = 30_000
 """A topic that was deleted and made anew, or got more partitions, is read after so long (aiokafka's default: 300 s)."""
 TOPICS_SECONDS = 5.0
@@ -90,9 +97,32 @@ def _options(kafka: KafkaSettings, stream: StreamSettings, stage: Stage) -> dict
     }
 
 
+class _Recovery(Recovery):
+    """Has partitions read after they were assigned. faust's own takes it for its own stop when Kafka does not say in
+    time which offsets are committed, and ends without a word: the process would keep its partitions and read nothing of
+    them, nor of any that it is assigned later."""
+
+    async def _wait(self, coro: Any, timeout: Any = None) -> None:
+        try:
+            await super()._wait(coro, None if timeout is None else SEEK_SECONDS)
+        except ServiceStopped as error:
+            if self.should_stop:
+                raise
+            reason = (
+                f"Kafka did not say within {SEEK_SECONDS:.0f} s which offsets are committed: the worker starts anew"
+            )
+            raise Retryable(reason, service="kafka") from error  # it crashes the app, which ends the process
+
+
 class _NoTables(TableManager):
     """faust waits a second for tables to be declared before it subscribes, and with it for its agents' topics: one that
     comes later is subscribed to after 45 s. We have no tables, and wait for the topics themselves."""
+
+    @property
+    def recovery(self) -> Recovery:
+        if self._recovery is None:
+            self._recovery = _Recovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
 
     async def on_start(self) -> None:
         wanted = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
@@ -228,12 +258,23 @@ class Consumption:
 
         await self._call_consumer(rejoin, "the group was not joined again")
 
-    async def _call_consumer(self, function: Callable[[AIOKafkaConsumer], Awaitable[None]], failed: str) -> None:
+    async def is_member(self) -> bool:
+        """For the guard: see ``Rewinds``."""
+
+        async def heartbeat(consumer: AIOKafkaConsumer) -> bool:
+            group = consumer._coordinator
+            answer = await group._send_req(HeartbeatRequest(group.group_id, group.generation, group.member_id))
+            return answer.error_code in (NoError.errno, RebalanceInProgressError.errno)
+
+        return bool(await self._call_consumer(heartbeat, "the group did not say whether this worker is a member"))
+
+    async def _call_consumer(self, function: Callable[[AIOKafkaConsumer], Awaitable[T]], failed: str) -> T:
         """In the thread where aiokafka's consumer lives. Raises Retryable."""
         thread = self.app.consumer._thread
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                await thread.call_thread(function, thread._ensure_consumer())
+                result: T = await thread.call_thread(function, thread._ensure_consumer())
+                return result
         except Exception as error:  # the consumer is being moved or started anew: it is tried again
             raise Retryable(f"{failed}: {type(error).__name__}", service="kafka") from error
 

@@ -13,7 +13,7 @@ from typing import Protocol, get_args
 
 import structlog
 
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.kafka_log import Log, Mark, Moved, Verdict, Witness, expired, judge, thinned, witness
 from pipeline.kafka import security
 from pipeline.ledger import kafka_marks
@@ -55,6 +55,10 @@ class Rewinds(Protocol):
         """Have everything assigned anew, and read from what is committed."""
         ...
 
+    async def is_member(self) -> bool:
+        """Whether this worker is a member of its group now, under the assignment that it works by. Raises Retryable."""
+        ...
+
 
 @dataclass(slots=True, eq=False)
 class _Partition:
@@ -64,6 +68,8 @@ class _Partition:
     """None: the group never committed one, and reads from the beginning."""
     positioned: bool = False
     """Whether ``committed`` is known."""
+    owner: int | None = None
+    """In whose name its mark is stored; None: it is not claimed, or somebody else has claimed it since."""
     log_id: str | None = None
     """Of its mark; None: it has none."""
     ladder: tuple[Witness, ...] = ()
@@ -123,11 +129,16 @@ class _Before:
         mark = Mark(now.log_id if self.log_id is None else self.log_id, self.handled)
         return judge(mark, now, read=self.samples, position=self.position)
 
+    def was_read_from(self, now: Log) -> bool:
+        """Whether all that was read since the assignment was read from the log as it is now."""
+        return self.position <= now.end and all(now.records.get(w.offset, w) == w for w in self.samples)
+
 
 class LogGuard:
     """Law: no offset of a partition is committed before its mark is stored, nor before its log was compared with the
     mark that was there when it was assigned. Where the log is another one, the group goes back to behind the newest
-    handled record that is still the same."""
+    handled record that is still the same. A worker that has lost a partition stores no mark of it any more once another
+    one has claimed it."""
 
     def __init__(
         self, stage: str, group: str, rewinds: Rewinds, *, kafka: KafkaSettings, pool: Pool, metrics: Metrics
@@ -181,14 +192,14 @@ class LogGuard:
             states = {place: s for place in done if (s := self._partitions.get(place)) is not None and s.judged}
             marks = {place: Mark(s.log_id, s.witnesses(done[place])) for place, s in states.items() if s.log_id}
             try:
-                await self._save(marks)
+                stored = await self._save(marks, states)
             except PenstockError as error:
                 log.warning("marks_not_stored", stage=self._stage, reason=str(error))
                 return set()
-            for place in marks:
+            for place in stored:
                 states[place].handled = done[place]
                 states[place].committed = done[place].offset + 1
-        return {place for place in marks if self._partitions.get(place) is states[place]}
+        return {place for place in stored if self._partitions.get(place) is states[place]}
 
     # Comparing
 
@@ -199,7 +210,11 @@ class LogGuard:
             await self._wait(SAMPLE_SECONDS)
             now = monotonic()
             self._sample()
-            places = [p for p, s in self._partitions.items() if s.positioned and (now >= due or not s.judged)]
+            places = [
+                place
+                for place, state in self._partitions.items()
+                if state.positioned and (now >= due or not state.judged or state.owner is None)
+            ]
             try:
                 if places:
                     await self._compare(places)
@@ -225,7 +240,7 @@ class LogGuard:
 
     async def _compare(self, places: Iterable[Place]) -> None:
         before = {place: state for place in places if (state := self._partitions.get(place)) is not None}
-        await self._load({place: state for place, state in before.items() if not state.judged})
+        await self._claim({place: state for place, state in before.items() if state.owner is None})
         logs = await self._look(before, every=False)
         moved = {place: before[place] for place, (known, now) in logs.items() if known.verdict(now).kind != "same"}
         if moved:  # looked at again: every witness, after a while
@@ -238,6 +253,7 @@ class LogGuard:
     async def _conclude(self, logs: Mapping[Place, tuple[_Before, Log]]) -> None:
         anew: dict[Place, Mark] = {}
         back: dict[Place, int] = {}
+        states = {place: known.state for place, (known, _) in logs.items()}
         for place, (known, now) in logs.items():
             state, verdict = known.state, known.verdict(now)
             if self._partitions.get(place) is not state:
@@ -250,8 +266,8 @@ class LogGuard:
             self._report(place, known, now, verdict)
             handled = tuple(w for w in known.handled if w.offset < verdict.read_from)
             anew[place] = Mark(now.log_id, handled)
-            fresh = not (state.judged or state.stopped)
-            if fresh and (state.committed or 0) <= verdict.read_from:  # it is read from there already
+            is_fresh = not (state.judged or state.stopped) and known.was_read_from(now)
+            if is_fresh and (state.committed or 0) <= verdict.read_from:  # it is read from there already
                 state.log_id, state.ladder, state.judged = now.log_id, handled, True
                 state.handled = handled[-1] if handled else None
             else:
@@ -259,7 +275,10 @@ class LogGuard:
                 back[place] = min(verdict.read_from, now.begin if state.committed is None else state.committed)
         if back:
             await self._rewinds.take_back(back)
-        await self._save(anew)  # after what is committed: a mark of the new log must not stand beside an old offset
+        # After what is committed: a mark of the new log must not stand beside an old offset.
+        stored = await self._save(anew, states)
+        if back.keys() - stored:
+            raise Retryable("the mark of a log that moved is another worker's now", service="postgres")
         if back:
             await self._rewinds.read_again()
 
@@ -307,20 +326,30 @@ class LogGuard:
             for place, now in found.items()
         }  # fmt: skip
 
-    async def _load(self, states: Mapping[Place, _Partition]) -> None:
+    async def _claim(self, states: Mapping[Place, _Partition]) -> None:
+        """Become the owner of their marks, and read those of partitions that are not judged yet."""
         if not states:
             return
         with translated("kafka marks"):
             async with self._pool.connection() as connection:
-                marks = await kafka_marks.load(connection, self._group)
+                claimed = await kafka_marks.claim(connection, self._group, states)
+        if not await self._rewinds.is_member():  # asked after the claim: whoever has them next claims them later
+            raise Retryable("the group does not have this worker as a member now", service="kafka")
         for place, state in states.items():
-            if (mark := marks.get(place)) is not None:
+            state.owner, mark = claimed[place]
+            if mark is not None and not state.judged:
                 state.log_id, state.ladder = mark.log_id, tuple(mark.witnesses)
                 state.handled = mark.witnesses[-1] if mark.witnesses else None
 
-    async def _save(self, marks: Mapping[Place, Mark]) -> None:
-        if not marks:
-            return
+    async def _save(self, marks: Mapping[Place, Mark], states: Mapping[Place, _Partition]) -> set[Place]:
+        """Returns those that were stored: of the others somebody else is the owner, or was for a moment."""
+        owned = {place: (owner, mark) for place, mark in marks.items() if (owner := states[place].owner) is not None}
+        if not owned:
+            return set()
         with translated("kafka marks"):
             async with self._pool.connection() as connection:
-                await kafka_marks.save(connection, self._group, marks)
+                stored = await kafka_marks.save(connection, self._group, owned)
+        for place in owned.keys() - stored:
+            states[place].owner = None  # claimed again, if it is still ours
+            log.warning("mark_refused", stage=self._stage, topic=place[0], partition=place[1])
+        return stored

@@ -10,7 +10,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,13 +23,14 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
 from deploy.local.service import Place
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
+from pipeline.core.kafka_log import Mark
 from pipeline.core.model import Lane
 from pipeline.kafka import deliver, producer
 from pipeline.ledger import kafka_marks
 from pipeline.settings import KafkaSettings, StreamSettings
 from pipeline.stages.stage import Incoming, Last
-from pipeline.stores.postgres import open_pool
-from pipeline.stream import logguard
+from pipeline.stores.postgres import Connection, open_pool
+from pipeline.stream import consume, logguard
 from pipeline.stream.consume import Consumption
 from pipeline.tasks import ended
 from pipeline.telemetry import Metrics
@@ -64,6 +65,8 @@ class World:
     topic: Topic
     kafka: KafkaSettings
     metrics: Metrics = field(default_factory=Metrics)
+    workers: set[asyncio.Task[BaseException]] = field(default_factory=set)
+    """Each ends when its worker gives up."""
 
     @asynccontextmanager
     async def worker(self) -> AsyncIterator[Keeps]:
@@ -76,9 +79,11 @@ class World:
             )  # fmt: skip
             async with consumption.running():
                 crashed = asyncio.create_task(consumption.crashed())
+                self.workers.add(crashed)
                 try:
                     yield stage
                 finally:
+                    self.workers.remove(crashed)
                     if crashed.done():
                         raise RuntimeError("the worker gave up") from crashed.result()
                     await ended([crashed])
@@ -160,7 +165,7 @@ class World:
 
     async def keep_a_copy(self) -> Path:
         """Of the topic's data, as a disk holds it now."""
-        copy = self.stack.home / f"copy-{self.full_name}"
+        copy = self.stack.home / f"copy-{self.full_name}-{uuid4().hex[:8]}"
         shutil.copytree(self.data, copy, ignore=shutil.ignore_patterns("*index"))  # Kafka makes them anew
         return copy
 
@@ -264,6 +269,104 @@ async def test_what_came_after_a_lost_tail_is_read(world: World, count: int, kin
         assert (world.moved(), set(stage.handled)) == ({}, last), "it is said once"
 
 
+async def test_what_comes_after_a_lost_tail_is_read_by_a_worker_that_runs_meanwhile(world: World) -> None:
+    async with world.worker() as stage:
+        kept = await world.send("kept", 20)
+        await until(lambda: kept <= set(stage.handled))
+        await world.until_committed()
+        copy = await world.keep_a_copy()
+        lost = await world.send("lost", 20)
+        await until(lambda: lost <= set(stage.handled))
+        await world.until_committed()
+        await world.lose_the_tail(copy)
+        new = await world.send("new", 5)
+        await until(lambda: new <= set(stage.handled))
+        assert world.moved().keys() == {"truncated"}
+        more = await world.send("more", 40)
+        await until(lambda: more <= set(stage.handled))
+        await world.until_committed()
+
+
+async def test_a_log_that_grows_again_past_what_was_read_is_read_by_a_worker_that_runs_meanwhile(world: World) -> None:
+    kept = await world.send("kept", 20)
+    shorter = await world.keep_a_copy()
+    new = await world.send("new", 40)
+    longer = await world.keep_a_copy()
+    await world.lose_the_tail(shorter)
+    async with world.worker() as stage:
+        lost = await world.send("lost", 20)
+        await until(lambda: kept | lost <= set(stage.handled))
+        await world.until_committed()
+        await world.lose_the_tail(longer)  # and 40 other records were sent before the worker could look again
+        await until(lambda: new <= set(stage.handled))
+        assert world.moved().keys() == {"regrown"}
+        more = await world.send("more", 10)
+        await until(lambda: more <= set(stage.handled))
+        await world.until_committed()
+
+
+async def test_a_worker_that_lost_its_partition_does_not_overwrite_the_mark_of_the_next_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = kafka_marks.save
+    statements: list[Mapping[kafka_marks.Place, tuple[int, Mark]]] = []
+
+    async def noted(
+        connection: Connection, group: str, marks: Mapping[kafka_marks.Place, tuple[int, Mark]]
+    ) -> set[kafka_marks.Place]:
+        statements.append(marks)
+        return await save(connection, group, marks)
+
+    monkeypatch.setattr(kafka_marks, "save", noted)
+    await world.handle_all("old", 20)
+    late = statements[-1]
+    await world.handle_all("new", 20)
+    rows = "SELECT owner, offsets FROM kafka_marks"
+    before = await world.space.query(rows)
+    async with open_pool(world.space.settings.postgres) as pool, pool.connection() as connection:
+        assert await save(connection, f"{world.kafka.topic_prefix}penstock-keeps", late) == set()
+    assert await world.space.query(rows) == before
+
+
+async def test_a_worker_whose_marks_another_one_claimed_stores_none_until_it_has_proved_that_it_is_a_member(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_member, asked, answers = Consumption.is_member, asyncio.Event(), asyncio.Event()
+
+    async def slow(consumption: Consumption) -> bool:
+        asked.set()
+        return await is_member(consumption) if answers.is_set() else False
+
+    group = f"{world.kafka.topic_prefix}penstock-keeps"
+    async with world.worker() as stage:
+        sent = await world.send("one", 20)
+        await until(lambda: sent <= set(stage.handled))
+        await world.until_committed()
+        monkeypatch.setattr(Consumption, "is_member", slow)
+        async with open_pool(world.space.settings.postgres) as pool, pool.connection() as connection:
+            await kafka_marks.claim(connection, group, [(world.full_name, 0)])  # as a paused worker may do it
+        more = await world.send("two", 20)
+        await until(lambda: more <= set(stage.handled))
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await asked.wait()
+        assert await world.committed() == 20
+        answers.set()
+        await world.until_committed()
+
+
+async def test_a_worker_that_is_not_told_what_is_committed_ends_and_the_next_one_reads(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka goes away while partitions are assigned, and stays away for longer than faust waits."""
+    with monkeypatch.context() as away:
+        away.setattr(consume, "SEEK_SECONDS", 1.0)
+        away.setattr(AIOKafkaConsumer, "seek_to_committed", lambda _consumer: asyncio.sleep(3_600))
+        with pytest.raises(RuntimeError, match="the worker gave up"):
+            async with world.worker():
+                await asyncio.wait(world.workers, timeout=PATIENCE_SECONDS)
+    await world.handle_all("two", 1)
+
+
 async def test_records_that_expired_unread_are_counted_and_the_rest_is_read(world: World) -> None:
     await world.handle_all("old", 20)
     unread = sorted(await world.send("unread", 30), key=lambda text: int(text.partition("-")[2]))
@@ -339,12 +442,12 @@ async def test_a_worker_that_cannot_store_its_marks_commits_nothing_and_reads_no
     away = 3
     save = kafka_marks.save
 
-    async def fails(*arguments: object) -> None:
+    async def fails(*arguments: object) -> set[kafka_marks.Place]:
         nonlocal away
         away -= 1
         if away >= 0:
             raise Retryable("away", service="postgres")
-        await save(*arguments)  # type: ignore[arg-type]
+        return await save(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(kafka_marks, "save", fails)
     async with world.worker() as stage:
