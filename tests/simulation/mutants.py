@@ -176,7 +176,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a delete waits behind a crawl", _PUBLISH, 'if lane == "backfill" and isinstance(event, DocumentUpserted)', 'if lane == "backfill"', (_PUBLISHING,)),
     Mutant("of two answers of one page the earlier counts", _PUBLISH, "{entry.external_id: entry for entry in entries}", "{entry.external_id: entry for entry in reversed(entries)}", (_PUBLISHING,)),
     Mutant("an intent ignores the fence", _ROWS, "AND source = %(source)s AND epoch = %(epoch)s", "AND source = %(source)s", (_DOUBT + "::test_a_runner_that_was_paused_with_an_old_text_sends_nothing_after_another_took_over",)),
-    Mutant("rows are saved without the fence", _ROWS, "                await self._fence(connection)\n                await connection.cursor().executemany(", "                await connection.cursor().executemany(", (_DOUBT + "::test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it",)),
+    Mutant("rows are saved without the fence", _ROWS, "                await require_lease(connection, self.holder)\n                await connection.cursor().executemany(", "                await connection.cursor().executemany(", (_DOUBT + "::test_what_a_runner_intended_is_not_confirmed_by_the_one_before_it",)),
     Mutant("a membership is sent before the intent is recorded", _TOLD, "        await self._tables.intend(batch)\n", "", (_PUBLISHING,)),
     Mutant("a membership is recorded before it is sent", _TOLD, "        await self._tables.intend(batch)\n", "        await self._tables.intend(batch)\n        await self._tables.confirm(batch)\n", (_PUBLISHING,)),
     Mutant("a membership that was taken back gets an older stamp", _MEMBERSHIP, "max(at, last.observed_at + timedelta(microseconds=1))", "at", (_PUBLISHING,)),
