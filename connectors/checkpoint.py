@@ -29,6 +29,8 @@ class Item:
     problem_code: str | None = None
     problem_message: str | None = None
     in_doubt_since: datetime | None = None
+    is_withdrawn: bool = False
+    """An operator withdrew it: it is not published again."""
 
     def has_access(self, acl_tags: Sequence[str], required_tags: Sequence[str]) -> bool:
         """Whether exactly this access was published last; never known for a document in doubt."""
@@ -88,7 +90,8 @@ class Checkpoint:
                     f"""
                     UPDATE connector_items SET swept_at = clock_timestamp(),
                         scope = CASE WHEN starts_with(%s, scope || '/') THEN scope ELSE %s END
-                    WHERE tenant = %s AND source = %s AND external_id = ANY(%s) RETURNING {_COLUMNS}
+                    WHERE tenant = %s AND source = %s AND external_id = ANY(%s) RETURNING {_COLUMNS},
+                        withdrawn_at IS NOT NULL AS is_withdrawn
                     """.encode(),
                     [scope, scope, tenant, source, list(ids)],
                 )
@@ -189,7 +192,7 @@ class Checkpoint:
         """Published documents at or under a root."""
         found = await self._one(
             "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
-            " AND (external_id = %s OR external_id >= %s AND external_id < %s)",
+            " AND NOT gone AND (external_id = %s OR external_id >= %s AND external_id < %s)",
             tenant, source, *_range(root),
         )  # fmt: skip
         assert isinstance(found, int)

@@ -18,7 +18,7 @@ SILENT_SECONDS = 15.0
 SHOWN = 20
 """Documents with a problem that are named."""
 
-Condition = Literal["not running", "paused", "needs attention", "waiting", "first load", "following"]
+Condition = Literal["removed", "not running", "paused", "needs attention", "waiting", "first load", "following"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class Row:
     silent_seconds: float | None
     reconciliation: Mapping[str, Any] | None = None
     """The last comparison with the ledger: at, documents, principals, found (by kind), standing (not mended)."""
+    removed_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Condensed:
 
     @property
     def is_well(self) -> bool:
-        return self.state in ("following", "first load", "paused") and not (self.row and self.row.guard)
+        return self.state in ("following", "first load", "paused", "removed") and not (self.row and self.row.guard)
 
     def json(self) -> dict[str, Any]:
         row = self.row
@@ -80,6 +81,8 @@ def condition(row: Row | None) -> tuple[Condition, str | None]:
     """The one word for how an instance is, worst first, and why. Pure."""
     if row is None:
         return "not running", "no runner has taken it up yet"
+    if row.removed_at is not None:
+        return "removed", None
     if row.silent_seconds is None or row.silent_seconds > SILENT_SECONDS:
         return "not running", "no sign of life: is `penstock worker connectors` running?"
     if row.paused:
@@ -101,7 +104,7 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
             async with connection.cursor(row_factory=class_row(Row)) as cursor:
                 await cursor.execute(
                     "SELECT kind, paused, full_state, loaded_at, guard, activities, counts, problems,"
-                    " reconciliation, worker, address,"
+                    " reconciliation, worker, address, removed_at,"
                     " extract(epoch FROM clock_timestamp() - seen_at)::float AS silent_seconds"
                     " FROM connectors WHERE tenant = %s AND source = %s",
                     me,
@@ -139,12 +142,14 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
 
 
 async def pause(pool: Pool, plan: Plan, *, paused: bool) -> None:
-    """A runner notices within about a second; one that starts later, at once."""
+    """A runner notices within about a second; one that starts later, at once. A removed one that goes on is taken up
+    again."""
     with translated("connectors"):
         async with pool.connection() as connection:
             await connection.execute(
                 "INSERT INTO connectors (tenant, source, kind, paused) VALUES (%s, %s, %s, %s)"
-                " ON CONFLICT (tenant, source) DO UPDATE SET paused = EXCLUDED.paused",
+                " ON CONFLICT (tenant, source) DO UPDATE SET paused = EXCLUDED.paused,"
+                " removed_at = CASE WHEN EXCLUDED.paused THEN connectors.removed_at END",
                 [plan.tenant, plan.name, plan.kind, paused],
             )
 

@@ -60,16 +60,20 @@ _DEAD = """
 """
 """Some letters are let be for good (the source has sent the document again): after a week nobody is told any more."""
 _SOURCES = """
-    SELECT source, max(extract(epoch FROM clock_timestamp() - coalesce(seen_at,
-            (SELECT max((done->>'succeeded_at')::timestamptz) FROM jsonb_each(activities) one (name, done))
-        ))) FILTER (WHERE NOT paused),
-        max(extract(epoch FROM clock_timestamp()
-            - least((activities->'sweep'->>'succeeded_at')::timestamptz,
-                    (activities->'groups'->>'succeeded_at')::timestamptz)))
-    FROM connectors GROUP BY source
+    SELECT DISTINCT ON (source) source, max(silent) OVER (PARTITION BY source), access, every FROM (
+        SELECT source, coalesce(access_every_seconds, 600) AS every,
+            extract(epoch FROM clock_timestamp() - coalesce(seen_at,
+                (SELECT max((done->>'succeeded_at')::timestamptz) FROM jsonb_each(activities) one (name, done))
+            )) AS silent,
+            extract(epoch FROM clock_timestamp()
+                - least((activities->'sweep'->>'succeeded_at')::timestamptz,
+                        (activities->'groups'->>'succeeded_at')::timestamptz)) AS access
+        FROM connectors WHERE NOT paused AND removed_at IS NULL
+    ) one ORDER BY source, access / every DESC NULLS LAST
 """
-"""Of two tenants' sources with one name the worse one shows. least() passes over what is NULL. A worker that ends in
-good order takes its sign of life back: then it is silent since the last thing that it did."""
+"""Paused and removed connectors do not follow their source on purpose. Of two tenants' sources with one name the worse
+one shows. least() passes over what is NULL. A worker that ends in good order takes its sign of life back: then it is
+silent since the last thing that it did."""
 
 
 class Vitals:
@@ -151,8 +155,9 @@ class Vitals:
         _set(m.source_pending, oldest.items())
         _set(m.waiting_dead_letters, [*((stage, 0.0) for stage in self._stages), *dead])
         _set(m.skipped_documents, unread.items())
-        _set(m.seen_age, [(source, seen) for source, seen, _ in sources])
-        _set(m.access_age, [(source, access) for source, _, access in sources])
+        _set(m.seen_age, [(source, seen) for source, seen, _, _ in sources])
+        _set(m.access_age, [(source, access) for source, _, access, _ in sources])
+        _set(m.access_interval, [(source, every) for source, _, _, every in sources])
         async with connection.transaction():
             [now] = await (await connection.execute("SELECT clock_timestamp()")).fetchone() or (None,)
         try:
@@ -191,7 +196,7 @@ class Vitals:
         m = self._metrics
         for gauge in (
             m.pending, m.oldest_pending, m.source_pending, m.waiting_dead_letters, m.skipped_documents, m.seen_age,
-            m.access_age,
+            m.access_age, m.access_interval,
         ):  # fmt: skip
             gauge.clear()
 

@@ -202,7 +202,8 @@ async def connectors(connection: Connection) -> list[dict[str, Any]]:
     is all there is to know here."""
     cursor = await connection.execute(
         "SELECT tenant, source, kind, paused, loaded_at, guard, activities, counts,"
-        " extract(epoch FROM clock_timestamp() - seen_at)::float8 FROM connectors ORDER BY tenant, source LIMIT %s",
+        " extract(epoch FROM clock_timestamp() - seen_at)::float8 FROM connectors WHERE removed_at IS NULL"
+        " ORDER BY tenant, source LIMIT %s",
         [MOST_CONNECTORS],
     )
     found = []

@@ -86,7 +86,9 @@ class Sweep:
         to_read: list[tuple[Candidate, Item]] = []
         for candidate in batch:
             item = known.get(candidate.path)
-            if item is None or item.in_doubt_since is not None or item.stat != describe(candidate.stat):
+            if item is not None and item.is_withdrawn:
+                self.on_done(0, 1)
+            elif item is None or item.in_doubt_since is not None or item.stat != describe(candidate.stat):
                 to_read.append((candidate, item or Item(candidate.path)))
             else:
                 await self._unread(candidate, item)

@@ -44,6 +44,8 @@ class Row:
     access_at: datetime | None = None
     gone: bool = False
     in_doubt_since: datetime | None = None
+    is_withdrawn: bool = False
+    """An operator withdrew it: the source is taken to have it no longer, whatever it answers."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -82,6 +84,8 @@ def decide(row: Row | None, entry: Entry, seen: Seen) -> Decision:
     known = row or Row(external_id=entry.external_id)
     if any(stamp is not None and seen.at < stamp for stamp in (known.content_at, known.in_doubt_since)):
         return Decision("late", known)
+    if known.is_withdrawn:
+        return _gone(known, seen)
     match entry:
         case Gone():
             return _gone(known, seen)
@@ -106,6 +110,8 @@ def is_stale(row: Row | None, entry: Listed) -> bool:
     """Whether a listed document has to be fetched: unknown, in doubt, deleted before, or another revision."""
     if row is None or row.is_in_doubt:
         return True
+    if row.is_withdrawn:
+        return row.is_published
     if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
         return True
     if entry.revision is None:

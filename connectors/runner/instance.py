@@ -72,6 +72,7 @@ class Instance:
                 async with lease(
                     self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind,
                     address=self._services.address,
+                    access_every_seconds=max(self.plan.sweep_seconds, self.plan.groups_seconds),
                 ) as held:  # fmt: skip
                     self.held_elsewhere = held is None
                     if held is None:

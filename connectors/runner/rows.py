@@ -50,6 +50,8 @@ _COLUMNS: LiteralString = (
     "external_id, version, fingerprint, revision, acl_tags, required_tags, problem_code, problem_message,"
     " content_at, access_at, gone, in_doubt_since"
 )
+_READ: LiteralString = f"{_COLUMNS}, withdrawn_at IS NOT NULL"
+"""Whether a document is withdrawn is an operator's to write, never a runner's."""
 
 
 class Rows:
@@ -76,8 +78,7 @@ class Rows:
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
-                    f"SELECT {_COLUMNS} FROM connector_items"
-                    " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
                     [*self._me, list(ids)],
                 )
                 return {row.external_id: row async for row in cursor}
@@ -243,7 +244,7 @@ class Rows:
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
-                    f"SELECT {_COLUMNS} FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s"
+                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s"
                     " ORDER BY external_id LIMIT %s",
                     [*self._me, after, limit],
                 )
@@ -304,12 +305,13 @@ async def require_lease(connection: Connection, holder: Holder) -> None:
 def _row(
     external_id: str, version: int | None, fingerprint: bytes | None, revision: str | None, acl_tags: Sequence[str],
     required_tags: Sequence[str], problem_code: str | None, problem_message: str | None, content_at: datetime | None,
-    access_at: datetime | None, gone: bool, in_doubt_since: datetime | None,
+    access_at: datetime | None, gone: bool, in_doubt_since: datetime | None, is_withdrawn: bool,
 ) -> Row:  # fmt: skip
     return Row(
         external_id=external_id, version=version, fingerprint=fingerprint, revision=revision, acl_tags=tuple(acl_tags),
         required_tags=tuple(required_tags), problem_code=problem_code, problem_message=problem_message,
         content_at=content_at, access_at=access_at, gone=gone, in_doubt_since=in_doubt_since,
+        is_withdrawn=is_withdrawn,
     )  # fmt: skip
 
 

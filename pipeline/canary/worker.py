@@ -148,7 +148,8 @@ class Canaries:
             return declared(self._settings)[:MOST]
         async with connection.transaction():
             cursor = await connection.execute(
-                "SELECT tenant, source FROM connectors ORDER BY tenant, source LIMIT %s", [MOST]
+                "SELECT tenant, source FROM connectors WHERE removed_at IS NULL ORDER BY tenant, source LIMIT %s",
+                [MOST],
             )
             return [Canary(tenant, source) for tenant, source in await cursor.fetchall()] or [PIPELINE]
 

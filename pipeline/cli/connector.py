@@ -165,11 +165,51 @@ def pause(name: Name, file: File = None, json_output: Json = False) -> None:
 
 @connector.command()
 def resume(name: Name, file: File = None, json_output: Json = False) -> None:
-    """Have it go on where it was.
+    """Have it go on where it was. One that was removed is taken up again; what was withdrawn with it is read anew.
 
     Example: penstock connector resume wiki
     """
     _set_paused(name, file, json_output, paused=False)
+
+
+@connector.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Its name, whether or not it is still declared.", show_default=False)],
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take its documents and groups out of the index as well.")
+    ] = False,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Whose, where several tenants have one of this name.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Have nobody run it any more, and no alert raised about it. Without --withdraw its documents stay searchable, by
+    the access rights that were read last! `penstock connector resume` takes it up again.
+
+    Example: penstock connector remove wiki --withdraw --yes
+    """
+    from typing import Any
+
+    from pipeline.cli.withdraw import agreed, tell, wire, withdraw_all, withdrawal
+
+    async def change() -> dict[str, Any]:
+        from connectors.withdraw import tenant_of
+
+        async with wire() as (pool, kafka):
+            of_tenant = await tenant_of(pool, name, tenant)
+            one = withdrawal(pool, kafka, of_tenant, name)
+            told: dict[str, Any] = {"name": name, "tenant": of_tenant}
+            if withdraw:
+                return told | await withdraw_all([one], what=f"connector {name}", yes=yes, quiet=json_output)
+            stay = (await one.extent()).documents
+            question = f"Remove connector {name}? Its {stay} documents stay searchable; --withdraw takes them out too."
+            if not agreed(question, yes=yes, quiet=json_output):
+                return {**told, "done": False}
+            await one.remove()
+            return {**told, "documents": 0, "done": True}
+
+    tell(asyncio.run(change()), json_output)
 
 
 @connector.command()

@@ -33,6 +33,8 @@ async def run_once(
     when the instance cannot even start."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(open_pool(settings.postgres))
+        if (await look(pool, plan)).state == "removed":
+            raise Misconfigured(f"{plan.name} was removed: penstock connector resume {plan.name}")
         here = await stack.enter_async_context(_running(settings, pool, plan))
         if (await look(pool, plan)).state == "paused":
             raise Misconfigured(f"{plan.name} is paused: penstock connector resume {plan.name}")

@@ -14,7 +14,7 @@ from pipeline.cli.output import printable, stderr, stdout
 
 COLOURS = {
     "following": "green", "first load": "cyan", "paused": "yellow", "waiting": "yellow", "needs attention": "red",
-    "not running": "red",
+    "not running": "red", "removed": "bright_black",
 }  # fmt: skip
 
 

@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, str] = {
     "eval": "eval:evaluate",
     "dead": "dead:dead",
     "connector": "connector:connector",
+    "document": "withdraw:document",
+    "tenant": "withdraw:tenant",
     "golden": "golden:golden",
     "generation": "generation:generation",
 }

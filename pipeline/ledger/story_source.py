@@ -17,7 +17,7 @@ SHOWN = 10
 """Connectors that do not follow their source, of a document that nobody knows."""
 
 _SOURCES = (
-    "SELECT tenant, source, kind, paused, loaded_at IS NOT NULL, guard, activities,"
+    "SELECT tenant, source, kind, paused OR removed_at IS NOT NULL, loaded_at IS NOT NULL, guard, activities,"
     " extract(epoch FROM clock_timestamp() - seen_at)::float8 FROM connectors WHERE tenant = %s"
 )
 

@@ -100,15 +100,23 @@ async def test_a_connector_that_was_stopped_in_good_order_is_silent_too(space: S
         " ('acme', 'wiki', 'folder', false, jsonb_build_object("
         "'sweep', jsonb_build_object('succeeded_at', now() - interval '1000 s'),"
         "'changes', jsonb_build_object('succeeded_at', now() - interval '70 s'), 'full', '{}'::jsonb)),"
-        " ('acme', 'drive', 'folder', true, jsonb_build_object('full', jsonb_build_object('succeeded_at', now())))"
+        " ('acme', 'drive', 'folder', true, jsonb_build_object('sweep', jsonb_build_object('succeeded_at', now())))"
     )
+    await space.execute(
+        "INSERT INTO connectors (tenant, source, kind, removed_at, activities) VALUES ('acme', 'old', 'folder', now(),"
+        " jsonb_build_object('sweep', jsonb_build_object('succeeded_at', now() - interval '9 days')))"
+    )
+    await space.execute("UPDATE connectors SET access_every_seconds = 86400 WHERE source = 'wiki'")
     metrics = Metrics()
     async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
         await Vitals(pool, space.settings.kafka, STAGES, metrics, every_seconds=0.05).look(connection)
     silent = value(metrics, "connector_seen_age_seconds", source="wiki")
     assert silent is not None
     assert 70 <= silent < 1000
-    assert value(metrics, "connector_seen_age_seconds", source="drive") is None, "it is paused"
+    for age in ("connector_seen_age_seconds", "access_age_seconds", "access_interval_seconds"):
+        assert value(metrics, age, source="drive") is None, "it is paused"
+        assert value(metrics, age, source="old") is None, "it was removed"
+    assert value(metrics, "access_interval_seconds", source="wiki") == 86400
 
 
 async def test_one_worker_shows_it_at_a_time_and_another_takes_over(space: Space) -> None:

@@ -34,6 +34,21 @@ def after(*entries: Entry) -> Row | None:
     return row
 
 
+def test_a_withdrawn_document_is_not_published_again_whatever_the_source_answers() -> None:
+    row = after(document("one"))
+    assert row is not None
+    withdrawn = replace(row, is_withdrawn=True)
+    told = decide(withdrawn, document("two"), seen(5))
+    assert [type(event) for event in told.events] == [DocumentDeleted], "its row still said that it is published"
+    assert told.row is not None
+    for answer in (document("three"), document("four", acl_tags=["b"]), Gone("d")):
+        assert decide(told.row, answer, seen(6)).events == []
+    entry = Listed(external_id="d", acl_tags=["b"], required_tags=[], revision="9")
+    assert listed(told.row, entry, seen(6)).events == []
+    assert not is_stale(told.row, entry), "it is not read at every sweep for nothing"
+    assert is_stale(withdrawn, entry)
+
+
 entries = st.one_of(
     st.builds(
         document, st.sampled_from(["one", "two"]), acl_tags=st.lists(st.sampled_from("abc"), max_size=2),

@@ -1,0 +1,269 @@
+"""Withdrawal without the source: deletes and empty sets of groups by the usual wire, on an operator's word.
+
+A withdrawn document is one that its source no longer has, whatever the source answers (``runner.compare.decide``): its
+row says so before anything is sent, so that no look at the source publishes it again. A removed connector is run by
+nobody until it is resumed; then it reads everything anew (docs/adr/0048-erasure.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString
+from uuid import UUID
+
+from connectors.clock import Clock
+from pipeline.core.errors import PenstockError
+from pipeline.kafka import deliver
+from pipeline.stores.postgres import Pool, translated
+from topics.messages import DocumentDeleted, IdentityChanged
+from topics.producer import Producer
+from topics.registry import DOCUMENTS_LIVE, IDENTITIES
+
+PAGE = 500
+INGESTED = "folder"
+"""The source of `penstock ingest` and `watch`: no runner, and no row of a document that is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much there is to withdraw, or was withdrawn."""
+
+    documents: int
+    principals: int
+
+
+class Withdrawal:
+    """Of one source. Every method raises Retryable while Postgres or Kafka is away; what was withdrawn by then stays
+    withdrawn, and the same call again does the rest."""
+
+    def __init__(self, pool: Pool, producer: Producer | None, tenant: str, source: str) -> None:
+        """producer: needed by what withdraws."""
+        self._pool = pool
+        self._producer = producer
+        self.tenant, self.source = tenant, source
+
+    async def extent(self) -> Extent:
+        """Documents that are alive in the ledger or published, and principals with groups."""
+        [(documents, principals)] = await self._all(
+            "SELECT (SELECT count(*) FROM (SELECT external_id FROM documents WHERE tenant = %(tenant)s"
+            " AND source = %(source)s AND deleted_at IS NULL AND version IS NOT NULL"
+            f" UNION SELECT external_id FROM connector_items WHERE {_PUBLISHED}) d),"
+            " (SELECT count(*) FROM (SELECT principal FROM memberships WHERE tenant = %(tenant)s"
+            " AND source = %(source)s AND groups <> '{}' UNION SELECT principal FROM connector_principals"
+            " WHERE tenant = %(tenant)s AND source = %(source)s) p)"
+        )
+        return Extent(documents, principals)
+
+    async def remove(self) -> None:
+        """From when this returns no runner publishes anything, until the connector is resumed. What one has sent before
+        is stamped earlier than whatever is withdrawn after."""
+        await self._all(
+            "UPDATE connectors SET removed_at = coalesce(removed_at, clock_timestamp()), epoch = epoch + 1,"
+            " seen_at = NULL, worker = NULL, address = NULL WHERE tenant = %(tenant)s AND source = %(source)s"
+        )
+
+    async def whole(self) -> Extent:
+        """Everything that the source has published. ``remove`` comes first."""
+        clock = await self._clock()
+        documents = 0
+        after = ""
+        while page := await self._all(
+            f"SELECT external_id, version FROM connector_items WHERE {_PUBLISHED} AND external_id > %(after)s"
+            " ORDER BY external_id LIMIT %(page)s",
+            after=after,
+        ):
+            after = page[-1][0]
+            documents += await self._delete(page, clock)
+        last = UUID(int=0)
+        while page := await self._all(
+            "SELECT l.id, l.external_id, l.version, i.external_id IS NOT NULL"
+            " FROM ledger_documents(%(tenant)s, %(source)s, %(last)s, %(page)s) l LEFT JOIN connector_items i"
+            " ON i.tenant = %(tenant)s AND i.source = %(source)s AND i.external_id = l.external_id AND i.gone"
+            " ORDER BY l.id",
+            last=last,
+        ):
+            last = page[-1][0]
+            documents += await self._delete(
+                [(name, version) for _, name, version, is_sent in page if not is_sent], clock
+            )
+        principals = await self._members(clock)
+        await self._all(
+            "UPDATE connectors SET changes_cursor = NULL, full_cursor = NULL, full_state = 'due', loaded_at = NULL,"
+            " guard = NULL, activities = '{}', problems = '[]', reconciliation = NULL"
+            " WHERE tenant = %(tenant)s AND source = %(source)s"
+        )
+        for table in ("connector_groups", "connector_principals", "connector_memory"):
+            await self._all(f"DELETE FROM {table} WHERE tenant = %(tenant)s AND source = %(source)s")
+        if self.source == INGESTED:
+            await self._all("DELETE FROM connector_items WHERE tenant = %(tenant)s AND source = %(source)s AND gone")
+        return Extent(documents, principals)
+
+    async def documents(self, external_ids: Sequence[str]) -> datetime:
+        """These alone, whether they are known or not; returns the deletes' observed_at."""
+        await self._all(
+            "INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, withdrawn_at,"
+            " in_doubt_since) SELECT %(tenant)s, %(source)s, '', name, 0, clock_timestamp(), clock_timestamp()"
+            " FROM unnest(%(names)s::text[]) name WHERE %(source)s = %(ingested)s"
+            " OR EXISTS (SELECT FROM connectors WHERE tenant = %(tenant)s AND source = %(source)s)"
+            " ON CONFLICT (tenant, source, external_id) DO UPDATE SET fingerprint = NULL, stat = NULL, gone = false,"
+            " withdrawn_at = clock_timestamp(),"
+            " in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)",
+            names=list(external_ids),
+        )
+        clock = (
+            await self._clock()
+        )  # after that: whoever did not see the rows so has asked the source before this stamp
+        versions = dict(
+            await self._all(
+                "SELECT external_id, version FROM connector_items WHERE tenant = %(tenant)s AND source = %(source)s"
+                " AND external_id = ANY(%(names)s)",
+                names=list(external_ids),
+            )
+        )
+        await self._delete([(name, versions.get(name)) for name in external_ids], clock)
+        return clock.last
+
+    async def undo(self, external_ids: Sequence[str]) -> int:
+        """The source may publish them again: at its next look it does. Returns how many were withdrawn."""
+        if self.source == INGESTED:
+            statement: LiteralString = "DELETE FROM connector_items"
+        else:
+            statement = "UPDATE connector_items SET withdrawn_at = NULL, fingerprint = NULL, revision = NULL"
+        gone = await self._all(
+            f"{statement} WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(names)s)"
+            " AND withdrawn_at IS NOT NULL RETURNING 1",
+            names=list(external_ids),
+        )
+        return len(gone)
+
+    async def principals(self, names: Sequence[str]) -> datetime:
+        """Publish that these hold no groups in this source; returns the stamp."""
+        clock = await self._clock()
+        await self._empty(names, clock)
+        return clock.last
+
+    async def _members(self, clock: Clock) -> int:
+        count, after = 0, ""
+        while page := await self._all(
+            "SELECT principal FROM (SELECT principal FROM connector_principals WHERE tenant = %(tenant)s"
+            " AND source = %(source)s AND principal > %(after)s UNION SELECT principal FROM memberships WHERE"
+            " tenant = %(tenant)s AND source = %(source)s AND principal > %(after)s AND groups <> '{}') both_"
+            " ORDER BY principal LIMIT %(page)s",
+            after=after,
+        ):
+            after = page[-1][0]
+            await self._empty([principal for (principal,) in page], clock)
+            count += len(page)
+        return count
+
+    async def _empty(self, principals: Iterable[str], clock: Clock) -> None:
+        assert self._producer is not None
+        stamp = clock.stamp()
+        await self._stamped(stamp)
+        await deliver(
+            self._producer.send(
+                IDENTITIES,
+                IdentityChanged(
+                    tenant=self.tenant, source=self.source, principal=principal, groups=[], observed_at=stamp
+                ),
+            )
+            for principal in principals
+        )
+
+    async def _delete(self, page: Sequence[tuple[str, int | None]], clock: Clock) -> int:
+        """Deletes of these documents (external id, version), and then their rows say so."""
+        if not page:
+            return 0
+        assert self._producer is not None
+        stamp = clock.stamp()
+        await self._stamped(stamp)
+        await deliver(
+            self._producer.send(
+                DOCUMENTS_LIVE,
+                DocumentDeleted(
+                    tenant=self.tenant, source=self.source, external_id=name, version=version or 0, observed_at=stamp
+                ),
+            )
+            for name, version in page
+        )
+        # Not where a runner has learned something later: it is published, and the next look withdraws it.
+        await self._all(
+            "UPDATE connector_items SET gone = true, fingerprint = NULL, revision = NULL, stat = NULL,"
+            " problem_code = NULL, problem_message = NULL, content_at = %(stamp)s, access_at = %(stamp)s,"
+            " in_doubt_since = NULL WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(names)s)"
+            " AND coalesce(in_doubt_since <= %(stamp)s, true) AND coalesce(content_at <= %(stamp)s, true)",
+            stamp=stamp, names=[name for name, _ in page],
+        )  # fmt: skip
+        return len(page)
+
+    async def _clock(self) -> Clock:
+        known = await self._all(
+            "SELECT observed_at FROM connector_sources WHERE tenant = %(tenant)s AND source = %(source)s"
+        )
+        return Clock(known[0][0] if known else None)
+
+    async def _stamped(self, stamp: datetime) -> None:
+        """Before anything is sent: the next process's stamps are later."""
+        await self._all(
+            "INSERT INTO connector_sources AS mine VALUES (%(tenant)s, %(source)s, %(stamp)s) ON CONFLICT"
+            " (tenant, source) DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+            stamp=stamp,
+        )
+
+    async def _all(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
+        given = {"tenant": self.tenant, "source": self.source, "page": PAGE, "ingested": INGESTED, **parameters}
+        with translated("withdrawal"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(statement, given)
+                return await cursor.fetchall() if cursor.description else []
+
+
+_PUBLISHED: LiteralString = """
+    tenant = %(tenant)s AND source = %(source)s AND (in_doubt_since IS NOT NULL OR (version IS NOT NULL AND NOT gone))
+"""
+
+
+async def tenant_of(pool: Pool, source: str, tenant: str | None) -> str:
+    """The tenant of the connector of that name. Raises PenstockError where none, or several tenants have one."""
+    with translated("connectors"):
+        async with pool.connection() as connection:
+            cursor = await connection.execute(
+                "SELECT tenant FROM connectors WHERE source = %(source)s AND (%(tenant)s::text IS NULL OR"
+                " tenant = %(tenant)s) UNION SELECT tenant FROM connector_sources WHERE source = %(source)s"
+                " AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s) ORDER BY 1",
+                {"source": source, "tenant": tenant},
+            )
+            found = [name for (name,) in await cursor.fetchall()]
+    if not found:
+        raise PenstockError(
+            f"no connector {source!r} has ever run{'' if tenant is None else f' for tenant {tenant!r}'}"
+        )
+    if len(found) > 1:
+        raise PenstockError(f"several tenants have a source {source!r}: name one by --tenant ({', '.join(found)})")
+    return str(found[0])
+
+
+async def sources_of(pool: Pool, tenant: str) -> list[str]:
+    """Every source that a tenant has or had documents, groups or a connector of."""
+    with translated("withdrawal"):
+        async with pool.connection() as connection:
+            cursor = await connection.execute(
+                """
+                WITH RECURSIVE named (source) AS (
+                    (SELECT source FROM documents WHERE tenant = %(tenant)s ORDER BY source LIMIT 1)
+                    UNION ALL
+                    SELECT (SELECT d.source FROM documents d WHERE d.tenant = %(tenant)s AND d.source > n.source
+                            ORDER BY d.source LIMIT 1)
+                    FROM named n WHERE n.source IS NOT NULL
+                )
+                SELECT source FROM named WHERE source IS NOT NULL
+                UNION SELECT source FROM connectors WHERE tenant = %(tenant)s
+                UNION SELECT source FROM connector_sources WHERE tenant = %(tenant)s
+                UNION SELECT source FROM memberships WHERE tenant = %(tenant)s
+                ORDER BY 1
+                """,
+                {"tenant": tenant},
+            )
+            return [source for (source,) in await cursor.fetchall()]

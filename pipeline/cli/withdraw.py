@@ -1,0 +1,169 @@
+"""``penstock document withdraw`` and ``penstock tenant withdraw``: out of the index without the source."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.output import Json, print_json, printable, stderr
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from connectors.withdraw import Withdrawal
+    from pipeline.stores.postgres import Pool
+    from topics.producer import Producer
+
+document = typer.Typer(name="document", help="Single documents.", no_args_is_help=True)
+tenant = typer.Typer(name="tenant", help="Whole tenants.", no_args_is_help=True)
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without it, and without a terminal: count only.")]
+Document = Annotated[str, typer.Argument(help="Its id, external id, file or URL.", show_default=False)]
+Tenant = Annotated[str, typer.Option("--tenant", help="Whose document.")]
+Source = Annotated[str | None, typer.Option("--source", help="Of this source: where several have one of that name.")]
+
+
+@document.callback()
+def _documents() -> None:
+    """Single documents."""
+
+
+@tenant.callback()
+def _tenants() -> None:
+    """Whole tenants."""
+
+
+@document.command("withdraw")
+def withdraw_document(
+    name: Document,
+    tenant: Tenant = "default",
+    source: Source = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Let its source publish it again.")] = False,
+    yes: Yes = False,
+    json_output: Json = False,
+) -> None:
+    """Take a document out of the index, although its source still has it. It stays out until --undo: whatever its
+    connector reads of it meanwhile is not published. Needs the owner's login in Postgres and the connectors' in Kafka.
+
+    Example: penstock document withdraw docs/salaries.md --yes
+    """
+
+    async def run() -> dict[str, Any]:
+        async with wire() as (pool, kafka):
+            identity = await the_document(pool, tenant, name, source)
+            one = withdrawal(pool, kafka, identity[0], identity[1])
+            told: dict[str, Any] = {"tenant": identity[0], "source": identity[1], "external_id": identity[2]}
+            if undo:
+                return {**told, "done": await one.undo([identity[2]]) == 1, "undone": True}
+            if not agreed(f"Withdraw {identity[1]}/{identity[2]}?", yes=yes, quiet=json_output):
+                return {**told, "documents": 1, "done": False}
+            await one.documents([identity[2]])
+            return {**told, "documents": 1, "done": True}
+
+    tell(asyncio.run(run()), json_output)
+
+
+@tenant.command("withdraw")
+def withdraw_tenant(
+    name: Annotated[str, typer.Argument(help="The tenant.", show_default=False)],
+    yes: Yes = False,
+    json_output: Json = False,
+) -> None:
+    """Take everything of a tenant out of the index: its connectors are removed, every document is withdrawn, and nobody
+    holds a group any more. Whoever else publishes for it has to be stopped first. `penstock connector resume NAME`
+    brings a connector and its documents back. Conversations stay: `penstock forget tenant` erases them.
+
+    Example: penstock tenant withdraw acme --yes
+    """
+
+    async def run() -> dict[str, Any]:
+        from connectors.withdraw import sources_of
+
+        async with wire() as (pool, kafka):
+            every = [withdrawal(pool, kafka, name, source) for source in await sources_of(pool, name)]
+            if not every:
+                raise PenstockError(f"nothing is known of a tenant {name!r}")
+            return {"tenant": name, **await withdraw_all(every, what=f"tenant {name}", yes=yes, quiet=json_output)}
+
+    tell(asyncio.run(run()), json_output)
+
+
+async def withdraw_all(every: list[Withdrawal], *, what: str, yes: bool, quiet: bool) -> dict[str, Any]:
+    """Count, ask, and withdraw whole sources."""
+    counted = [(one, await one.extent()) for one in every]
+    told: dict[str, Any] = {
+        "sources": [one.source for one in every],
+        "documents": sum(extent.documents for _, extent in counted),
+        "principals": sum(extent.principals for _, extent in counted),
+    }
+    question = f"Withdraw {what}: {told['documents']} documents, and the groups of {told['principals']} people?"
+    if not agreed(question, yes=yes, quiet=quiet):
+        return {**told, "done": False}
+    for one in every:
+        await one.remove()
+    done = [await one.whole() for one in every]
+    told |= {"documents": sum(d.documents for d in done), "principals": sum(d.principals for d in done)}
+    return {**told, "done": True}
+
+
+@asynccontextmanager
+async def wire() -> AsyncIterator[tuple[Pool, Producer]]:
+    from pipeline.kafka import producer
+    from pipeline.settings import load
+    from pipeline.stores.postgres import open_pool
+
+    settings = load()
+    async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
+        yield pool, kafka
+
+
+def withdrawal(pool: Pool, kafka: Producer, of_tenant: str, source: str) -> Withdrawal:
+    from connectors.withdraw import Withdrawal
+
+    return Withdrawal(pool, kafka, of_tenant, source)
+
+
+async def the_document(pool: Pool, of_tenant: str, name: str, source: str | None) -> tuple[str, str, str]:
+    """(tenant, source, external id) of the one document that a name means. Raises PenstockError."""
+    from pipeline.cli.why import names
+    from pipeline.ledger import story, story_source
+
+    async with pool.connection() as connection:
+        known = names(name)
+        found = [
+            (one.source, one.external_id) for one, _ in await story.find(connection, of_tenant, known, source=source)
+        ]
+        if not found:
+            of_rows = await story_source.of_external_id(connection, of_tenant, known)
+            found = [one for one in of_rows if source in (None, one[0])]
+    if not found:
+        raise PenstockError(f"no document {name!r} in tenant {of_tenant!r}")
+    if len(found) > 1:
+        several = ", ".join(printable("/".join(one)) for one in found)
+        raise PenstockError(f"{name!r} may mean {len(found)} documents; name one of them: {several}")
+    return of_tenant, *found[0]
+
+
+def agreed(question: str, *, yes: bool, quiet: bool) -> bool:
+    """Whether to go on. Without a terminal nobody can be asked: only --yes says so."""
+    if yes:
+        return True
+    if quiet or not sys.stdin.isatty():
+        stderr.print(f"{printable(question)} Nothing was changed: --yes does it.", markup=False, soft_wrap=True)
+        return False
+    return typer.confirm(printable(question), err=True)
+
+
+def tell(told: Mapping[str, Any], json_output: bool) -> None:
+    """Exit code 1: nothing was done."""
+    if json_output:
+        print_json(told)
+    elif told["done"]:
+        counts = ", ".join(f"{told[key]} {key}" for key in ("documents", "principals") if key in told)
+        stderr.print(f"withdrawn: {counts}" if counts else "its source may publish it again", markup=False)
+    if not told["done"]:
+        raise typer.Exit(1)
