@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
@@ -257,6 +257,39 @@ class CanarySettings(Part):
     pipeline."""
 
 
+def _beyond_replays(days: float) -> float:
+    if 0 < days <= DEAD_LETTER_DAYS:
+        raise ValueError(f"has to be 0 or more than {DEAD_LETTER_DAYS}: so long a dead letter may be replayed")
+    return days
+
+
+Days = Annotated[float, Field(ge=0, le=36_500)]
+"""0: for ever."""
+DEAD_LETTER_DAYS = 90
+"""As long as Kafka keeps dead letters (topics.registry; a test compares them)."""
+
+
+class RetentionSettings(Part):
+    """How many days what may be personal data is kept; 0: for ever. docs/retention.md says what each is about."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_RETENTION_", frozen=True, extra="forbid")
+
+    deleted_days: Days = 30.0
+    """Title, author, address and external id of a document after its deletion at the source; its text goes at once."""
+    superseded_days: Days = 30.0
+    """Texts that lost by version, kept in case a delete between them and the winner still arrives."""
+    memberships_days: Annotated[Days, AfterValidator(_beyond_replays)] = 120.0
+    """Names of people who hold no groups any more."""
+    dead_letters_days: Days = 90.0
+    """The list of dead letters. Kafka's copy goes by its topic's retention."""
+    reviews_days: Days = 30.0
+    feedback_days: Days = 30.0
+    golden_days: Days = 0.0
+    """Golden questions, from when they were added."""
+    backups_days: Days = 35.0
+    """How long backups are kept: nothing here makes or removes any; receipts of `penstock forget` name it."""
+
+
 class Settings(Part):
     """All parts. Build one with ``load()``."""
 
@@ -271,6 +304,7 @@ class Settings(Part):
     conversations: ConversationSettings = Field(default_factory=ConversationSettings)
     connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
     canary: CanarySettings = Field(default_factory=CanarySettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
 
 
 def load() -> Settings:
@@ -286,6 +320,7 @@ def load() -> Settings:
             conversations=ConversationSettings(),
             connectors=ConnectorSettings(),
             canary=CanarySettings(),
+            retention=RetentionSettings(),
         )
     except ValidationError as error:
         raise explained(error) from error

@@ -241,13 +241,26 @@ class Metrics:
         )
         self.access_age = Gauge(
             "penstock_access_age_seconds",
-            "Since a source's access rights were last read whole (its sweep and its groups, the older of them)",
+            "Since a source's access rights were last read whole (its sweep and its groups, the older of them); not of"
+            " sources whose connector is paused or removed",
+            ["source"],
+            registry=r,
+        )
+        self.retention_erased = Counter(
+            "penstock_retention_erased",
+            "Rows that were erased because they were kept long enough",
+            ["table"],
+            registry=r,
+        )
+        self.access_interval = Gauge(
+            "penstock_access_interval_seconds",
+            "Between two whole readings of a source's access rights, as its connector is declared",
             ["source"],
             registry=r,
         )
         self.seen_age = Gauge(
             "penstock_connector_seen_age_seconds",
-            "Since the worker that runs a connector last gave a sign of life; paused ones are absent",
+            "Since the worker that runs a connector last gave a sign of life; paused and removed ones are absent",
             ["source"],
             registry=r,
         )

@@ -22,7 +22,6 @@ from query.answers.model import Answer, Numbered
 from query.model import BadQuery
 from query.verify import READS_ALL
 
-KEPT_DAYS = 30
 MOST_NOTE_CHARACTERS = 2_000
 MOST_QUERY_CHARACTERS = 8_000
 MOST_LISTED = 200
@@ -55,7 +54,7 @@ async def record(
     connection: Connection, tenant: str, question: str, answer: Answer, shown: Sequence[Numbered], *, private: bool
 ) -> None:
     """shown: every passage that the model read, cited or not. private: a member's own history was read along, so the
-    text is not kept. What is older than KEPT_DAYS goes. Raises psycopg.Error."""
+    text is not kept. Raises psycopg.Error."""
     ordered = sorted(shown, key=lambda p: p.n)
     await connection.execute(
         "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
@@ -68,9 +67,6 @@ async def record(
             None if private else answer.text.replace("\x00", ""), None if private else list(answer.unsupported),
         ],
     )  # fmt: skip
-    await connection.execute(
-        "DELETE FROM answer_reviews WHERE asked_at < now() - make_interval(days => %s)", [KEPT_DAYS]
-    )
 
 
 _WAITING = sql.SQL("""
@@ -82,7 +78,6 @@ _WAITING = sql.SQL("""
     LEFT JOIN answer_feedback f ON f.answer_id = r.answer_id AND f.tenant = r.tenant
     WHERE r.tenant = %(tenant)s AND r.resolved_at IS NULL
       AND (%(before)s::timestamptz IS NULL OR r.asked_at < %(before)s)
-      AND r.asked_at >= now() - make_interval(days => %(days)s)
     GROUP BY r.answer_id, p.may_read
     ORDER BY r.asked_at DESC, r.answer_id
     LIMIT %(limit)s
@@ -100,11 +95,8 @@ async def waiting(
         raise BadQuery(f"limit is {limit}, must be 1 to {MOST_LISTED}")
     cursor = await connection.execute(
         _WAITING,
-        {
-            "tenant": operator.tenant, "tags": sorted(operator.tags), "before": before, "limit": limit,
-            "days": KEPT_DAYS,
-        },
-    )  # fmt: skip
+        {"tenant": operator.tenant, "tags": sorted(operator.tags), "before": before, "limit": limit},
+    )
     return [Waiting(*row) for row in await cursor.fetchall()]
 
 
@@ -128,7 +120,8 @@ class Feedback:
 
 
 async def give(connection: Connection, tenant: str, giver: str, feedback: Feedback) -> None:
-    """One voice a person and subject; a second one replaces the first. giver: who, as it was authenticated.
+    """One voice a person and subject; a second one replaces the first. giver: who, as it was authenticated
+    (``givers_of`` finds them again).
 
     The ids are not looked up: the answer would tell whether there is such a thing. Raises BadQuery, psycopg.Error.
     """
@@ -149,9 +142,6 @@ async def give(connection: Connection, tenant: str, giver: str, feedback: Feedba
             feedback.query, feedback.verdict, feedback.note,
         ],
     )  # fmt: skip
-    await connection.execute(
-        "DELETE FROM answer_feedback WHERE given_at < now() - make_interval(days => %s)", [KEPT_DAYS]
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +186,8 @@ def waiting_json(entry: Waiting) -> dict[str, Any]:
 
 def _digest(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+
+
+def givers_of(tenant: str, person: str) -> list[bytes]:
+    """The digests under which feedback of a person may stand, proved by a token or in development mode."""
+    return [_digest(f"{tenant}|" + "\0".join((kind, tenant, "", person))) for kind in ("token", "development")]

@@ -230,9 +230,11 @@ _UPDATE_DOCUMENT = """
     WHERE id = %s
 """
 _UPDATE_FIELDS = """
-    UPDATE documents SET title = %s, source_url = %s, author = %s, media_type = %s, source_modified_at = %s
+    UPDATE documents SET title = %s, source_url = %s, author = %s, media_type = %s, source_modified_at = %s,
+        external_id = %s, erased_at = NULL
     WHERE id = %s
 """
+"""The external id: it was erased if the document had been deleted for long."""
 _UPSERT_BODY = """
     INSERT INTO document_bodies AS b (document_id, text, metadata) VALUES (%s, coalesce(%s, ''), coalesce(%s, '{}'))
     ON CONFLICT (document_id) DO UPDATE SET
@@ -277,7 +279,7 @@ def _document_row(
 def _fields_row(a: Accepted) -> tuple[Any, ...]:
     assert a.fields is not None
     f = a.fields
-    return f.title, f.source_url, f.author, f.media_type, f.source_modified_at, a.identity.id
+    return f.title, f.source_url, f.author, f.media_type, f.source_modified_at, a.identity.external_id, a.identity.id
 
 
 def _body_row(a: Accepted) -> tuple[Any, ...]:

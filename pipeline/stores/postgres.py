@@ -50,6 +50,9 @@ VITALS_LOCK = 7_300_006
 GRAPH_LOCK = 7_300_007
 """Held by the one worker that brings rows into the graphs and builds them."""
 
+RETENTION_LOCK = 7_300_038
+"""Held by the one worker that erases what was kept long enough."""
+
 _SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
 """A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""
 _CLIENTS_SILENCE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"

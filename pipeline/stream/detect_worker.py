@@ -14,6 +14,7 @@ import structlog
 
 from pipeline.conversations.record import Conversations
 from pipeline.embedding.tokens import byte_pairs
+from pipeline.retention import Retention
 from pipeline.stages.detect import Detect
 from pipeline.stages.identities import Identities
 from pipeline.stages.manifests import build_manifest
@@ -51,7 +52,8 @@ class DetectWorker:
         )  # fmt: skip
         watched = {**{stage.name: stage.topics for stage in self._stages}, **SINK_TOPICS}
         vitals = Vitals(parts.pool, parts.settings.kafka, watched, parts.metrics, every_seconds=stream.vitals_seconds)
-        return [sweeper.run(), self._audit(), vitals.run()]
+        retention = Retention(parts.pool, parts.metrics, parts.settings.retention)
+        return [sweeper.run(), self._audit(), vitals.run(), retention.run()]
 
     async def _warm(self) -> None:
         """Cut a text in each generation's way: the parsers and tokenizers that this loads (half a second, for which no

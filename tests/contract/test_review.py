@@ -11,6 +11,8 @@ from uuid import uuid4
 
 import pytest
 
+from pipeline.retention import Retention
+from pipeline.settings import RetentionSettings
 from query import review
 from query.access import Caller
 from query.answers.answers import Answers
@@ -190,8 +192,8 @@ async def test_what_is_old_goes(library: Library, tenant: str) -> None:
     await library.execute(
         "UPDATE answer_reviews SET asked_at = now() - interval '31 days' WHERE answer_id = %s", first.answer_id
     )
-    assert await waiting(library, await library.caller(tenant, "staff")) == []
     second = await asked(library, tenant, "staff", hallucinate=True)
+    await Retention(library.pool, library.metrics, RetentionSettings()).turn()
     assert await library.execute("SELECT answer_id FROM answer_reviews WHERE tenant = %s", tenant) == [
         (second.answer_id,)
     ]

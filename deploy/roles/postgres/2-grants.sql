@@ -1,7 +1,8 @@
 -- What each process may do. Run by the owner of the tables after every `penstock migrate`; repeats are harmless, and in
 -- one transaction with what they take away, so that no process is ever without its rights.
 --
---   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`: makes and drops tables
+--   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `forget`, `export`, and what withdraws:
+--                        makes and drops tables
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
 --   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
@@ -40,20 +41,26 @@ GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
     embedding_days, handled, kafka_marks
     TO penstock_worker;
-GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there
+GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there …
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
 GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied while a conversation names it
 -- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
-GRANT SELECT (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at) ON connectors
+GRANT SELECT
+    (tenant, source, kind, paused, loaded_at, guard, activities, counts, seen_at, removed_at, access_every_seconds)
+    ON connectors
     TO penstock_worker, penstock_query;
+
+-- … and goes by age, as whatever else does (pipeline/retention.py).
+GRANT DELETE ON dead_letters, dead_letter_trail TO penstock_worker;
+GRANT EXECUTE ON FUNCTION erase_by_age TO penstock_worker;
 
 -- What became of one document at its source is told by `penstock why`.
 GRANT SELECT
     (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at,
-        in_doubt_since, difference, difference_at)
+        in_doubt_since, difference, difference_at, withdrawn_at)
     ON connector_items TO penstock_worker;
 
 -- The connectors.

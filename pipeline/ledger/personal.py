@@ -1,0 +1,474 @@
+"""Where Postgres holds what may be personal data: one list, for erasure, export and retention alike.
+
+Every table and every column is in it, as personal or as free of personal data (a test compares it with the migrated
+schema). "Free" is: keys that only tables here give a meaning to, moments, counts, digests that nobody can turn back,
+and the names of tenants and sources. A chunk table (``chunks_…``) is as CHUNKS says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, LiteralString
+
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from pipeline.stores.postgres import Connection
+
+Subject = Literal["document", "source", "tenant", "person"]
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """What goes by age. Reads by an index, and takes at most ``most`` rows at once."""
+
+    setting: str
+    """The field of ``RetentionSettings``, in days."""
+    statement: LiteralString
+    """Parameters: days, most. Its row count is how many went."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One table."""
+
+    table: LiteralString
+    personal: LiteralString = ""
+    """Columns that may hold personal data …"""
+    free: LiteralString = ""
+    """… and those that do not; separated by spaces."""
+    erase: Mapping[Subject, LiteralString] = field(default_factory=dict)
+    """Statements with the parameters of ``Scope``. A source and a tenant are erased document by document first."""
+    of_person: LiteralString | None = None
+    """Which rows are about a person: a condition, for export."""
+    age: Age | None = None
+
+    def __post_init__(self) -> None:
+        assert self.personal or not (self.erase or self.of_person), f"{self.table} is said to hold nothing personal"
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Of what to erase; what does not apply is empty."""
+
+    tenant: str
+    source: str = ""
+    person: str = ""
+    ids: Sequence[Any] = ()
+    """Of documents of ``source`` …"""
+    names: Sequence[str] = ()
+    """… and their external ids."""
+    givers: Sequence[bytes] = ()
+    """Under which the person's feedback may stand (query.review)."""
+    answers: Sequence[Any] = ()
+    """Ids of answers that were made from the documents, or given to the person."""
+    chunks: Sequence[Any] = ()
+    """Ids of the documents' passages."""
+
+    def parameters(self) -> dict[str, Any]:
+        return {
+            "tenant": self.tenant, "source": self.source, "person": self.person, "ids": list(self.ids),
+            "names": list(self.names), "givers": list(self.givers), "answers": list(self.answers),
+            "chunks": list(self.chunks),
+        }  # fmt: skip
+
+
+_SOURCE: LiteralString = "tenant = %(tenant)s AND source = %(source)s"
+_OF_SOURCE: LiteralString = f"WHERE {_SOURCE}"
+_OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
+_NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
+ERASED: LiteralString = (
+    "title = NULL, author = NULL, source_url = NULL, source_modified_at = NULL, external_id = 'erased:' || id,"
+    " erased_at = clock_timestamp()"
+)
+"""Of a deleted document's row. It is found by its id: its external id is needed no more (docs/adr/0048-erasure.md)."""
+
+
+def _aged(column: LiteralString) -> LiteralString:
+    return f"{column} < now() - make_interval(secs => %(days)s * 86400)"
+
+
+def _by_owner(table: LiteralString) -> LiteralString:
+    """Rows that other roles write: a function of migration 0038."""
+    return f"SELECT FROM erase_by_age('{table}', %(days)s, %(most)s)"
+
+
+PLACES: tuple[Place, ...] = (
+    Place(
+        "documents",
+        personal="external_id title source_url author source_modified_at",
+        free=(
+            "id tenant source seq announced_seq version observed_at deleted_floor deleted_at "
+            "access_observed_at access_id content_hash meta_hash media_type received_at changed_at lane "
+            "event_count erased_at"
+        ),
+        erase={
+            "document": f"UPDATE documents SET {ERASED}, access_id = NULL WHERE id = ANY(%(ids)s)"
+            " AND (deleted_at IS NOT NULL OR version IS NULL)",
+            "person": "UPDATE documents SET author = NULL WHERE tenant = %(tenant)s AND author = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND author = %(person)s",
+        age=Age(
+            "deleted_days",
+            f"UPDATE documents SET {ERASED} WHERE id IN (SELECT id FROM documents d WHERE {_aged('deleted_at')}"
+            " AND erased_at IS NULL AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s"
+            " WHERE s.document_id = d.id AND s.seq < s.want_seq AND s.generation IN"
+            " (SELECT name FROM generations WHERE state <> 'retired'))"
+            " ORDER BY deleted_at LIMIT %(most)s FOR UPDATE SKIP LOCKED)",
+        ),
+    ),
+    Place(
+        "document_bodies",
+        personal="text metadata",
+        free="document_id",
+        erase={
+            "document": "UPDATE document_bodies SET text = '', metadata = '{}' WHERE document_id = ANY(%(ids)s)"
+            " AND (text, metadata) <> ('', '{}')"
+        },
+    ),
+    Place(
+        "superseded",
+        personal="title source_url author source_modified_at metadata text",
+        free="document_id version observed_at content_hash meta_hash media_type",
+        erase={
+            "document": "DELETE FROM superseded WHERE document_id = ANY(%(ids)s)",
+            "person": "UPDATE superseded SET author = NULL WHERE author = %(person)s AND document_id IN"
+            " (SELECT id FROM documents WHERE tenant = %(tenant)s)",
+        },
+        of_person="author = %(person)s AND document_id IN (SELECT id FROM documents WHERE tenant = %(tenant)s)",
+        age=Age(
+            "superseded_days",
+            "DELETE FROM superseded WHERE (document_id, observed_at, version) IN (SELECT document_id, observed_at,"
+            f" version FROM superseded WHERE {_aged('observed_at')} ORDER BY observed_at LIMIT %(most)s)",
+        ),
+    ),
+    Place(
+        "manifests",
+        personal="headings",
+        free="document_id generation content_hash chunk_ids token_counts spans",
+        erase={"document": "DELETE FROM manifests WHERE document_id = ANY(%(ids)s)"},
+    ),
+    Place(
+        "document_events",
+        free="document_id slot at kind outcome version observed_at seq lane",
+    ),
+    Place(
+        "index_state",
+        free=(
+            "document_id generation store want_seq seq pending_since next_at settled_at claimed confirmed "
+            "confirmed_hashes refused written attempts error settled_xid"
+        ),
+    ),
+    Place(
+        "access_sets",  # erased by erase_access_sets: only where no document uses them
+        personal="acl_tags required_tags",
+        free="id tenant digest",
+        of_person="tenant = %(tenant)s AND EXISTS (SELECT FROM unnest(acl_tags || required_tags) tag"
+        " WHERE right(tag, length(%(person)s) + 6) = '/user:' || %(person)s"
+        " OR right(tag, length(%(person)s) + 5) = 'user:' || %(person)s)",
+    ),
+    Place(
+        "dead_letter_trail",
+        personal="by reason",
+        free="id letter_id at action",
+        erase={
+            "document": "DELETE FROM dead_letter_trail WHERE letter_id IN"
+            " (SELECT id FROM dead_letters WHERE document_id = ANY(%(ids)s))",
+            "source": f"DELETE FROM dead_letter_trail WHERE letter_id IN (SELECT id FROM dead_letters {_OF_SOURCE})",
+            "tenant": f"DELETE FROM dead_letter_trail WHERE letter_id IN (SELECT id FROM dead_letters {_OF_TENANT})",
+            "person": "DELETE FROM dead_letter_trail WHERE letter_id IN (SELECT id FROM dead_letters"
+            " WHERE tenant = %(tenant)s AND stage = 'identities' AND external_id = %(person)s)",
+        },
+    ),
+    Place(
+        "dead_letters",
+        personal="external_id message dismissed_by dismissed_reason",
+        free=(
+            "id topic partition offset stage code document_id tenant source at letter_partition letter_offset "
+            "value_bytes attempt first_failed_at replay_of replayed_at replayed_partition replayed_offset "
+            "dismissed_at"
+        ),
+        erase={
+            "document": "DELETE FROM dead_letters WHERE document_id = ANY(%(ids)s)",
+            "source": f"DELETE FROM dead_letters {_OF_SOURCE}",
+            "tenant": f"DELETE FROM dead_letters {_OF_TENANT}",
+            "person": "DELETE FROM dead_letters WHERE tenant = %(tenant)s AND stage = 'identities'"
+            " AND external_id = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND stage = 'identities' AND external_id = %(person)s",
+        age=Age(
+            "dead_letters_days",
+            f"WITH old AS (SELECT id FROM dead_letters WHERE {_aged('at')} ORDER BY at, id LIMIT %(most)s),"
+            " trail AS (DELETE FROM dead_letter_trail t USING old WHERE t.letter_id = old.id)"
+            " DELETE FROM dead_letters l USING old WHERE l.id = old.id",
+        ),
+    ),
+    Place(
+        "memberships",
+        personal="principal groups",
+        free="tenant source observed_at",
+        erase={
+            "source": f"DELETE FROM memberships {_OF_SOURCE}",
+            "tenant": f"DELETE FROM memberships {_OF_TENANT}",
+            "person": "DELETE FROM memberships WHERE tenant = %(tenant)s AND principal = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND principal = %(person)s",
+        age=Age("memberships_days", _by_owner("memberships")),
+    ),
+    Place(
+        "connector_items",
+        personal="external_id scope stat revision acl_tags required_tags problem_message",
+        free=(
+            "tenant source version fingerprint problem_code swept_at content_at access_at gone in_doubt_since "
+            "difference difference_at withdrawn_at"
+        ),
+        erase={
+            "document": f"DELETE FROM connector_items {_NAMED}",
+            "source": f"DELETE FROM connector_items {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_items {_OF_TENANT}",
+        },
+        age=Age("deleted_days", _by_owner("connector_items")),
+    ),
+    Place(
+        "connectors",  # what a withdrawal resets, once more for those that were removed without it
+        personal="changes_cursor full_cursor guard activities problems reconciliation",
+        free=(
+            "tenant source kind epoch paused full_state loaded_at counts worker address seen_at removed_at "
+            "access_every_seconds"
+        ),
+        erase={
+            "source": "UPDATE connectors SET changes_cursor = NULL, full_cursor = NULL, full_state = 'due',"
+            f" guard = NULL, activities = '{{}}', problems = '[]', reconciliation = NULL {_OF_SOURCE}",
+        },
+    ),
+    Place(
+        "connector_asks",
+        personal="argument outcome",
+        free="id tenant source action asked_at done_at",
+        erase={
+            "document": f"DELETE FROM connector_asks WHERE {_SOURCE} AND argument = ANY(%(names)s)",
+            "source": f"DELETE FROM connector_asks {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_asks {_OF_TENANT}",
+        },
+        age=Age("deleted_days", _by_owner("connector_asks")),
+    ),
+    Place(
+        "connector_groups",
+        personal="tag members of",
+        free="tenant source observed_at",
+        erase={
+            "source": f"DELETE FROM connector_groups {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_groups {_OF_TENANT}",
+            "person": "UPDATE connector_groups SET members = array_remove(members, %(person)s)"
+            " WHERE tenant = %(tenant)s AND members @> ARRAY[%(person)s::text]",
+        },
+        of_person="tenant = %(tenant)s AND members @> ARRAY[%(person)s::text]",
+    ),
+    Place(
+        "connector_principals",
+        personal="principal",
+        free="tenant source digest observed_at",
+        erase={
+            "source": f"DELETE FROM connector_principals {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_principals {_OF_TENANT}",
+            "person": "DELETE FROM connector_principals WHERE tenant = %(tenant)s AND principal = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND principal = %(person)s",
+    ),
+    Place(
+        "connector_memory",
+        personal="name value",
+        free="tenant source",
+        erase={
+            "source": f"DELETE FROM connector_memory {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_memory {_OF_TENANT}",
+        },
+    ),
+    Place("connector_sources", free="tenant source observed_at"),
+    Place(
+        "uploads",  # the file itself goes when the connectors' worker next looks for originals that nothing needs
+        personal="external_id file_name title acl_tags required_tags metadata problem",
+        free=(
+            "id tenant source version media_type sha256 size received_at modified_at changed extracting_at "
+            "extracted_at problem_code deleted_at"
+        ),
+        erase={
+            "document": f"DELETE FROM uploads {_NAMED}",
+            "source": f"DELETE FROM uploads {_OF_SOURCE}",
+            "tenant": f"DELETE FROM uploads {_OF_TENANT}",
+        },
+    ),
+    Place(
+        "conversation_mentions",
+        personal="member conversation sent_id",
+        free="tenant digest source asked_at observed_at answer_id",
+        erase={
+            "tenant": f"DELETE FROM conversation_mentions {_OF_TENANT}",
+            "person": "DELETE FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND member = %(person)s",
+    ),
+    Place(
+        "conversation_pairs",
+        personal="member question answer",
+        free="tenant digest asked_at tokens",
+        erase={
+            "tenant": f"DELETE FROM conversation_pairs {_OF_TENANT}",
+            "person": "DELETE FROM conversation_pairs WHERE tenant = %(tenant)s AND member = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND member = %(person)s",
+    ),
+    Place(
+        "conversation_chunks",
+        personal="member text embedding",
+        free="tenant digest position first_at last_at tokens made_by attempts next_at",
+        erase={
+            "tenant": f"DELETE FROM conversation_chunks {_OF_TENANT}",
+            "person": "DELETE FROM conversation_chunks WHERE tenant = %(tenant)s AND member = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND member = %(person)s",
+    ),
+    Place(
+        "conversation_members",
+        personal="member",
+        free="tenant tokens is_chunked chunked_at",
+        erase={
+            "tenant": f"DELETE FROM conversation_members {_OF_TENANT}",
+            "person": "DELETE FROM conversation_members WHERE tenant = %(tenant)s AND member = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND member = %(person)s",
+    ),
+    Place("conversation_floors", free="tenant subject forgotten_at"),
+    Place("conversation_provenance", free="tenant answer_id documents"),
+    Place("answer_provenance", free="tenant answer_id documents made_at"),
+    Place(
+        "answer_reviews",
+        personal="question answer unsupported",
+        free=("answer_id tenant asked_at mode model support density reasons documents chunks resolved_at resolved_as"),
+        erase={
+            "document": "DELETE FROM answer_reviews WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]",
+            "tenant": f"DELETE FROM answer_reviews {_OF_TENANT}",
+            "person": "DELETE FROM answer_reviews WHERE tenant = %(tenant)s AND answer_id = ANY(%(answers)s::uuid[])",
+        },
+        of_person="tenant = %(tenant)s AND answer_id = ANY(%(answers)s::uuid[])",
+        age=Age("reviews_days", _by_owner("answer_reviews")),
+    ),
+    Place(
+        "answer_feedback",
+        personal="giver query note",
+        free="tenant subject answer_id chunk_id verdict given_at",
+        erase={
+            "document": "DELETE FROM answer_feedback WHERE tenant = %(tenant)s"
+            " AND (answer_id = ANY(%(answers)s::uuid[]) OR chunk_id = ANY(%(chunks)s::uuid[]))",
+            "tenant": f"DELETE FROM answer_feedback {_OF_TENANT}",
+            "person": "DELETE FROM answer_feedback WHERE tenant = %(tenant)s"
+            " AND (giver = ANY(%(givers)s::bytea[]) OR answer_id = ANY(%(answers)s::uuid[]))",
+        },
+        of_person="tenant = %(tenant)s AND (giver = ANY(%(givers)s::bytea[]) OR answer_id = ANY(%(answers)s::uuid[]))",
+        age=Age("feedback_days", _by_owner("answer_feedback")),
+    ),
+    Place(
+        "eval_queries",  # their judgements go with them
+        personal="text principals tags reference",
+        free="id tenant added_at",
+        erase={
+            "document": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
+            " (SELECT query_id FROM eval_judgements WHERE source = %(source)s AND external_id = ANY(%(names)s))",
+            "source": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
+            " (SELECT query_id FROM eval_judgements WHERE source = %(source)s)",
+            "tenant": f"DELETE FROM eval_queries {_OF_TENANT}",
+            "person": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND principals @> ARRAY[%(person)s::text]",
+        },
+        of_person="tenant = %(tenant)s AND principals @> ARRAY[%(person)s::text]",
+        age=Age("golden_days", _by_owner("eval_queries")),
+    ),
+    Place("eval_judgements", personal="external_id anchor", free="query_id source gain"),
+    Place("eval_runs", free="id started_at generation slice measure value queries"),
+    Place("shadow_agreement", free="active candidate hour queries overlap agreement failed"),
+    Place(
+        "audit_runs",
+        free="id generation scope since started_at finished_at position next_at documents chunks pending",
+    ),
+    Place("audit_documents", free="run_id document_id"),
+    Place(
+        "audit_differences",
+        personal="external_id",
+        free="run_id document_id store kind chunks repaired",
+        erase={"document": "DELETE FROM audit_differences WHERE document_id = ANY(%(ids)s)"},
+    ),
+    Place("open_bulks", free="id keyword_index documents chunks seqs unanswered sent_at next_at"),
+    Place(
+        "kafka_marks",
+        free="consumer_group topic partition log_id offsets sent_ms digests marked_at",
+    ),
+    Place("handled", free="stage until"),
+    Place(
+        "generations",
+        free=(
+            "name state model revision dimensions input_window params document_prefix query_prefix "
+            "chunk_table keyword_index vector_type reference created_at cleared_at service since"
+        ),
+    ),
+    Place(
+        "builds",
+        free="generation origin replaces position filled filled_at created_at tokens ready_at",
+    ),
+    Place("fence", free="only_row system_identifier timeline state accepted_at"),
+    Place("embedding_days", free="day purpose tokens cost"),
+    Place("schema_migrations", free="name applied_at needs"),
+)
+CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id access_id created_at in_graph")
+
+
+async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[str, int]:
+    """Rows erased, by table; those without any are absent. A source's, tenant's and person's access sets are not among
+    them. The caller holds a transaction."""
+    counts: dict[str, int] = {}
+    given = scope.parameters()
+    for place in PLACES:
+        if (statement := place.erase.get(subject)) is not None:
+            done = await connection.execute(statement, given)
+            if done.rowcount > 0:
+                counts[place.table] = done.rowcount
+    if subject == "document":
+        tables = await (await connection.execute("SELECT DISTINCT chunk_table FROM generations")).fetchall()
+        for (table,) in tables:
+            known = await (await connection.execute("SELECT to_regclass(quote_ident(%s))", [table])).fetchone()
+            if known and known[0] is not None:
+                done = await connection.execute(
+                    sql.SQL("DELETE FROM {} WHERE document_id = ANY(%(ids)s)").format(sql.Identifier(table)), given
+                )
+                if done.rowcount > 0:
+                    counts[table] = done.rowcount
+    return counts
+
+
+async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
+    """Those of them that no document uses any more. The caller holds a transaction; whoever accepts events waits until
+    it has ended: between looking a set up and using it nobody may take it away."""
+    await connection.execute("SET LOCAL lock_timeout = '10s'")
+    await connection.execute("LOCK TABLE access_sets IN SHARE ROW EXCLUSIVE MODE")
+    done = await connection.execute(
+        "DELETE FROM access_sets a WHERE a.id = ANY(%(ids)s) AND a.tenant = %(tenant)s AND NOT EXISTS"
+        " (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id)",
+        {"tenant": tenant, "ids": list(ids)},
+    )
+    return done.rowcount
+
+
+async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[str, Any]]]:
+    """Everything that is stored about a person, by table: rows, whole but for embeddings."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for place in PLACES:
+        if place.of_person is None:
+            continue
+        left_out = "- 'embedding'" if "embedding" in place.personal.split() else ""
+        async with connection.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(
+                f"SELECT to_jsonb(one) {left_out} AS row FROM {place.table} one WHERE {place.of_person}",
+                scope.parameters(),
+            )
+            if rows := [row["row"] for row in await cursor.fetchall()]:
+                found[place.table] = rows
+    return found
