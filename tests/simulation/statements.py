@@ -159,9 +159,9 @@ async def _update_document(tx: Transaction, p: Any) -> int:
 
 @statement("UPDATE documents SET title = %s")
 async def _update_fields(tx: Transaction, p: Any) -> int:
-    title, url, author, media_type, modified, id_ = p
+    title, url, author, media_type, modified, external_id, id_ = p
     row = await tx.lock("documents", id_)
-    fields = {"title": title, "source_url": url, "author": author, "media_type": media_type}
+    fields = {"title": title, "source_url": url, "author": author, "media_type": media_type, "external_id": external_id}
     await tx.put("documents", _changed(row, **fields, source_modified_at=modified), id_)
     return 1
 
