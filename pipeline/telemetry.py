@@ -44,6 +44,11 @@ class Metrics:
             "Bad records moved from a live topic to its backfill topic, because the limit on dead letters was met",
             registry=r,
         )
+        self.live_deferred = Counter(
+            "penstock_live_deferred",
+            "Valid documents moved from the live topic to the backfill topic: their source sent more than its budget",
+            registry=r,
+        )
         self.failed_documents = Counter(
             "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
         )

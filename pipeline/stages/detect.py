@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
 from uuid import UUID
@@ -17,7 +18,9 @@ from uuid import UUID
 import structlog
 
 from pipeline.core.errors import PenstockError, Poison, Retryable
-from pipeline.core.fold import Delete, Upsert
+from pipeline.core.fold import Access, Delete, Upsert
+from pipeline.core.identity import source_of
+from pipeline.core.live_budget import LiveBudget
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
 from pipeline.kafka import deliver
 from pipeline.ledger import documents, generations, superseded, work
@@ -31,6 +34,7 @@ from pipeline.stages.stage import Flooded, Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
 from pipeline.telemetry import Metrics
 from pipeline.traced.records import note
+from topics.messages import AccessChanged
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
@@ -44,6 +48,7 @@ still in between (5,000 documents: 44 s with 300, 39 with 1,000), and look as if
 ALONE_SECONDS = 15.0
 STANDING_SECONDS = 5.0
 """… but where the first of them has not come any further for so long, the store is away: the other one goes on."""
+DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
 LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
 """Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
 
@@ -65,7 +70,10 @@ class Detect:
         *,
         batch_size: int,
         grace_seconds: float,
+        live_per_second: float = 0,
     ) -> None:
+        """live_per_second: documents of one source; what a source sends live beyond that waits with the backfill. 0: no
+        limit."""
         self._pool = pool
         self._producer = producer
         self._dead = dead
@@ -74,6 +82,10 @@ class Detect:
         self._metrics = metrics
         self.batch_size = batch_size
         self._grace = grace_seconds
+        self._budget = LiveBudget(live_per_second)
+        self._deferred: Counter[bytes] = Counter()
+        """Documents moved to the backfill topic since the last log line, by source."""
+        self._log_deferred_at = -math.inf
         self._unsaid: dict[UUID, Withdrawal] = {}
         """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
         self._crowded = False
@@ -87,10 +99,56 @@ class Detect:
         if any(record.lane == "live" for record in batch):
             self._live_at = monotonic()
         arrivals, valid, poison = await asyncio.to_thread(_read, batch)
-        if arrivals:
-            await self._accept(arrivals)
+        now = monotonic()
+        excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, now)]
+        accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
+        accepted += await self._withdrawn([arrivals[n] for n in excess])
+        if accepted:
+            await self._accept(accepted)
         self._dead.passed(valid, stage=self.name)
+        await self._defer([valid[n] for n in excess])
         await self._bury(poison)  # last: what is valid must not wait for a flood
+
+    def _exceeds(self, arrival: Arrival, record: Incoming, now: float) -> bool:
+        """Whether the source sends more live content than its budget. Deletes and access changes are always live."""
+        if record.lane != "live" or not isinstance(arrival.event, Upsert):
+            return False
+        return not self._budget.admit(source_of(record.key), now)
+
+    async def _withdrawn(self, excess: Sequence[Arrival]) -> list[Arrival]:
+        """What upserts that will wait say of access, where readers of a known document lose it: that never waits. The
+        order of arrival does not matter, so the upsert itself may follow at any time."""
+        if not excess:
+            return []
+        with translated("ledger"):
+            async with self._pool.connection() as connection:
+                known = await documents.peek(connection, [arrival.identity.id for arrival in excess])
+        narrower = []
+        for arrival in excess:
+            event, before = arrival.event, known.get(arrival.identity.id)
+            assert isinstance(event, Upsert)
+            if before is None:
+                continue
+            after = replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
+            if withdrawal(before.state, after):
+                access = Access(event.observed_at, event.acl_tags, event.required_tags)
+                narrower.append(Arrival(arrival.identity, access, AccessChanged.kind, "live"))
+        return narrower
+
+    async def _defer(self, records: Sequence[Incoming]) -> None:
+        """Move live records to the backfill topic, as they are. Raises Retryable when Kafka does not take them."""
+        if not records:
+            return
+        await deliver(
+            self._producer.send_raw(DOCUMENTS_BACKFILL, record.key, record.value, record.headers) for record in records
+        )
+        self._metrics.live_deferred.inc(len(records))
+        self._deferred.update(source_of(record.key) for record in records)
+        if (now := monotonic()) >= self._log_deferred_at:
+            for source, count in self._deferred.most_common(DEFERRED_SOURCES_LOGGED):
+                log.warning("live_documents_deferred", source=source.decode(errors="replace"), count=count)
+            self._deferred.clear()
+            self._log_deferred_at = now + DEFERRED_LOG_SECONDS
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         await self._bury([(record, error)])

@@ -37,6 +37,7 @@ class DetectWorker:
         detect = Detect(
             parts.pool, parts.producer, parts.dead, parts.announcer, parts.counters, parts.metrics,
             batch_size=parts.batch_size("detect"), grace_seconds=settings.stream.sweep_after_seconds,
+            live_per_second=settings.stream.live_documents_per_second,
         )  # fmt: skip
         conversations = Conversations(
             parts.pool, parts.dead, lambda texts: byte_pairs().count(texts), parts.metrics, settings.conversations

@@ -13,7 +13,7 @@ from pipeline.stages.announce import Announcer
 from pipeline.stages.detect import Detect
 from pipeline.stages.stage import Flooded, Incoming
 from tests.contract.dead_kit import INVALID, Desk, open_desk
-from tests.library import document
+from tests.library import access, deletion, document
 from tests.space import Space
 from topics.codec import encode
 from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, MAX_MESSAGE_BYTES
@@ -109,3 +109,65 @@ async def test_a_record_that_no_topic_takes_is_buried_though_there_are_too_many(
     await stage.handle([desk.record(), desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1))])
     assert await letters(desk) == 2
     assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
+
+
+def deferring(desk: Desk, live_per_second: float) -> Detect:
+    """With a burst of ten times the rate."""
+    return Detect(
+        desk.pool, desk.producer, desk.letters(20), Announcer(desk.pool, desk.producer, desk.metrics),
+        lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=32, grace_seconds=30,
+        live_per_second=live_per_second,
+    )  # fmt: skip
+
+
+def upserts(desk: Desk, count: int, **fields: object) -> list[Incoming]:
+    encoded = [encode(document(f"{n}.md", f"Some text {n}.", **fields)) for n in range(count)]
+    return [desk.record(e.key, e.value, e.headers) for e in encoded]
+
+
+async def test_valid_documents_beyond_a_sources_budget_wait_on_the_backfill_topic_as_they_were(desk: Desk) -> None:
+    stage, records = deferring(desk, 2), upserts(desk, 30)
+    await stage.handle(records)
+    moved = await desk.on_topic(DOCUMENTS_BACKFILL)
+    assert len(moved) >= 9
+    by_key = {record.key: record for record in records}
+    for record in moved:
+        original = by_key.pop(record.key)
+        assert (record.value, list(record.headers)) == (original.value, original.headers)
+    assert await desk.space.query("SELECT count(*) FROM documents") == [(len(by_key),)]
+
+    await stage.handle([replace(by, lane="backfill") for by in records])
+    assert await desk.space.query("SELECT count(*) FROM documents") == [(30,)]
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == len(moved), "the backfill topic moves nothing anywhere"
+
+
+async def test_one_sources_flood_of_valid_documents_defers_nothing_of_another(desk: Desk) -> None:
+    stage = deferring(desk, 1)
+    await stage.handle(upserts(desk, 30) + upserts(desk, 3, source="drive"))
+    assert await desk.space.query("SELECT count(*) FROM documents WHERE source = 'drive'") == [(3,)]
+
+
+async def test_deletes_and_access_changes_never_wait_for_their_sources_budget(desk: Desk) -> None:
+    stage = deferring(desk, 0.1)
+    documents = [document(f"{n}.md", f"Some text {n}.") for n in range(20)]
+    backfilled = [encode(of) for of in documents]
+    await stage.handle([replace(desk.record(e.key, e.value, e.headers), lane="backfill") for e in backfilled])
+    changes = [encode(access(of, ["boss"])) for of in documents[:10]] + [encode(deletion(of)) for of in documents[10:]]
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in changes])
+    assert await desk.space.query("SELECT count(*) FROM documents WHERE deleted_at IS NULL") == [(10,)]
+    assert await desk.space.query(
+        "SELECT count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id"
+        " WHERE d.deleted_at IS NULL AND a.acl_tags = ARRAY['wiki/boss']"
+    ) == [(10,)]
+    assert not await desk.on_topic(DOCUMENTS_BACKFILL)
+
+
+async def test_an_edit_that_waits_withdraws_access_at_once(desk: Desk) -> None:
+    """An edited document that fewer people may read now: its text may wait, the people who lost it may not."""
+    stage = deferring(desk, 0.1)
+    await stage.handle([replace(record, lane="backfill") for record in upserts(desk, 20)])
+    await stage.handle(upserts(desk, 20, acl_tags=["boss"]))
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 19
+    assert await desk.space.query(
+        "SELECT a.acl_tags, count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id GROUP BY 1"
+    ) == [(["wiki/boss"], 20)]

@@ -16,7 +16,7 @@ from topics.registry import DOCUMENTS_LIVE
 
 pytestmark = pytest.mark.stack
 
-BAD, DOCUMENTS = 3_000, 20
+BAD, VALID, DOCUMENTS = 3_000, 600, 20
 REVOKED = (
     "SELECT count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id"
     " WHERE d.tenant = 'acme' AND a.acl_tags = ARRAY['wiki/boss']"
@@ -80,3 +80,19 @@ async def test_a_flood_of_bad_records_while_nobody_else_changes_anything_holds_u
     await until(space, REVOKED, DOCUMENTS)
     await until(space, OF_OTHERS, BAD)  # … and now it does
     assert metric(space, "penstock_dead_letter_pause_seconds") == 0
+
+
+async def test_a_flood_of_valid_documents_of_one_tenant_does_not_hold_up_anothers_revocation(space: Space) -> None:
+    """What a source sends live beyond its budget waits with the backfill, and arrives all the same."""
+    space.start("detect", env={"PENSTOCK_STREAM_LIVE_DOCUMENTS_PER_SECOND": "5"})
+    documents = await shared_by_acme(space)
+    await space.publish(*(document(f"{n}.md", f"Text {n}.", tenant="other", source="drive") for n in range(VALID)))
+    await revoke(space, documents)
+    await until(space, REVOKED, DOCUMENTS)
+    await until(space, "SELECT count(*) FROM documents WHERE tenant = 'other'", VALID)
+    [(later,)] = await space.query(
+        "SELECT count(*) FROM documents WHERE tenant = 'other'"
+        " AND seq > (SELECT max(seq) FROM documents WHERE tenant = 'acme')"
+    )
+    assert later > VALID / 2, "the revocations waited behind the flood"
+    assert metric(space, "penstock_live_deferred_total") > VALID / 2
