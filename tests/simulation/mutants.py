@@ -93,7 +93,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("no hints are sent", _DETECT, "if a.draws_seq or a.before.pending", "if False"),
     Mutant("a repeated event hints nothing", _DETECT, "if a.draws_seq or a.before.pending", "if a.draws_seq", (_SAFEGUARDS,)),
     Mutant("a record that nobody can read is dropped", _DETECT, "poison.append((record, error))", "pass"),
-    Mutant("a record that nobody can read hides the others of its batch", _DETECT, "        if arrivals:\n", "        if arrivals and not poison:\n"),
+    Mutant("a record that nobody can read hides the others of its batch", _DETECT, "        if accepted:\n", "        if accepted and not poison:\n"),
     Mutant("a withdrawal is not announced at once", _DETECT, "[self._unsaid[i] for i in folded if i in self._unsaid]", "[]", (_SAFEGUARDS,)),
     Mutant("erased texts keep their manifests", _DOCUMENTS, "if a.erased]", "if False]"),
     Mutant("only one store wants the change", _DOCUMENTS, "for store in STORES\n", "for store in STORES[:1]\n"),
