@@ -67,7 +67,7 @@ class Checkpoint:
     """Law: after ``save`` returns, a restart knows it. Every method raises Retryable while Postgres is away."""
 
     def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+        self.pool = pool
 
     async def now(self) -> datetime:
         """Postgres' clock, by which sweeps are told apart."""
@@ -85,7 +85,7 @@ class Checkpoint:
     async def sweep(self, tenant: str, source: str, scope: str, ids: Collection[str]) -> dict[str, Item]:
         """Mark the known ones of these as seen now, and return them. An outer scope keeps answering for them."""
         with translated("checkpoint"):
-            async with self._pool.connection() as connection, connection.cursor(row_factory=class_row(Item)) as cursor:
+            async with self.pool.connection() as connection, connection.cursor(row_factory=class_row(Item)) as cursor:
                 await cursor.execute(
                     f"""
                     UPDATE connector_items SET swept_at = clock_timestamp(),
@@ -107,7 +107,7 @@ class Checkpoint:
             stamp = max(i.observed_at for i in (known, intent) if i is not None)
             newest[intent.external_id] = Intent(intent.external_id, max(versions, default=None), stamp)
         with translated("checkpoint"):
-            async with self._pool.connection() as connection:
+            async with self.pool.connection() as connection:
                 await connection.execute(
                     """
                     INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, in_doubt_since)
@@ -138,7 +138,7 @@ class Checkpoint:
 
         A row that another process has put in doubt later, or written with a newer version, stays as it is."""
         with translated("checkpoint"):
-            async with self._pool.connection() as connection, connection.cursor() as cursor:
+            async with self.pool.connection() as connection, connection.cursor() as cursor:
                 await cursor.executemany(
                     f"""
                     INSERT INTO connector_items AS mine (tenant, source, scope, {_COLUMNS})
@@ -173,7 +173,7 @@ class Checkpoint:
     async def remove(self, tenant: str, source: str, deleted: Sequence[tuple[str, datetime]]) -> None:
         """Remove the rows of documents whose deletes are confirmed, unless they are in doubt since a later stamp."""
         with translated("checkpoint"):
-            async with self._pool.connection() as connection, connection.cursor() as cursor:
+            async with self.pool.connection() as connection, connection.cursor() as cursor:
                 await cursor.executemany(
                     "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = %s"
                     " AND (in_doubt_since IS NULL OR in_doubt_since <= %s)",
@@ -204,7 +204,7 @@ class Checkpoint:
         while True:
             with translated("checkpoint"):
                 async with (
-                    self._pool.connection() as connection,
+                    self.pool.connection() as connection,
                     connection.cursor(row_factory=class_row(Unseen)) as cursor,
                 ):
                     await cursor.execute(
@@ -222,13 +222,13 @@ class Checkpoint:
 
     async def _one(self, statement: str, *parameters: object) -> object:
         with translated("checkpoint"):
-            async with self._pool.connection() as connection:
+            async with self.pool.connection() as connection:
                 row = await (await connection.execute(statement.encode(), parameters)).fetchone()
                 return row[0] if row else None
 
     async def _do(self, statement: str, *parameters: object) -> None:
         with translated("checkpoint"):
-            async with self._pool.connection() as connection:
+            async with self.pool.connection() as connection:
                 await connection.execute(statement.encode(), parameters)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from connectors.checkpoint import Checkpoint
 from connectors.clock import Clock
+from connectors.folder.compare import Comparison
 from connectors.folder.options import FolderOptions
 from connectors.folder.policy import is_skipped
 from connectors.folder.sweep import Sweep
@@ -53,18 +54,25 @@ class FolderConnector:
 
     async def watch(self, stop: asyncio.Event, on_report: Callable[[ScanReport], None]) -> None:
         """Scan, then publish changes as the operating system reports them, and scan again every
-        ``scan_interval_seconds``, until ``stop``. ``on_report`` is called after each round that has something new to
-        say; a problem that stays is told once.
+        ``scan_interval_seconds``, until ``stop``. After each scan what was published is compared with the ledger, and
+        scanned again at once where they differ. ``on_report`` is called after each round that has something new to say;
+        a problem that stays is told once.
 
         While Kafka or Postgres is away the report holds a problem with the code "unavailable", and it tries again.
         """
         async with Hints(self._roots) as hints:
             targets: list[tuple[str, str]] | None = None
             told: set[Problem] = set()
+            comparison = Comparison(
+                self._checkpoint, self._roots, tenant=self._options.tenant, source=self._options.source
+            )
             while not stop.is_set():
                 wait = self._options.scan_interval_seconds
                 try:
                     report = await self.scan() if targets is None else await self._sweep(targets, None)
+                    if targets is None and self._clock is not None and await comparison.run(self._clock):
+                        hints.lose()
+                        wait = 0
                 except Retryable as error:
                     report = ScanReport(problems=[Problem(self._roots[0], "unavailable", str(error))])
                     hints.lose()

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from connectors.clock import Clock
+from connectors.folder.compare import Comparison
 from connectors.folder.watch import Hints
 from connectors.protocol import ScanReport
+from pipeline.core.identity import document_id
 from tests.folder_kit import Desk, codes
 
 pytestmark = pytest.mark.stack
@@ -121,3 +124,63 @@ async def test_hints_name_the_smallest_part_to_look_at(tmp_path: Path) -> None:
         hints._changed = {f"/r/{n}" for n in range(1000)}
         assert await hints.next(asyncio.Event(), 0) is None
         assert await hints.next(asyncio.Event(), 0) is None
+
+
+async def accepted(desk: Desk, path: Path, version: int) -> None:
+    """The ledger has the document, readable by whom the desk's files are."""
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, '', '{folder/staff}', '{}')"
+            " ON CONFLICT DO NOTHING",
+            [desk.tenant],
+        )
+        await connection.execute(
+            "INSERT INTO documents (id, tenant, source, external_id, version, observed_at, access_id)"
+            " SELECT %s, %s, 'folder', %s, %s, now(), id FROM access_sets WHERE tenant = %s",
+            [document_id(desk.tenant, "folder", str(path)), desk.tenant, str(path), version, desk.tenant],
+        )
+
+
+async def everything_is_handled(desk: Desk) -> None:
+    """As the detect worker notes it: whatever was sent until now has been handled."""
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO handled VALUES ('detect', clock_timestamp())"
+            " ON CONFLICT (stage) DO UPDATE SET until = EXCLUDED.until"
+        )
+
+
+async def test_what_the_ledger_lost_or_alone_knows_is_published_and_deleted_again(desk: Desk) -> None:
+    """Kafka had acknowledged the one and the deletion of the other; neither has reached the ledger, nor will."""
+    desk.write("lost.txt")
+    kept, elsewhere = desk.write("kept.txt"), desk.root.parent / "elsewhere.txt"
+    async with watching(desk, scan_interval_seconds=1):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        [version] = [event.version for event in desk.recorder.take() if event.external_id == str(kept)]
+        await accepted(desk, kept, version)
+        await accepted(desk, desk.root / "undead.txt", 7)
+        await accepted(desk, elsewhere, 7)
+        async with asyncio.timeout(60):
+            while len(desk.recorder.sent) < 2:
+                await everything_is_handled(desk)
+                await asyncio.sleep(0.2)
+        assert desk.names(desk.recorder.take()) == [("deleted", "undead.txt"), ("upserted", "lost.txt")]
+
+
+async def test_what_may_be_on_its_way_is_not_published_again(desk: Desk) -> None:
+    desk.write("a.txt")
+    await everything_is_handled(desk)  # before it was sent: that proves nothing
+    scans = 0
+    run = Comparison.run
+
+    async def counted(comparison: Comparison, clock: Clock) -> int:
+        nonlocal scans
+        found = await run(comparison, clock)
+        scans += 1
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Comparison, "run", counted)
+        async with watching(desk, scan_interval_seconds=1):
+            await until(lambda: scans >= 4)
+    assert desk.names(desk.recorder.take()) == [("upserted", "a.txt")]
