@@ -285,6 +285,20 @@ PLACES: tuple[Place, ...] = (
             "tenant": f"DELETE FROM connector_memory {_OF_TENANT}",
         },
     ),
+    Place(
+        "connector_differences",  # gone with the difference, or a day after it was repaired
+        personal="name",
+        free="tenant source subject published seen_at repaired_at",
+        erase={
+            "document": f"DELETE FROM connector_differences WHERE {_SOURCE} AND subject = 'document'"
+            " AND name = ANY(%(names)s)",
+            "source": f"DELETE FROM connector_differences {_OF_SOURCE}",
+            "tenant": f"DELETE FROM connector_differences {_OF_TENANT}",
+            "person": "DELETE FROM connector_differences WHERE tenant = %(tenant)s AND subject = 'principal'"
+            " AND name = %(person)s",
+        },
+        of_person="tenant = %(tenant)s AND subject = 'principal' AND name = %(person)s",
+    ),
     Place("connector_sources", free="tenant source observed_at"),
     Place(
         "uploads",  # the file itself goes when the connectors' worker next looks for originals that nothing needs
@@ -400,7 +414,7 @@ PLACES: tuple[Place, ...] = (
     Place("open_bulks", free="id keyword_index documents chunks seqs unanswered sent_at next_at"),
     Place(
         "kafka_marks",
-        free="consumer_group topic partition log_id offsets sent_ms digests marked_at",
+        free="consumer_group topic partition log_id offsets sent_ms digests marked_at owner",
     ),
     Place("handled", free="stage until"),
     Place(
