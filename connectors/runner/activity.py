@@ -127,7 +127,7 @@ class Activity:
             except TimeoutError:
                 break
         if self._wake.is_set() and not self._asked:
-            await asyncio.sleep(max(0.0, self._rested - monotonic()))
+            await asyncio.sleep(max(0.0, min(self._rested, self._due) - monotonic()))
         if not self._not_paused.is_set():
             self.status.become("paused")
             await self._not_paused.wait()

@@ -50,6 +50,8 @@ PAGE = 500
 """Rows of one step."""
 REST = 4
 """Times as long as a page took nothing is read after it: a comparison takes a fifth of one connection at most."""
+MOST_REST_SECONDS = 60.0
+"""A page during which the process was suspended took hours: that is no load."""
 MOST = 1_000
 """Differences repaired after one comparison: a sweep reads so many documents by name in about a minute."""
 MOST_NOTED = 20_000
@@ -158,7 +160,7 @@ class Reconcile:
                 began = monotonic()
                 after = await walk(after, found)
                 self._between_pages()
-                await asyncio.sleep(REST * (monotonic() - began))
+                await asyncio.sleep(min(REST * (monotonic() - began), MOST_REST_SECONDS))
         now = await self._rows.now()
         remembered = await self._remember(found, now)
         certain = _certain(found, remembered, handled)

@@ -1,0 +1,104 @@
+"""What the simulation of connectors found, and that nothing stands still when a runner does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+from connectors.runner.activity import Activity
+from connectors.runner.reconcile import Reconcile
+from connectors.runner.rows import Holder
+from tests.simulation.play import simulated
+from tests.simulation.scheduler import VirtualLoop, use
+
+HOURS = 3_600.0
+
+
+def run(work: Awaitable[Any]) -> VirtualLoop:
+    """On the virtual clock, to its end."""
+    loop = VirtualLoop()
+    use(loop, 0)
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(work)
+    finally:
+        asyncio.set_event_loop(None)
+        loop.end()
+    return loop
+
+
+class _Suspended:
+    """Stands for rows of which the first page is read while the process is suspended."""
+
+    holder = Holder("t", "s", 1)
+
+    def __init__(self) -> None:
+        self.left = [HOURS * 5]
+
+    async def ledger(self, *_: object) -> list[Any]:
+        if self.left:
+            await asyncio.sleep(self.left.pop())
+        return []
+
+    async def handled(self) -> dict[str, Any]:
+        return {}
+
+    async def nothing(self, *_: object) -> list[Any]:
+        return []
+
+    async def load(self) -> dict[Any, Any]:
+        return {}
+
+    now = find = page = ledger_lacks = published = reconciled = save = repaired = nothing
+
+
+async def _compared() -> None:
+    rows: Any = _Suspended()
+    rows.rows = rows
+    reconcile = Reconcile(
+        rows, rows, rows, rows, between_pages=lambda: None, look_again=lambda _ids, _groups: None
+    )  # fmt: skip
+    reconcile._tables = reconcile._rows = reconcile._remembered = rows
+    await reconcile.run(frozenset())
+
+
+def test_a_runner_that_was_suspended_for_hours_compares_with_the_ledger_again_within_minutes() -> None:
+    with simulated():
+        assert run(_compared()).time() < HOURS * 5 + 600
+
+
+def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval() -> None:
+    began: list[float] = []
+
+    async def changes(_words: frozenset[str]) -> Mapping[str, Any]:
+        began.append(asyncio.get_running_loop().time())
+        if len(began) == 1:
+            activity.ask()  # an event of the source comes meanwhile
+            await asyncio.sleep(HOURS * 5)
+        return {}
+
+    async def polled() -> None:
+        task = asyncio.create_task(activity.loop())
+        while len(began) < 2:
+            await asyncio.sleep(1.0)
+        task.cancel()
+
+    with simulated():
+        loop = VirtualLoop()
+        use(loop, 0)
+        asyncio.set_event_loop(loop)
+        not_paused = asyncio.Event()
+        not_paused.set()
+        activity = Activity(
+            "changes", changes, every_seconds=150.0, attention_seconds=60.0, on_done=_nobody, not_paused=not_paused,
+            rests=True,
+        )  # fmt: skip
+        loop.run_until_complete(polled())
+        asyncio.set_event_loop(None)
+        loop.end()
+    assert began[1] < HOURS * 5 + 160
+
+
+async def _nobody(_asks: list[int], _outcome: Mapping[str, Any]) -> None:
+    return None
