@@ -16,8 +16,10 @@ NAMES = ("a", "b", "c")
 PERSONS = ("ann", "bob")
 STAGES = ("detect", "vectors", "keywords", "identities")
 SERVICES = ("postgres", "kafka", "elasticsearch", "embedding")
+CONNECTED_SHARE = 0.35
+"""Of histories whose documents come from a source by connectors."""
 
-UNDISTURBING = ("change", "membership", "broken", "query")
+UNDISTURBING = ("change", "membership", "source", "groups", "broken", "query")
 """Kinds of steps that break nothing."""
 
 
@@ -59,7 +61,12 @@ def cut(text: str, *_: Any, **__: Any) -> list[Chunk]:
     return chunks
 
 
-def drawn(rng: Random) -> list[Step]:
+def is_connected(seed: int) -> bool:
+    """Whether the documents of this history come from a source by connectors."""
+    return Random(f"connected {seed}").random() < CONNECTED_SHARE
+
+
+def drawn(rng: Random, *, connected: bool = False) -> list[Step]:
     """The steps of one history, in their order."""
     steps: list[Step] = []
     now = 0.0
@@ -70,12 +77,13 @@ def drawn(rng: Random) -> list[Step]:
         now += rng.expovariate(1.0) * pace
         roll = rng.random()
         if roll < disasters:
-            steps.append(_disaster(now, rng))
+            steps.append(_disaster(now, rng, connected=connected))
         elif roll < 0.12 + disasters:
-            groups = tuple(rng.sample(TAGS, rng.randint(0, 2)))
-            steps.append(Step(now, "membership", (rng.choice(PERSONS), groups)))
+            steps.append(_regrouped(now, rng) if connected else _member(now, rng))
         elif roll < 0.15 + disasters:
             steps.append(Step(now, "broken", (rng.choice(names),)))
+        elif connected:
+            steps.append(Step(now, "source", (rng.choice(SOURCE_KINDS), rng.choice(names), rng.getrandbits(16))))
         else:
             steps.append(Step(now, "change", (rng.choice(_KINDS), rng.choice(names), rng.getrandbits(16))))
     for _ in range(rng.randint(1, 4)):
@@ -84,11 +92,33 @@ def drawn(rng: Random) -> list[Step]:
 
 
 _KINDS: Sequence[str] = sorted(KINDS)
+SOURCE_KINDS = (
+    "rewrite", "edit", "shrink", "retitle", "retype", "touch", "delete", "twin", "access", "revoke", "hide", "rename",
+    "back", "back", "back", "unreadable",
+)  # fmt: skip
+"""What happens at a source: those changes of a story that are a person's, a document that is again as it was before its
+last change, and one whose text cannot be had."""
 
 
-def _disaster(now: float, rng: Random) -> Step:
-    stage = rng.choice(STAGES[:3])
-    match rng.choice(("kill", "kill", "pause", "pause", "outage", "join", "rewind", "lost tail")):
+def _member(now: float, rng: Random) -> Step:
+    groups = tuple(rng.sample(TAGS, rng.randint(0, 2)))
+    return Step(now, "membership", (rng.choice(PERSONS), groups))
+
+
+def _regrouped(now: float, rng: Random) -> Step:
+    """Of one tag: who holds it, and holders of which tags hold it too."""
+    tag = rng.choice(TAGS)
+    members = tuple(rng.sample(PERSONS, rng.randint(0, 2)))
+    of = tuple(rng.sample((*TAGS, f"user:{PERSONS[0]}"), rng.choice((0, 0, 1))))
+    return Step(now, "groups", (tag, members, of))
+
+
+def _disaster(now: float, rng: Random, *, connected: bool) -> Step:
+    stages = (*STAGES[:3], *(("connectors",) * 3 if connected else ()))
+    services = (*SERVICES, "the source") if connected else SERVICES
+    kinds = ("kill", "kill", "pause", "pause", "outage", "join", "rewind", "lost tail")
+    stage = rng.choice(stages)
+    match rng.choice((*kinds, "lease lost", "lease lost", "expired") if connected else kinds):
         case "kill":
             return Step(now, "kill", (stage, rng.getrandbits(4), round(rng.uniform(0.1, 20.0), 2)))
         case "pause":
@@ -96,10 +126,12 @@ def _disaster(now: float, rng: Random) -> Step:
                 now, "pause", (stage, rng.getrandbits(4), round(rng.choice((2.0, 20.0, 150.0)) * rng.random(), 2))
             )
         case "outage":
-            return Step(now, "outage", (rng.choice(SERVICES), round(rng.uniform(0.5, 90.0), 2)))
+            return Step(now, "outage", (rng.choice(services), round(rng.uniform(0.5, 90.0), 2)))
         case "join":
             return Step(now, "join", (stage,))
         case "rewind":
-            return Step(now, "rewind", (rng.choice(("detect", "vectors", "keywords", "identities")),))
-        case _:
+            return Step(now, "rewind", (rng.choice(STAGES),))
+        case "lost tail":
             return Step(now, "lost tail", (rng.randint(1, 12),))
+        case kind:
+            return Step(now, kind)

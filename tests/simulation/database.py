@@ -55,6 +55,8 @@ class Database:
         self.commits: list[tuple[datetime, list[tuple[str, Key, Row | None]]]] = []
         """When, and what each row was before."""
         self.on_commit: list[Callable[[Transaction], None]] = []
+        self.session_locks: dict[Key, Session] = {}
+        """Advisory locks of sessions, by their numbers."""
         self._owners: dict[tuple[str, Key], Transaction] = {}
         self._waiting: defaultdict[tuple[str, Key], deque[asyncio.Future[None]]] = defaultdict(deque)
 
@@ -108,6 +110,8 @@ class Transaction:
         self.writes: dict[tuple[str, Key], Row | None] = {}
         self.locks: dict[tuple[str, Key], None] = {}
         self.notes: dict[str, Any] = {}
+        self.is_over = False
+        """Rolled back, also while a statement of it waits."""
 
     def get(self, table: str, *key: Any) -> Row | None:
         """The row as this transaction sees it now."""
@@ -141,6 +145,8 @@ class Transaction:
                     await future
             except TimeoutError:
                 raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout") from None
+        if self.is_over:
+            raise psycopg.OperationalError("the connection is lost")
         database._owners[place] = self
         self.locks[place] = None
         return self.get(table, *key)
@@ -171,7 +177,7 @@ Statement = Callable[[Transaction, Any], Any]
 class Cursor:
     """The result of a statement."""
 
-    def __init__(self, connection: Connection, make: Callable[..., Any] | None = None) -> None:
+    def __init__(self, connection: Connection | Session, make: Callable[..., Any] | None = None) -> None:
         self._connection = connection
         self._make = make
         self._rows: deque[Any] = deque()
@@ -217,6 +223,10 @@ class Connection:
         self._statements = statements
         self._transaction: Transaction | None = None
         self._depth = 0
+
+    def belongs_to(self, session: Session) -> None:
+        self._transaction = Transaction(self._database)
+        self._transaction.notes["session"] = session
 
     async def execute(self, statement: Any, parameters: Any = None) -> Cursor:
         return await Cursor(self).execute(statement, parameters)
@@ -278,35 +288,88 @@ class Connection:
         """Roll back."""
         transaction, self._transaction = self._transaction, None
         if transaction is not None:
+            transaction.is_over = True
             self._database._release(transaction)
+
+
+class Session:
+    """A connection of its own that commits each statement, and holds what it has locked until it is closed or lost."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._database = pool.database
+        self.lost = False
+
+    async def execute(self, statement: Any, parameters: Any = None) -> Cursor:
+        return await Cursor(self).execute(statement, parameters)
+
+    async def run(self, statement: Any, parameters: Sequence[Any]) -> tuple[list[Any], int]:
+        """As ``Connection.run``."""
+        async with self._pool.connection() as connection:
+            if self.lost:
+                raise psycopg.OperationalError("the connection is lost")
+            connection.belongs_to(self)
+            return await connection.run(statement, parameters)
+
+    async def close(self) -> None:
+        self.lose()
+
+    def lose(self) -> None:
+        """The server ends it; who holds it learns of that by the next statement."""
+        self.lost = True
+        held = self._pool.database.session_locks
+        for key in [key for key, session in held.items() if session is self]:
+            del held[key]
+
+
+class Lent:
+    """A connection while somebody of the pool's process has it."""
+
+    def __init__(self, used: set[Connection], connection: Connection) -> None:
+        self._used = used
+        self._connection = connection
+
+    async def __aenter__(self) -> Connection:
+        self._used.add(self._connection)
+        return self._connection
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._used.discard(self._connection)
+        if kind is not None:
+            self._connection.abandon()
+        else:
+            await self._connection.commit()
 
 
 class Pool:
     """One process's connections."""
 
     def __init__(self, database: Database, caller: Caller, statements: Callable[[str], Statement]) -> None:
-        self._database = database
+        self.database = database
         self._caller = caller
         self._statements = statements
         self._used: set[Connection] = set()
+        self.sessions: list[Session] = []
 
-    @asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        connection = Connection(self._database, self._caller, self._statements)
-        self._used.add(connection)
-        try:
-            yield connection
-        except BaseException:
-            connection.abandon()
-            raise
-        finally:
-            self._used.discard(connection)
-        await connection.commit()
+    def connection(self) -> Lent:
+        return Lent(self._used, Connection(self.database, self._caller, self._statements))
 
     def cut(self) -> None:
         """The process is gone: the server rolls back what it had begun."""
         for connection in self._used:
             connection.abandon()
+        self.end_sessions()
+
+    def session(self) -> Session:
+        session = Session(self)
+        self.sessions.append(session)
+        return session
+
+    def end_sessions(self) -> None:
+        """As a server or a gateway on the way to it ends them."""
+        for session in self.sessions:
+            session.lose()
+        self.sessions.clear()
 
 
 def text_of(statement: Any) -> str:

@@ -18,6 +18,7 @@ RATES: dict[str, tuple[float, float]] = {
     "an answer of elasticsearch is lost": (0.02, 0.3),
     "a bulk is late": (0.05, 0.4),
     "the model fails": (0.02, 0.3),
+    "the source refuses": (0.01, 0.2),
     "a slow step": (0.01, 0.2),
     "a pause after the first look": (0.05, 0.5),
     "a pause after cutting": (0.05, 0.5),
@@ -27,6 +28,8 @@ RATES: dict[str, tuple[float, float]] = {
     "a pause before the bulk": (0.05, 0.5),
     "a pause after the bulk": (0.05, 0.5),
     "a pause after an announcement": (0.05, 0.5),
+    "a pause after asking": (0.02, 0.3),
+    "a pause before saving": (0.02, 0.3),
 }
 """Kind of fault → the least and the greatest chance of one at each opportunity, in a history that has it."""
 SHARE = 0.35

@@ -97,7 +97,7 @@ class Oracle:
         world = self._world
         wanted: dict[UUID, Expected] = {}
         for name in NAMES:
-            wanted |= chunks_of(outcome(world.story.events[name]))
+            wanted |= chunks_of(world.wanted(name))
         tables = world.database.tables
         rows = {}
         for (id_,), row in tables["chunks"].items():
@@ -111,11 +111,13 @@ class Oracle:
         for person in ("ann", "bob"):
             for tag in ("staff", "board"):
                 self.query(person, tag)
+        if world.connected is not None:
+            world.connected.finally_equal(undisturbed=undisturbed)
         self._erased()
         self._set_aside()
         if not world.tally["lost tail"]:  # numbers that were lost are drawn again
             self._announced()
-        assert not undisturbed or world.metrics.rescued._value.get() == world.rescued, (
+        assert not undisturbed or world.metrics.rescued.count == world.rescued, (
             "NEEDLESS: a sweeper had to send hints again although nothing failed"
         )
         assert not world.needless, f"NEEDLESS: embedded although their vectors stood there: {world.needless}"
@@ -145,7 +147,7 @@ class Oracle:
                 if told.state != "revoked":  # on the way: another one follows
                     newest[told.external_id] = max(newest.get(told.external_id, (0, "")), (told.seq, told.state))
         for name in NAMES:
-            document = outcome(world.story.events[name])
+            document = world.wanted(name)
             chunks = chunks_of(document)
             wanted = document is not None and bool(document.acl_tags)
             partial = any(e.text == UNEMBEDDABLE for e in chunks.values())

@@ -171,11 +171,6 @@ def _now(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [(tx.now(),)]
 
 
-@statement("UPDATE connector_items", "INSERT INTO connector_items", "UPDATE connector_principals SET digest = ''")
-def _no_connectors(_tx: Transaction, _p: Any) -> int:
-    return 0
-
-
 def _sizes(tx: Transaction, ids: Collection[UUID]) -> list[tuple[Any, ...]]:
     found = []
     for id_ in sorted(ids):

@@ -15,7 +15,9 @@ import warnings
 from asyncio import base_events, events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import structlog
@@ -29,12 +31,24 @@ class Stuck(AssertionError):
     """Nothing can ever go on, although somebody waits: a deadlock."""
 
 
+class _Timer(events.TimerHandle):
+    """Once cancelled it is dropped when its time comes."""
+
+    def cancel(self) -> None:
+        events.Handle.cancel(self)
+
+
 class VirtualLoop(base_events.BaseEventLoop):
     """Runs what is ready in the order in which it became ready, and jumps to the next timer when nothing is."""
 
     def __init__(self) -> None:
         super().__init__()
         self._virtual = 0.0
+        self._timers: list[tuple[float, int, _Timer]] = []
+        """(when, in which order it was set, what)"""
+        self._order = count()
+        self._now = BEGIN
+        self._now_at = 0.0
         self.set_exception_handler(lambda _loop, _context: None)  # tasks of killed processes end as they like
 
     def time(self) -> float:
@@ -42,7 +56,29 @@ class VirtualLoop(base_events.BaseEventLoop):
 
     def now(self) -> datetime:
         """The virtual wall clock."""
-        return BEGIN + timedelta(seconds=self._virtual)
+        if self._now_at != self._virtual:
+            self._now, self._now_at = BEGIN + timedelta(seconds=self._virtual), self._virtual
+        return self._now
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Any = None
+    ) -> events.TimerHandle:
+        """As the base's, without what it checks."""
+        timer = _Timer(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._order), timer))
+        return timer
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Any = None
+    ) -> events.TimerHandle:
+        return self.call_at(self._virtual + delay, callback, *args, context=context)
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Any = None
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]
         """There are no threads: what would run in one runs now."""
@@ -54,18 +90,18 @@ class VirtualLoop(base_events.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        ready, scheduled = self._ready, self._scheduled
+        ready, timers = self._ready, self._timers
         if not ready:
-            while scheduled and scheduled[0]._cancelled:
-                heapq.heappop(scheduled)._scheduled = False
-            if not scheduled:
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
+            if not timers:
                 raise Stuck("every task waits for another one")
-            self._virtual = max(self._virtual, scheduled[0]._when)
-        while scheduled and scheduled[0]._when <= self._virtual:
-            handle = heapq.heappop(scheduled)
-            handle._scheduled = False
-            if not handle._cancelled:
-                ready.append(handle)
+            self._virtual = max(self._virtual, timers[0][0])
+        now = self._virtual
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
+            if not timer._cancelled:
+                ready.append(timer)
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
@@ -78,17 +114,18 @@ class VirtualLoop(base_events.BaseEventLoop):
             with suppress(Exception):  # cleaning up after itself, it finds no running loop
                 task.get_coro().close()
         self._ready.clear()
-        self._scheduled.clear()
+        self._timers.clear()
         self.close()
-
-    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        """Cancelled timers are dropped when their time comes."""
 
     def _process_events(self, event_list: Any) -> None:
         raise AssertionError("there are no sockets")
 
     def _write_to_self(self) -> None:
         """Nobody else runs: there is nobody to wake."""
+
+
+SKEW: ContextVar[timedelta] = ContextVar("skew", default=timedelta(0))
+"""How much the wall clock of the machine that this task runs on is ahead."""
 
 
 class _AnyDatetime(type):
@@ -103,7 +140,8 @@ class _Datetime(datetime, metaclass=_AnyDatetime):
 
     @classmethod
     def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
-        return cls.loop.now().astimezone(tz) if tz is not UTC else cls.loop.now()
+        now = cls.loop.now() + SKEW.get()
+        return now.astimezone(tz) if tz is not UTC else now
 
 
 class _Time:

@@ -1,8 +1,8 @@
 """What each of the product's statements does, in memory.
 
 The product's ledger functions run as they are; only Postgres is replaced. A statement is recognised by a part of its
-text that says what it does, and one that nobody here knows fails loudly. ``test_statements`` runs the same random
-sequences of ledger calls on this and on the real Postgres and compares everything.
+text that says what it does, and one that nobody here knows fails loudly. ``test_servers`` runs the same random
+sequences of calls on this and on the real Postgres and compares everything.
 """
 
 from __future__ import annotations
@@ -16,15 +16,32 @@ from uuid import UUID
 from tests.simulation.database import Row, Statement, Transaction
 
 GENERATION = "g1"
-_KNOWN: list[tuple[str, Statement]] = []
+Maker = Callable[[str], Statement]
+"""Makes an implementation from a statement's text."""
+_KNOWN: list[tuple[str, Maker]] = []
 _FOUND: dict[str, Statement] = {}
 
 
+class UnknownStatement(BaseException):
+    """Nobody has taught the simulation this statement. It is no error that the product may handle."""
+
+
+def written_for(*parts: str) -> Callable[[Maker], Maker]:
+    """Register a maker of implementations under a part of the statement's text (between ``^`` and ``;``, its begin and
+    end); the first one registered that fits counts."""
+
+    def register(maker: Maker) -> Maker:
+        _KNOWN.extend((part, maker) for part in parts)
+        return maker
+
+    return register
+
+
 def statement(*parts: str) -> Callable[[Statement], Statement]:
-    """Register an implementation under a part of the statement's text; the first one registered that fits counts."""
+    """Register an implementation likewise."""
 
     def register(implementation: Statement) -> Statement:
-        _KNOWN.extend((part, implementation) for part in parts)
+        written_for(*parts)(lambda _text: implementation)
         return implementation
 
     return register
@@ -34,14 +51,15 @@ def find(text: str) -> Statement:
     """The implementation of a statement."""
     implementation = _FOUND.get(text)
     if implementation is None:
-        flat = " ".join(text.split())
-        matching = [known for part, known in _KNOWN if part in flat]
-        assert matching, f"the simulation does not know this statement: teach tests/simulation/statements.py\n{flat}"
-        implementation = _FOUND[text] = matching[0]
+        flat = f"^{' '.join(text.split())};"
+        maker = next((known for part, known in _KNOWN if part in flat), None)
+        if maker is None:
+            raise UnknownStatement(f"teach tests/simulation/statements.py this statement: {flat}")
+        implementation = _FOUND[text] = maker(text)
     return implementation
 
 
-def _changed(row: Row | None, **values: Any) -> Row:
+def changed(row: Row | None, **values: Any) -> Row:
     return {**(row or {}), **values}
 
 
@@ -153,7 +171,7 @@ async def _update_document(tx: Transaction, p: Any) -> int:
         values["lane"] = lane
     if drew_too:
         values |= {"received_at": tx.now(), "changed_at": changed_at}
-    await tx.put("documents", _changed(row, **values), id_)
+    await tx.put("documents", changed(row, **values), id_)
     return 1
 
 
@@ -162,7 +180,7 @@ async def _update_fields(tx: Transaction, p: Any) -> int:
     title, url, author, media_type, modified, external_id, id_ = p
     row = await tx.lock("documents", id_)
     fields = {"title": title, "source_url": url, "author": author, "media_type": media_type, "external_id": external_id}
-    await tx.put("documents", _changed(row, **fields, source_modified_at=modified), id_)
+    await tx.put("documents", changed(row, **fields, source_modified_at=modified), id_)
     return 1
 
 
@@ -170,9 +188,9 @@ async def _update_fields(tx: Transaction, p: Any) -> int:
 async def _upsert_body(tx: Transaction, p: Any) -> int:
     id_, text, metadata = p[:3]
     row = await tx.lock("document_bodies", id_) or {"text": "", "metadata": {}}
-    after = _changed(row, text=row["text"] if text is None else text)
+    after = changed(row, text=row["text"] if text is None else text)
     if metadata is not None:
-        after = _changed(after, metadata=metadata.obj)
+        after = changed(after, metadata=metadata.obj)
     await tx.put("document_bodies", after, id_)
     return 1
 
@@ -219,10 +237,10 @@ async def _want(tx: Transaction, p: Any) -> int:
     row = await tx.lock("index_state", id_, generation, store)
     next_at = tx.now() + timedelta(seconds=grace)
     if row is None:
-        after = _changed(new_state(want, tx.began), next_at=next_at)
+        after = changed(new_state(want, tx.began), next_at=next_at)
     else:
         since = row["pending_since"] if row["seq"] < row["want_seq"] else tx.now()
-        after = _changed(
+        after = changed(
             row, want_seq=max(want, row["want_seq"]), next_at=next_at, attempts=0, error=None, pending_since=since
         )
     await tx.put("index_state", after, id_, generation, store)
@@ -379,7 +397,7 @@ async def _update_state(tx: Transaction, key: tuple[Any, ...], **values: Any) ->
     row = await tx.lock("index_state", *key)
     if row is None:
         return 0
-    await tx.put("index_state", _changed(row, **values), *key)
+    await tx.put("index_state", changed(row, **values), *key)
     return 1
 
 
@@ -443,7 +461,7 @@ async def _raise_seq(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         return []
     seq = max(tx.database.draw("ledger_seq"), row["seq"] + 1, above + 1)
     announced = seq if row["announced_seq"] == row["seq"] else row["announced_seq"]
-    await tx.put("documents", _changed(row, seq=seq, announced_seq=announced), id_)
+    await tx.put("documents", changed(row, seq=seq, announced_seq=announced), id_)
     return [(seq,)]
 
 
@@ -491,7 +509,7 @@ async def _due(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         if tx.try_lock("index_state", *key):
             now = tx.now()
             wait = max(timedelta(seconds=again), now - row["pending_since"])
-            await tx.put("index_state", _changed(row, next_at=now + wait), *key)
+            await tx.put("index_state", changed(row, next_at=now + wait), *key)
             d = tx.get("documents", key[0])
             assert d is not None
             taken[key[0], key[1]] = (key[0], d["tenant"], d["source"], d["external_id"], key[1], d["lane"])
@@ -543,7 +561,7 @@ async def _announced(tx: Transaction, p: Any) -> int:
     for id_, seq in sorted(zip(p[1], p[2], strict=True)):
         row = await tx.lock("documents", id_)
         if row is not None:
-            await tx.put("documents", _changed(row, announced_seq=max(row["announced_seq"], seq)), id_)
+            await tx.put("documents", changed(row, announced_seq=max(row["announced_seq"], seq)), id_)
     return len(p[1])
 
 
@@ -602,7 +620,7 @@ async def _restamp(tx: Transaction, p: Any) -> int:
     for key, access in stale[:limit]:
         row = await tx.lock("chunks", *key)
         if row is not None:
-            await tx.put("chunks", _changed(row, access_id=access), *key)
+            await tx.put("chunks", changed(row, access_id=access), *key)
     return min(len(stale), limit)
 
 
@@ -624,7 +642,7 @@ async def _open_bulk(tx: Transaction, p: Any) -> int:
     id_, index, documents, chunks, seqs, check = p
     row = await tx.lock("open_bulks", id_)
     if row is not None:
-        after = _changed(row, unanswered=row["unanswered"] + 1, sent_at=tx.now())
+        after = changed(row, unanswered=row["unanswered"] + 1, sent_at=tx.now())
     else:
         after = {
             "keyword_index": index, "documents": documents, "chunks": chunks, "seqs": seqs, "unanswered": 1,
@@ -652,7 +670,7 @@ async def _one_answered(tx: Transaction, p: Any) -> int:
     row = await tx.lock("open_bulks", p[0])
     if row is None or row["unanswered"] <= 1 or not _is_young(tx, row, p[1]):
         return 0
-    await tx.put("open_bulks", _changed(row, unanswered=row["unanswered"] - 1), p[0])
+    await tx.put("open_bulks", changed(row, unanswered=row["unanswered"] - 1), p[0])
     return 1
 
 
@@ -666,7 +684,7 @@ async def _due_bulks(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     for _, key in waiting[:limit]:
         if tx.try_lock("open_bulks", *key) and (row := tx.get("open_bulks", *key)) is not None:
             now = tx.now()
-            await tx.put("open_bulks", _changed(row, next_at=now + timedelta(seconds=again)), *key)
+            await tx.put("open_bulks", changed(row, next_at=now + timedelta(seconds=again)), *key)
             expired = row["sent_at"] < now - timedelta(seconds=expire)
             taken.append((*key, row["keyword_index"], row["documents"], row["chunks"], row["seqs"], expired))
     return taken
@@ -750,8 +768,9 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
 @statement("INSERT INTO dead_letters")
 async def _letter(tx: Transaction, p: Any) -> int:
     written = 0
-    for id_, code in zip(p[0], p[5], strict=True):
+    for id_, stage, code, document in zip(p[0], p[4], p[5], p[7], strict=True):
         if tx.get("dead_letters", id_) is None and await tx.lock("dead_letters", id_) is None:
-            await tx.put("dead_letters", {"code": code}, id_)
+            row = {"stage": stage, "code": code, "document": document, "at": tx.now()}
+            await tx.put("dead_letters", row, id_)
             written += 1
     return written

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from psycopg import AsyncConnection
 
+import connectors.runner.lease as lease
+from connectors.clock import Clock
+from connectors.runner.crawl import Crawl
+from connectors.runner.identities import Identities as Memberships
+from connectors.runner.publish import Publisher
+from connectors.runner.reconcile import Reconcile
+from connectors.runner.rows import Holder, LeaseLost, Rows
+from connectors.runner.state import State
+from connectors.runner.sweep import Sweep
 from deploy.local.stack import Stack
+from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.embedding.port import OneModel
 from pipeline.ledger import generations
+from pipeline.republish import republish
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
@@ -29,16 +42,18 @@ from query.verify import verify
 from tests.faults.puppet import Outbox
 from tests.faults.story import KINDS, NEEDED, TAGS
 from tests.library import Library
-from tests.simulation.changes import NAMES, ShortStory, cut
-from tests.simulation.database import Database
+from tests.simulation.changes import NAMES, PERSONS, SOURCE_KINDS, ShortStory, cut
+from tests.simulation.connectors import Service, VirtualSource
+from tests.simulation.database import Database, Nobody
 from tests.simulation.keyword_store import Index
 from tests.simulation.oracle import Candidate
-from tests.simulation.twin import STORY_BEGINS, TwinElasticsearch, TwinPool
+from tests.simulation.twin import STORY_BEGINS, TwinElasticsearch, TwinPool, TwinSession
 from tests.simulation.world import SOURCE, TENANT, WordsEmbedder
 from topics.codec import encode
 from topics.messages import AnyMessage, IdentityChanged
 
 ROUNDS = 300
+CONNECTED_ROUNDS = 150
 
 
 class Twins:
@@ -149,6 +164,172 @@ class Twins:
     def _record(event: AnyMessage) -> Incoming:
         record = encode(event)
         return Incoming("documents", 0, 0, record.key, record.value, record.headers, "live")
+
+
+class _StoryClock(Clock):
+    """Stamps of the story's time, which are compared."""
+
+    def __init__(self, story: ShortStory, last: datetime | None) -> None:
+        super().__init__(last)
+        self._story = story
+
+    def stamp(self) -> datetime:
+        self._story.wait_until(self.last + timedelta(milliseconds=1))
+        self.last = self._story._now
+        return self.last
+
+
+class ConnectedTwins:
+    """Runners of one source, each with a lease of its own, and the ledger that they publish into."""
+
+    def __init__(self, library: Library, rng: Random) -> None:
+        self.rng = rng
+        self.model = Database(lambda: datetime.now(UTC))
+        self.pool: Any = TwinPool(library.pool, self.model, self._nothing)
+        self.story = ShortStory(TENANT, list(NAMES), STORY_BEGINS, source=SOURCE)
+        self.service = Service(self.story, rng)
+        self.outbox = Outbox()
+        metrics, sent = Metrics(), Outbox()
+        self._library = library
+        self._detect = Detect(
+            self.pool, sent, DeadLetters(self.pool, sent, metrics), Announcer(self.pool, sent, metrics), Twins._counter,
+            metrics, batch_size=8, grace_seconds=0.0,
+        )  # fmt: skip
+        self._identities = Identities(self.pool, DeadLetters(self.pool, sent, metrics))
+        self.runners: list[_Runner] = []
+        self.leases: list[TwinSession] = []
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def take_over(self) -> None:
+        """A new runner takes the lease while another one has it, and once that one's session has ended."""
+        dsn = self._library.settings.postgres.dsn.get_secret_value()
+        session = TwinSession(await AsyncConnection.connect(dsn, autocommit=True), self.pool)
+        place = TENANT, SOURCE, "virtual", None, 600.0
+        if self.leases:
+            assert await lease._taken(cast(Any, session), *place) is None
+            await self.leases.pop().close()
+            async with self._library.pool.connection() as connection:  # the server notices a little later
+                held = (
+                    "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = 7300008 AND objsubid = 2"
+                )
+                while await (await connection.execute(held)).fetchone() != (0,):
+                    await asyncio.sleep(0.01)
+        epoch = await lease._taken(cast(Any, session), *place)
+        assert epoch is not None
+        self.leases.append(session)
+        runner = _Runner(self, Holder(TENANT, SOURCE, epoch))
+        await runner.prepare()
+        self.runners.append(runner)
+
+    def change(self) -> None:
+        if self.rng.random() < 0.8:
+            self.service.change(self.rng.choice(SOURCE_KINDS), self.rng.choice(NAMES), self.rng)
+            return
+        members = set(self.rng.sample(PERSONS, self.rng.randint(0, 2)))
+        self.service.groups[self.rng.choice(TAGS)] = members, set(self.rng.sample(TAGS, self.rng.choice((0, 1))))
+
+    async def deliver(self) -> None:
+        """Most of what was sent comes to be accepted."""
+        sent, self.outbox.sent = self.outbox.sent, []
+        for event in sent:
+            if self.rng.random() < 0.8:
+                stage = self._identities if isinstance(event, IdentityChanged) else self._detect
+                await stage.handle([Twins._record(event)])
+
+    async def handled(self) -> None:
+        """All that was sent until now has been handled."""
+        until = datetime.now(UTC)
+        for stage in ("detect", "identities"):
+            self.model.tables["handled"][stage,] = {"until": until}
+            async with self._library.pool.connection() as connection:
+                await connection.execute(
+                    "INSERT INTO handled VALUES (%s, %s) ON CONFLICT (stage) DO UPDATE SET until = EXCLUDED.until",
+                    [stage, until],
+                )
+
+    async def step(self) -> None:
+        for _ in range(self.rng.choice((0, 1, 1, 3))):
+            self.change()
+        self.outbox.kafka = "fine" if self.rng.random() < 0.8 else "unsure"
+        runner = self.runners[-1] if self.rng.random() < 0.85 else self.rng.choice(self.runners)
+        names = frozenset(self.rng.sample(NAMES, self.rng.randint(1, len(NAMES))))
+        with suppress(Retryable, LeaseLost):
+            match self.rng.choice(
+                ("look", "look", "sweep", "groups", "tags", "compare", "full", "beat", "again", "take")
+            ):
+                case "look":
+                    await runner.crawl.changes(frozenset())
+                    await runner.crawl.fetch(names)
+                case "sweep":
+                    await runner.sweep.run(frozenset())
+                case "groups":
+                    await runner.groups.all(frozenset())
+                case "tags":
+                    await runner.groups.some(frozenset(self.rng.sample(TAGS, 2)))
+                case "compare":
+                    await self.handled()
+                    await runner.reconcile.run(frozenset())
+                case "full":
+                    await runner.crawl.full(frozenset({"again"}))
+                case "beat":
+                    await runner.state.beat({"sweep": {}}, {}, [])
+                    await runner.rows.problems()
+                    await runner.rows.in_doubt(10)
+                    await runner.state.leave()
+                case "again":
+                    await republish(self.pool)
+                case _:
+                    await self.take_over()
+        if self.rng.random() < 0.7:
+            await self.deliver()
+
+
+_LEASES = """
+    SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE locktype = 'advisory' AND classid = %s AND datname = current_database()
+"""
+
+
+class _Runner:
+    """What an instance is made of, but for what has it run."""
+
+    def __init__(self, twins: ConnectedTwins, holder: Holder) -> None:
+        self._twins = twins
+        self.rows, self.state = Rows(twins.pool, holder), State(twins.pool, holder)
+
+    async def prepare(self) -> None:
+        def nothing(*_: object) -> None:
+            return None
+
+        twins, producer = self._twins, cast(Any, self._twins.outbox)
+        clock = _StoryClock(twins.story, await self.rows.last_stamp())
+        source: Any = VirtualSource(twins.service, cast(Any, Nobody()))
+        publisher = Publisher(producer, self.rows)
+        crawling: Any = source, self.state, publisher, clock
+        self.crawl = Crawl(*crawling, between_pages=nothing, loaded=nothing, gap=nothing)
+        self.sweep = Sweep(*crawling, between_pages=nothing, unrevised=nothing, done=nothing)
+        self.groups = Memberships(source, producer, twins.pool, self.rows.holder, clock, between_pages=nothing)
+        self.reconcile = Reconcile(
+            twins.pool, self.state, publisher, clock, between_pages=nothing, look_again=nothing
+        )  # fmt: skip
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_the_models_do_for_connectors_what_the_servers_do(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.core.chunking.chunk", cut)
+    async with Library.create(stack, WordsEmbedder()) as library:
+        twins = ConnectedTwins(library, Random(42))
+        columns = await Twins._row(cast(Any, twins), f"SELECT {generations._COLUMNS} FROM generations")
+        twins.model.tables["generations"][library.generation.name,] = {"columns": columns}
+        await twins.take_over()
+        for _ in range(CONNECTED_ROUNDS):
+            await twins.step()
+        for session in twins.leases:
+            await session.close()
+        assert sum(twins.pool.compared.values()) > 1_000
+        assert len(twins.pool.compared) > 40
 
 
 @pytest.mark.asyncio(loop_scope="function")

@@ -23,7 +23,7 @@ from tests.simulation.statements import find
 
 STORY_BEGINS = datetime(2020, 1, 1, tzinfo=UTC)
 """Events are of that time; whatever is much later was stamped by a server, and is not compared."""
-COUNTED = ("UPDATE chunks_g1", "UPDATE connector")
+COUNTED = ("UPDATE chunks_g1", "UPDATE connector", "WITH held", "WITH stamped", "INSERT INTO connector_items")
 """Statements whose number of rows decides something."""
 
 
@@ -75,7 +75,23 @@ class TwinConnection:
         await self._model.commit()
 
 
-async def _follow_the_server(cursor: Any, model: database.Connection) -> None:
+class TwinSession:
+    """Two connections that commit each statement and keep their session's locks."""
+
+    def __init__(self, real: Any, pool: TwinPool) -> None:
+        self._real = real
+        self._model = database.Pool(pool._model, Nobody(), find).session()
+        self._compared = pool.compared
+
+    async def execute(self, statement: Any, parameters: Any = None) -> TwinCursor:
+        return await TwinCursor(self._real.cursor(), self._model, self._compared, None).execute(statement, parameters)
+
+    async def close(self) -> None:
+        await self._real.close()
+        await self._model.close()
+
+
+async def _follow_the_server(cursor: Any, model: database.Connection | database.Session) -> None:
     """Set the model's clock to the server's ``now()`` of this transaction: what is due in one must be due in both."""
     await cursor.execute("SELECT now()")
     (now,) = await cursor.fetchone()
@@ -85,7 +101,9 @@ async def _follow_the_server(cursor: Any, model: database.Connection) -> None:
 class TwinCursor:
     """The real rows, after the model's were found to be the same."""
 
-    def __init__(self, real: Any, model: database.Connection, compared: Counter[str], row_factory: Any) -> None:
+    def __init__(
+        self, real: Any, model: database.Connection | database.Session, compared: Counter[str], row_factory: Any
+    ) -> None:
         self._real = real
         self._model = model
         self._compared = compared

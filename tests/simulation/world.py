@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from datetime import datetime, timedelta
 from functools import lru_cache
 from random import Random
@@ -30,20 +30,21 @@ from pipeline.stages.stage import Incoming, Stage
 from pipeline.stages.sweep import Sweeper
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.keywords import Keywords
-from pipeline.telemetry import Metrics
-from tests.faults.model import Event
+from tests.faults.model import Event, outcome
 from tests.faults.story import UNEMBEDDABLE
-from tests.simulation.changes import NAMES, UNDISTURBING, ShortStory, Step
+from tests.simulation.changes import NAMES, STAGES, UNDISTURBING, ShortStory, Step, is_connected
+from tests.simulation.connectors import Connected
 from tests.simulation.database import Database, Pool, Transaction
 from tests.simulation.faults import Faults
 from tests.simulation.kafka import SESSION_SECONDS, Broker, Consumer, Producer
 from tests.simulation.keyword_store import Elasticsearch, Index
 from tests.simulation.recovery import audited, recovered
-from tests.simulation.scheduler import VirtualLoop
+from tests.simulation.scheduler import SKEW, VirtualLoop
 from tests.simulation.statements import GENERATION, find
+from tests.simulation.unmeasured import Unmeasured
 from topics.codec import BadMessage, decode, encode
 from topics.letters import letter_id
-from topics.messages import IdentityChanged
+from topics.messages import DocumentUpserted, IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
 
 TENANT, SOURCE = "acme", "wiki"
@@ -53,10 +54,13 @@ AGAIN_SECONDS = 30.0
 CALM_SECONDS = 4 * 3600.0
 """Longest time to settle after the last fault: what was set aside often is tried again an hour later."""
 LOOK_SECONDS = 5.0
+VITALS_SECONDS = 60.0
+SKEWS = (0.0, 0.0, -100.0, 100.0)
+"""Of the clocks of machines that run connectors (seconds): less apart than connectors.clock.TOLERANCE."""
 SLOW_SECONDS = 0.05
 """An ordinary answer takes up to so long."""
 
-_METRICS = Metrics()
+_METRICS: Any = Unmeasured()
 _BATCH: ContextVar[Sequence[Incoming]] = ContextVar("batch", default=())
 
 
@@ -77,11 +81,15 @@ class Process:
         self.producer = Producer(world.broker, self)
         self.looked: dict[asyncio.Task[Any] | None, float] = {}
         """Task → when it last asked which texts have vectors."""
+        self.skew = timedelta(0)
+        """How much its machine's clock is ahead."""
         self._tasks: list[asyncio.Task[Any]] = []
         self._rng = Random(world.rng.getrandbits(32))
 
     def start(self, *coroutines: Any) -> None:
-        self._tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
+        context = copy_context()
+        context.run(SKEW.set, self.skew)
+        self._tasks = [asyncio.create_task(coroutine, context=context) for coroutine in coroutines]
         for task in self._tasks:
             task.add_done_callback(self._ended)
 
@@ -125,18 +133,21 @@ class Process:
     async def reach(self, service: str, doing: str) -> None:
         """Take the time of a request to a service; raises its error when it cannot be reached."""
         world = self.world
+        faults = world.faults
         if not self.alive:
             raise Killed
         if self._rng.random() < world.busy:
             await asyncio.sleep(self._rng.random() * SLOW_SECONDS)
-        if slow := world.faults.delay("a slow step"):
-            await asyncio.sleep(slow)
-        if (point := _point(service, doing)) is not None and (pause := world.faults.pause(point)):
-            self.pause(pause)
-        await self.alive_and_awake()
+        if faults.rates and not faults.calm:
+            if slow := faults.delay("a slow step"):
+                await asyncio.sleep(slow)
+            if (point := _point(service, doing)) is not None and (pause := faults.pause(point)):
+                self.pause(pause)
+        if self.paused_until or not self.alive:
+            await self.alive_and_awake()
         if doing.startswith("SELECT wanted.text"):
             self.looked[asyncio.current_task()] = world.loop.time()
-        if world.down.get(service, 0.0) > world.loop.time() or world.faults.happens(f"{service} refuses"):
+        if world.down.get(service, 0.0) > world.loop.time() or faults.happens(f"{service} refuses"):
             raise _refusal(service)
 
     async def answered(self, _service: str, _doing: str) -> None:
@@ -154,6 +165,13 @@ _POINTS = (
     ("elasticsearch", "bulk", "a pause before the bulk"),
     ("elasticsearch", "refresh", "a pause after the bulk"),
     ("postgres", "SET announced_seq", "a pause after an announcement"),
+    ("postgres", "FROM connector_items WHERE tenant = %s AND source = %s AND external_id =", "a pause after asking"),
+    (
+        "postgres",
+        "INSERT INTO connector_items (tenant, source, scope, external_id, version, f",
+        "a pause before saving",
+    ),
+    ("postgres", "UPDATE connector_principals SET digest = %s", "a pause before saving"),
 )
 """Where a process may stand still: (service, part of the request before which, fault)."""
 
@@ -256,7 +274,7 @@ class World:
         """A process ended by itself."""
         self.unreadable: list[str] = []
         """Ids of the dead letters that there must be."""
-        self.rescued = self.metrics.rescued._value.get()
+        self.rescued = self.metrics.rescued.count
         """Hints that sweepers sent again, before this history."""
         self.needless: list[str] = []
         """Texts that were embedded although their vector stood in the table before."""
@@ -268,6 +286,10 @@ class World:
         """(number of commits before, event): what Postgres has committed."""
         self.processes: dict[str, list[Process]] = {}
         self.oracle = Oracle(self)
+        self.later: list[Any] = []
+        """What must not be forgotten while it waits."""
+        self.connected = Connected(self, Random(f"source {seed}")) if is_connected(seed) else None
+        """None: changes are published as they come."""
         self.generation = Generation(
             name=GENERATION, state="active", model="words", revision="1", dimensions=4, input_window=512,
             params=ChunkParams(), document_prefix="", query_prefix="", chunk_table="chunks_g1",
@@ -291,10 +313,14 @@ class World:
             self._held.append(stage)
             return
         process = Process(self, stage)
+        self.processes.setdefault(stage, []).append(process)
+        if self.connected is not None and stage == "connectors":
+            process.skew = timedelta(seconds=self.rng.choice(SKEWS))
+            process.start(self.connected.runner(process).run())
+            return
         made, others = self.stage(stage, process)
         process.consumer = Consumer(self.broker, process, _Noted(made))
         process.start(process.consumer.run(), process.consumer.lanes.failed(), *others)
-        self.processes.setdefault(stage, []).append(process)
 
     def stage(self, name: str, process: Process) -> tuple[Any, list[Any]]:
         """The product's stage as this process runs it, and what else it runs."""
@@ -345,9 +371,11 @@ class World:
 
     async def play(self, steps: Sequence[Step]) -> None:
         """The steps with their faults, then calm, then the oracle."""
-        for stage in ("detect", "vectors", "keywords", "identities"):
+        for stage in STAGES if self.connected is None else (*STAGES, "connectors"):
             for _ in range(self.rng.choice((1, 1, 2))):
                 self.launch(stage)
+        if self.connected is not None:
+            self.later.append(asyncio.create_task(self._vitals()))
         for step in steps:
             if (wait := step.at - self.loop.time()) > 0:
                 await asyncio.sleep(wait)
@@ -366,6 +394,8 @@ class World:
             if not any(process.alive for process in processes) and processes[0].name not in self._held:
                 self.launch(processes[0].name)
         until = self.loop.time() + CALM_SECONDS
+        if self.connected is not None:
+            self.connected.calm()
         if self.last_late:  # the latest bulk has landed and was looked for once more
             self.checked_until = max(self.loop.time(), self.last_late) + CHECK_SECONDS + 2 * LATE_INTERVAL_SECONDS
         await self._wait(until)
@@ -381,11 +411,15 @@ class World:
             await asyncio.sleep(LOOK_SECONDS)
             if self.broken is not None:
                 raise self.broken
+            fault = self.connected.fault() if self.connected is not None else None
+            assert fault is None, f"BROKEN: {fault}"
 
     def _settled(self) -> bool:
         if self.loop.time() < self.checked_until or not self.broker.drained():
             return False
         if self._recovery is not None and not self._recovery.done():
+            return False
+        if self.connected is not None and not self.connected.settled():
             return False
         tables = self.database.tables
         return all(row["seq"] >= row["want_seq"] for row in tables["index_state"].values()) and all(
@@ -405,7 +439,24 @@ class World:
             if place[0] in group.topics and group.committed.get(place, 0) < len(log)
         }
         recovering = self._recovery is not None and not self._recovery.done()
-        return f"recovering {recovering}, pending {pending}, unannounced {silent}, unread {behind}"
+        source = self.connected.open() if self.connected is not None else ""
+        return f"recovering {recovering}, pending {pending}, unannounced {silent}, unread {behind} {source}"
+
+    def wanted(self, name: str) -> DocumentUpserted | None:
+        """The document as it shall be shown at last; None: not at all."""
+        return outcome(self.story.events[name]) if self.connected is None else self.connected.wanted(name)
+
+    async def _vitals(self) -> None:
+        """Record up to which moment everything that was sent has been handled, as pipeline.vitals does."""
+        while True:
+            for stage in ("detect", "identities"):
+                group = self.broker.groups[stage]
+                waiting = [
+                    times[done] for place, times in self.broker.sent(group.topics).items()
+                    if (done := group.committed.get(place, 0)) < len(times)
+                ]  # fmt: skip
+                self.database.tables["handled"][stage,] = {"until": min(waiting, default=self.loop.now())}
+            await asyncio.sleep(VITALS_SECONDS)
 
     # Steps
 
@@ -429,6 +480,25 @@ class World:
         self.memberships.append(event)
         record = encode(event)
         self.broker.append(IDENTITIES.name, record.key, record.value, record.headers)
+
+    def _source(self, kind: str, name: str, n: int) -> None:
+        assert self.connected is not None
+        if self._observes_now:
+            self.story.wait_until(self.loop.now() - timedelta(seconds=1))
+        self.connected.change(kind, name, n)
+
+    def _groups(self, tag: str, members: tuple[str, ...], of: tuple[str, ...]) -> None:
+        assert self.connected is not None
+        self.connected.regroup(tag, members, of)
+
+    def _expired(self) -> None:
+        assert self.connected is not None
+        self.connected.expire()
+
+    def _lease_lost(self) -> None:
+        """The server, or something on the way to it, ends the sessions that hold leases; nobody is told."""
+        for process in self.processes["connectors"]:
+            process.pool.end_sessions()
 
     def _query(self, person: str, tag: str) -> None:
         self.oracle.query(person, tag)

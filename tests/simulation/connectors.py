@@ -1,0 +1,373 @@
+"""A source in memory, and processes that run the product's connector runner on it.
+
+``Instance`` is the product's own with all that it runs: lease, full read, changes, sweep, groups, fetches by name,
+comparison with the ledger. The pages of the source are those of a ``ShortStory``, whose events nobody publishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any, cast
+
+import connectors.runner.instance as instance
+import connectors.runner.lease as lease
+import tests.simulation.connector_statements as connector_statements
+from connectors.runner.instance import Instance
+from connectors.runner.plan import Plan, Services
+from connectors.source import (
+    Cursor,
+    CursorExpired,
+    Document,
+    Entry,
+    Gone,
+    Group,
+    Listed,
+    Page,
+    Reaction,
+    Unreadable,
+)
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+from tests.faults.story import KINDS
+from tests.faults.story import Page as Stored
+from tests.simulation.changes import NAMES, PERSONS, ShortStory
+from tests.simulation.connector_statements import HOLDERS, ITEMS, PRINCIPALS
+from topics.messages import DocumentUpserted
+
+if TYPE_CHECKING:
+    from tests.simulation.database import Session
+    from tests.simulation.world import Process, World
+
+PAGE = 2
+POLL_SECONDS, SWEEP_SECONDS, GROUPS_SECONDS = 30.0, 180.0, 60.0
+BEAT_SECONDS = 30.0
+COMPARISONS = 3
+"""Which end after the last fault: two whole sweeps, and what they found missing was fetched."""
+
+
+@dataclass
+class Service:
+    """The source: what it has now, what its feed of changes tells, and how it answers."""
+
+    story: ShortStory
+    rng: Random
+    groups: dict[str, tuple[set[str], set[str]]] = field(default_factory=dict)
+    """Tag → its members, and the tags whose holders hold it too."""
+    unreadable: set[str] = field(default_factory=set)
+    history: list[str] = field(default_factory=list)
+    """Names in the order of their changes, as the feed tells them."""
+    expired_before: int = 0
+    """Cursors of before so many changes are not known any more."""
+    listeners: list[Callable[[Reaction], Awaitable[None]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        rng = self.rng
+        self.has_versions = rng.random() < 0.4
+        self.has_revisions = rng.random() < 0.7
+        self.tells = rng.choice((0.0, 0.5, 1.0))
+        """The share of changes of which an event comes."""
+        self.feeds = rng.choice((0.5, 1.0)) if self.has_revisions else 1.0
+        """The share of changes that the feed tells of: where listings show revisions, a sweep finds the others."""
+        self._before: dict[str, list[Stored | None]] = {name: [] for name in NAMES}
+
+    @property
+    def pages(self) -> dict[str, Stored]:
+        return self.story._pages
+
+    def change(self, kind: str, name: str, rng: Random) -> list[str]:
+        """Something happens to a document; returns the names of those that it moved."""
+        before = dict(self.pages)
+        if kind == "unreadable":
+            self.unreadable ^= {name}
+        elif kind == "back":  # as it was before the last change, of which nobody may have heard
+            was = self._before[name].pop() if self._before[name] else None
+            self.pages.pop(name, None)
+            if was is not None:
+                self.pages[name] = replace(was, version=self.story._bump(name))
+        else:
+            KINDS[kind](self.story, name, rng)
+        moved = [one for one in NAMES if before.get(one) != self.pages.get(one)]
+        for one in moved if kind != "back" else ():
+            self._before[one].append(before.get(one))
+        if kind == "unreadable":
+            moved = [name]
+        self.history += [one for one in moved if self.rng.random() < self.feeds]
+        return moved
+
+    def entry(self, name: str) -> Entry:
+        page = self.pages.get(name)
+        if page is None:
+            return Gone(name)
+        if name in self.unreadable:
+            return Unreadable(
+                external_id=name, code="encrypted", message="it is encrypted", acl_tags=page.acl,
+                required_tags=page.required, revision=self._revision(name),
+            )  # fmt: skip
+        upsert = self.story._upsert(name, page, page.version, None)
+        return Document(
+            external_id=name, title=page.title, content=upsert.content, media_type=page.media_type, acl_tags=page.acl,
+            required_tags=page.required, version=page.version if self.has_versions else None,
+            revision=self._revision(name), author=page.author, metadata=dict(page.metadata),
+        )  # fmt: skip
+
+    def _revision(self, name: str) -> str | None:
+        """The same again when the document is as it was, but for its access."""
+        page = self.pages[name]
+        state = replace(page, version=0, acl=(), required=())
+        return repr((state, name in self.unreadable)) if self.has_revisions else None
+
+    def listed(self, name: str) -> Listed:
+        page = self.pages[name]
+        return Listed(
+            external_id=name, acl_tags=page.acl, required_tags=page.required, revision=self._revision(name)
+        )  # fmt: skip
+
+    def held_by(self, person: str) -> set[str]:
+        """All tags that a person holds."""
+        held = {tag for tag, (members, of) in self.groups.items() if person in members or f"user:{person}" in of}
+        while more := {tag for tag, (_, of) in self.groups.items() if of & held} - held:
+            held |= more
+        return held
+
+
+class VirtualSource:
+    """What the runner sees of it. Each request takes its time and may fail; an answer is as of when it is made."""
+
+    def __init__(self, service: Service, process: Process) -> None:
+        self._service = service
+        self._process = process
+
+    async def close(self) -> None:
+        return None
+
+    async def start(self) -> Cursor:
+        await self._asked("start")
+        return {"at": len(self._service.history)}
+
+    async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        last = (cursor or {}).get("after", "")
+        while True:
+            await self._asked("full")
+            names = sorted(name for name in self._service.pages if name > last)[:PAGE]
+            if not names:
+                return
+            last = names[-1]
+            yield Page([self._service.entry(name) for name in names], {"after": last})
+
+    async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
+        service, at = self._service, int(cursor["at"])
+        while at < len(service.history):
+            await self._asked("changes")
+            if at < service.expired_before:
+                raise CursorExpired("the cursor of changes is not known any more")
+            names = service.history[at : at + PAGE]
+            at += len(names)
+            yield Page([service.entry(name) for name in dict.fromkeys(names)], {"at": at})
+
+    async def slim(self) -> AsyncIterator[Sequence[Listed]]:
+        last = ""
+        while True:
+            await self._asked("slim")
+            names = sorted(name for name in self._service.pages if name > last)[:PAGE]
+            if not names:
+                return
+            last = names[-1]
+            yield [self._service.listed(name) for name in names]
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        await self._asked("fetch")
+        return [self._service.entry(name) for name in external_ids]
+
+    async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        await self._asked("groups")
+        for tag in sorted(self._service.groups):
+            if tags is None or tag in tags:
+                members, of = self._service.groups[tag]
+                yield Group(tag, frozenset(members), frozenset(of))
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        self._service.listeners.append(react)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self._service.listeners.remove(react)
+
+    async def _asked(self, what: str) -> None:
+        try:
+            await self._process.reach("the source", what)
+        except ConnectionError as error:
+            raise Retryable("the source is away") from error
+
+
+class _Nowhere:
+    """Stands for a folder."""
+
+    def __truediv__(self, _name: str) -> _Nowhere:
+        return self
+
+    def mkdir(self, **_: Any) -> None:
+        return None
+
+
+class _Address:
+    """Stands for the settings of Postgres, and for what they keep secret: a process's way to it."""
+
+    def __init__(self, process: Process) -> None:
+        self.dsn = self
+        self._process = process
+
+    def get_secret_value(self) -> Process:
+        return self._process
+
+
+class _Sessions:
+    """Stands where psycopg's AsyncConnection stands."""
+
+    @staticmethod
+    async def connect(process: Process, **_: Any) -> Session:
+        await process.reach("postgres", "connect")
+        return process.pool.session()
+
+
+@contextmanager
+def connected() -> Iterator[None]:
+    """Around any number of histories: leases are taken in memory, and signs of life are rare."""
+    before = lease.AsyncConnection, instance.BEAT_SECONDS, instance.TAKEOVER_SECONDS
+    lease.AsyncConnection = cast(Any, _Sessions)
+    instance.BEAT_SECONDS = instance.TAKEOVER_SECONDS = BEAT_SECONDS
+    try:
+        yield
+    finally:
+        lease.AsyncConnection, instance.BEAT_SECONDS, instance.TAKEOVER_SECONDS = before
+
+
+class Connected:
+    """The part of a world whose documents come from a source by connectors."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self._world = world
+        self.service = Service(world.story, rng)
+        self.instances: list[Instance] = []
+        self._rng = rng
+        self._compared = 0
+        """Comparisons with the ledger that had ended when calm began."""
+
+    def runner(self, process: Process) -> Instance:
+        """A runner of this source in this process."""
+        world = self._world
+        plan = Plan(
+            name=world.story.source, tenant=world.story.tenant, kind="virtual",
+            make=lambda _context: cast(Any, VirtualSource(self.service, process)),
+            poll_seconds=POLL_SECONDS, sweep_seconds=SWEEP_SECONDS, groups_seconds=GROUPS_SECONDS,
+        )  # fmt: skip
+        services = Services(
+            postgres=cast(Any, _Address(process)), pool=cast(Any, process.pool), producer=cast(Any, process.producer),
+            metrics=world.metrics, folder=cast(Any, _Nowhere()),
+        )  # fmt: skip
+        runner = Instance(plan, services)
+        self.instances.append(runner)
+        return runner
+
+    # What happens at the source
+
+    def change(self, kind: str, name: str, n: int) -> None:
+        for one in self.service.change(kind, name, Random(n)):
+            if (wanted := self.upsert(one)) is not None:
+                self._world.oracle.published(wanted)
+            self._tell(Reaction(ids=[one]))
+
+    def regroup(self, tag: str, members: Collection[str], of: Collection[str]) -> None:
+        if members or of:
+            self.service.groups[tag] = set(members), set(of)
+        else:
+            self.service.groups.pop(tag, None)
+        self._tell(Reaction(groups=[tag]))
+
+    def expire(self) -> None:
+        """The source forgets cursors."""
+        self.service.expired_before = len(self.service.history)
+
+    def _tell(self, reaction: Reaction) -> None:
+        """Events may be lost, and come twice."""
+        while self._rng.random() < self.service.tells * 0.9:
+            for react in list(self.service.listeners):
+                self._world.later.append(asyncio.ensure_future(_told(react, reaction, self._rng.random())))
+
+    # What must be
+
+    def upsert(self, name: str) -> DocumentUpserted | None:
+        page = self.service.pages.get(name)
+        return None if page is None else self.service.story._upsert(name, page, page.version, None)
+
+    def wanted(self, name: str) -> DocumentUpserted | None:
+        """The document as it shall be shown. Of one whose text cannot be had now, what was published last stays."""
+        wanted = self.upsert(name)
+        if wanted is None or not wanted.acl_tags or name not in self.service.unreadable:
+            return wanted
+        tables = self._world.database.tables
+        key = (document_id(wanted.tenant, wanted.source, name),)
+        d, body = tables["documents"].get(key), tables["document_bodies"].get(key)
+        if d is None or body is None or d["deleted_at"] is not None or d["version"] is None:
+            return None
+        fields = {name: d[name] for name in ("title", "author", "media_type")}
+        return wanted.model_copy(update={**fields, "content": body["text"], "metadata": body["metadata"]})
+
+    def calm(self) -> None:
+        self._compared = self._comparisons()
+
+    def settled(self) -> bool:
+        """Enough comparisons have ended since calm began, and nothing is in doubt."""
+        tables = self._world.database.tables
+        return (
+            self._comparisons() >= self._compared + COMPARISONS
+            and all(row["in_doubt_since"] is None for row in tables[ITEMS].values())
+            and all(row["digest"] for row in tables[PRINCIPALS].values())
+        )
+
+    def fault(self) -> str | None:
+        """What an activity says that met an error which is not the product's."""
+        for runner in self.instances:
+            for name, one in (("start", runner.start), *((n, a.status) for n, a in runner.activities.items())):
+                if "fault in the connector's code" in (one.reason or ""):
+                    return f"{name}: {one.reason}"
+        return None
+
+    def open(self) -> str:
+        """What keeps it from being settled."""
+        tables = self._world.database.tables
+        items = {key[2]: row["in_doubt_since"] for key, row in tables[ITEMS].items() if row["in_doubt_since"]}
+        principals = [key[2] for key, row in tables[PRINCIPALS].items() if not row["digest"]]
+        reasons = {
+            name: (a.status.state, a.status.reason)
+            for r in self.instances[-2:] for name, a in r.activities.items() if a.status.reason
+        }  # fmt: skip
+        done = self._comparisons() - self._compared
+        return f"{done} comparisons, in doubt {items} {principals}, activities {reasons}"
+
+    def finally_equal(self, *, undisturbed: bool) -> None:
+        """Memberships are as the source says, and where nothing failed nothing had to be repaired."""
+        world = self._world
+        for person in PERSONS:
+            row = world.database.tables["memberships"].get((world.story.tenant, person, world.story.source))
+            held, may = set(row["groups"]) if row else set(), self.service.held_by(person)
+            theirs = {held_tag.removeprefix(f"{world.story.source}/") for held_tag in held}
+            assert theirs <= may, f"LEAKED: {person} holds {sorted(theirs - may)} without the source saying so"
+            assert may <= theirs, f"HIDDEN: {person} does not hold {sorted(may - theirs)}"
+        repaired = [row["difference"] for row in world.database.tables[ITEMS].values() if row["difference"]]
+        assert not undisturbed or not repaired, f"NEEDLESS: published again although nothing failed: {repaired}"
+
+    def _comparisons(self) -> int:
+        row = self._world.database.tables[HOLDERS].get((self._world.story.tenant, self._world.story.source))
+        return 0 if row is None else int(row["comparisons"])
+
+
+async def _told(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    await react(reaction)
+
+
+assert connector_statements  # what a world of connectors needs of Postgres
