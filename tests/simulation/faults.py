@@ -18,7 +18,6 @@ RATES: dict[str, tuple[float, float]] = {
     "an answer of elasticsearch is lost": (0.02, 0.3),
     "a bulk is late": (0.05, 0.4),
     "the model fails": (0.02, 0.3),
-    "the source refuses": (0.01, 0.2),
     "a slow step": (0.01, 0.2),
     "a pause after the first look": (0.05, 0.5),
     "a pause after cutting": (0.05, 0.5),
@@ -28,10 +27,14 @@ RATES: dict[str, tuple[float, float]] = {
     "a pause before the bulk": (0.05, 0.5),
     "a pause after the bulk": (0.05, 0.5),
     "a pause after an announcement": (0.05, 0.5),
+}
+"""Kind of fault → the least and the greatest chance of one at each opportunity, in a history that has it."""
+CONNECTED_RATES: dict[str, tuple[float, float]] = {
+    "the source refuses": (0.01, 0.2),
     "a pause after asking": (0.02, 0.3),
     "a pause before saving": (0.02, 0.3),
 }
-"""Kind of fault → the least and the greatest chance of one at each opportunity, in a history that has it."""
+"""The same of those that only happen to connectors."""
 SHARE = 0.35
 """Of the kinds, in a history that has faults at all."""
 PAUSE_SHARE = 0.15
@@ -58,10 +61,12 @@ class Faults:
     clock: Callable[[], float] = lambda: 0.0
 
     @classmethod
-    def drawn(cls, rng: Random, clock: Callable[[], float], without: Collection[str] = ()) -> Faults:
+    def drawn(
+        cls, rng: Random, clock: Callable[[], float], without: Collection[str] = (), *, connected: bool = False
+    ) -> Faults:
         rates = {}
         if rng.random() >= CALM_SHARE:
-            for kind, (least, greatest) in RATES.items():
+            for kind, (least, greatest) in (RATES | CONNECTED_RATES if connected else RATES).items():
                 if rng.random() < (PAUSE_SHARE if kind.startswith("a pause") else SHARE):
                     rates[kind] = rng.uniform(least, greatest)
         rates = {kind: rate for kind, rate in rates.items() if kind not in without}

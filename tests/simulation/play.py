@@ -15,7 +15,7 @@ import pipeline.stages.vectors as vectors
 from tests.simulation import changes
 from tests.simulation.changes import Step
 from tests.simulation.connectors import connected
-from tests.simulation.faults import RATES
+from tests.simulation.faults import CONNECTED_RATES, RATES
 from tests.simulation.scheduler import VirtualLoop, controlled, use
 from tests.simulation.world import World
 
@@ -121,7 +121,7 @@ def shrink(played: Played) -> Played:
     count = len(played.history.chosen())
     steps: Sequence[int] = played.history.steps or tuple(range(count))
     without: Collection[str] = played.history.without
-    for kind in RATES:
+    for kind in RATES | CONNECTED_RATES:
         if kind in played.faults and fails(History(played.history.seed, tuple(steps), (*without, kind))):
             without = (*without, kind)
     size = max(1, len(steps) // 2)

@@ -249,7 +249,7 @@ class World:
 
         self.loop = loop
         self.rng = Random(seed)
-        self.faults = Faults.drawn(self.rng, loop.time, without)
+        self.faults = Faults.drawn(self.rng, loop.time, without, connected=is_connected(seed))
         self.busy = self.rng.choice((0.1, 0.3, 0.6))
         """The share of requests that take time: between the others nothing else can happen."""
         self.metrics = _METRICS
