@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psutil
@@ -31,8 +32,10 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
 
     folder: the PENSTOCK_HOME that leads to the library. more: settings besides. Its result cache is off, the limits of
     one caller are lifted; the places for work and the waiting room are the defaults."""
+    ends = (datetime.now(UTC) + timedelta(days=7)).date()
     keys = [
-        f'["{tag(share)}"]\nsha256 = "{hashlib.sha256(key(share).encode()).hexdigest()}"\ntenant = "{TENANT}"\n'
+        f'["{tag(share)}"]\nexpires = {ends}\n'
+        f'sha256 = "{hashlib.sha256(key(share).encode()).hexdigest()}"\ntenant = "{TENANT}"\n'
         f'tags = ["wiki/{tag(share)}"]\n'
         for share in SHARES
     ]

@@ -8,6 +8,7 @@ base_url = "https://acme.atlassian.net/wiki"
 
 [key.intranet]               # who may call our HTTP side
 sha256 = "…"                 # of the key, in hexadecimal
+expires = 2027-06-01         # from then on the key is refused; at most 400 days ahead
 tenant = "acme"
 may = ["uploads", "conversations"]
 """
@@ -30,6 +31,7 @@ from connectors.runner.plan import Plan
 from connectors.source import Context, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
+from pipeline.credentials import KeyExpiry
 from pipeline.credentials import environment as settings_environment
 from topics.messages import Segment
 
@@ -59,6 +61,7 @@ class Key(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    expires: KeyExpiry
     tenant: Segment
     may: frozenset[Way]
 

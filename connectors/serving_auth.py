@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Header, HTTPException
@@ -24,7 +25,7 @@ def tenant_for(way: Way, keys: Mapping[str, Key]) -> Callable[..., str]:
             raise HTTPException(401, "send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
         found = _known(given[len(SCHEME) :].strip(), keys)
         if found is None:
-            raise HTTPException(401, "this key is not known", {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, "this key is not known, or it has expired", {"WWW-Authenticate": "Bearer"})
         if way not in found.may:
             raise HTTPException(403, f"this key may not use {way}")
         return found.tenant
@@ -39,4 +40,4 @@ def _known(given: str, keys: Mapping[str, Key]) -> Key | None:
     for key in keys.values():
         if hmac.compare_digest(digest, key.sha256):
             found = key
-    return found
+    return found if found is not None and found.expires > datetime.now(UTC) else None

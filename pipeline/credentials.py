@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import os
 import re
+from datetime import UTC, date, datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import SecretStr
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SecretsSettingsSource, SettingsError
 
 from pipeline.core.errors import Misconfigured
 
 SECRETS_DIR = "PENSTOCK_SECRETS_DIR"
+MAX_KEY_LIFETIME = timedelta(days=400)
+"""An API key that nobody replaces ends after so long at the latest: a year, and time to notice."""
+
+
+def _start_of_day(value: object) -> object:
+    if isinstance(value, date) and not isinstance(value, datetime):
+        return datetime.combine(value, time(), UTC)
+    return value
+
+
+def _within_lifetime(expires: datetime) -> datetime:
+    if expires > datetime.now(UTC) + MAX_KEY_LIFETIME:
+        raise ValueError(f"is more than {MAX_KEY_LIFETIME.days} days ahead")
+    return expires
+
+
+KeyExpiry = Annotated[AwareDatetime, BeforeValidator(_start_of_day), AfterValidator(_within_lifetime)]
+"""When an API key ends: a date (its beginning, UTC) or a time with its offset, at most MAX_KEY_LIFETIME ahead when it
+is read."""
 
 
 class SecretFilesSource(SecretsSettingsSource):

@@ -131,14 +131,19 @@ class AuthSettings(Part):
     tenant_claim: str = "tenant"
     principal_claim: str = "email"
     """Whose value is what `identities.v1` calls a principal, code point by code point."""
+    unverified_email: Literal["refuse", "accept"] = "refuse"
+    """What becomes of a token whose principal is its ``email`` and that lacks ``email_verified: true``. Accept it only
+    from an issuer that gives out no address without having verified it, and has no such claim (Microsoft Entra)."""
+    max_token_hours: float = Field(24.0, gt=0)
+    """Longest validity of a token, from ``iat`` to ``exp``."""
     roles_claim: str = "roles"
     operator_role: str = "penstock-operator"
     """Who holds it among the roles may see the pipeline, the review queue and every document's story."""
     extended_role: str = "penstock-extended"
     """Who holds it has the budgets of the extended class."""
     keys_file: Path | None = None
-    """TOML of services' API keys, by name: ``sha256`` of the key, ``tenant``, ``tags`` or ``principal``, ``class``,
-    ``operator``. Read again when it changes."""
+    """TOML of services' API keys, by name: ``sha256`` of the key, ``expires``, ``tenant``, ``tags`` or ``principal``,
+    ``class``, ``operator``. Read again when it changes."""
 
 
 class ShadowSettings(Part):

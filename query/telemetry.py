@@ -54,6 +54,11 @@ class QueryMetrics:
             " recovery that has not ended) or Postgres is a standby",
             registry=r,
         )
+        self.next_key_expiry = Gauge(
+            "penstock_query_next_key_expiry_timestamp_seconds",
+            "When the first of the API keys that are still valid expires; 0: there is none",
+            registry=r,
+        )
         self.models_ready = Gauge(
             "penstock_query_models_ready",
             "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",

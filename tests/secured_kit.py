@@ -18,6 +18,7 @@ import psycopg
 
 from deploy.local.secured import ADMIN, OWNER, Secured
 from tests.processes import PROJECT, Processes
+from tests.space import KEY_ENDS
 
 ROLES = PROJECT / "deploy" / "roles"
 POSTGRES = {
@@ -165,7 +166,7 @@ class Site(Processes):
     def keys_file(self) -> Path:
         file = self.home / "keys.toml"
         file.write_text(
-            f'[intranet]\nsha256 = "{sha256(self.key.encode()).hexdigest()}"\n'
+            f'[intranet]\nexpires = {KEY_ENDS}\nsha256 = "{sha256(self.key.encode()).hexdigest()}"\n'
             'tenant = "default"\ntags = ["folder/staff"]\n'
         )
         return file

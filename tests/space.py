@@ -13,7 +13,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -207,6 +207,10 @@ class Space(Processes):
                 after = hits[-1]["sort"]
         finally:
             await es.close()
+
+
+KEY_ENDS = (datetime.now(UTC) + timedelta(days=2)).date()
+"""When the API keys of the tests expire."""
 
 
 def now() -> datetime:

@@ -27,14 +27,14 @@ from pipeline.kafka import producer
 from pipeline.serving import served
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.telemetry import Metrics
-from tests.space import Space
+from tests.space import KEY_ENDS, Space
 from topics.codec import decode
 from topics.messages import AnyMessage, DocumentUpserted
 from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
 
 KEYS = {
-    name: Key(sha256=hashlib.sha256(f"key-{name}".encode()).hexdigest(), tenant=tenant, may=may)
+    name: Key(sha256=hashlib.sha256(f"key-{name}".encode()).hexdigest(), expires=KEY_ENDS, tenant=tenant, may=may)
     for name, tenant, may in (
         ("acme", "acme", frozenset({"uploads"})),
         ("rival", "rival", frozenset({"uploads"})),

@@ -167,10 +167,11 @@ LAWS: dict[str, ConversationLaw] = {
 async def desk(pool: Pool, kafka: Producer) -> AsyncIterator[Desk]:
     name = uuid.uuid4().hex[:12]
     tenant, other = f"conform-{name}", f"conform-{name}-other"
+    expires = datetime.now(UTC) + timedelta(days=1)
     keys = {
-        "ours": Key(sha256=_digest("ours"), tenant=tenant, may=frozenset({"conversations"})),
-        "theirs": Key(sha256=_digest("theirs"), tenant=other, may=frozenset({"conversations"})),
-        "uploads": Key(sha256=_digest("uploads"), tenant=tenant, may=frozenset({"uploads"})),
+        "ours": Key(sha256=_digest("ours"), expires=expires, tenant=tenant, may=frozenset({"conversations"})),
+        "theirs": Key(sha256=_digest("theirs"), expires=expires, tenant=other, may=frozenset({"conversations"})),
+        "uploads": Key(sha256=_digest("uploads"), expires=expires, tenant=tenant, may=frozenset({"uploads"})),
     }
     app = FastAPI(openapi_url=None)
     app.include_router(router(kafka, tenant_for("conversations", keys)))

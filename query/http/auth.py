@@ -26,7 +26,13 @@ AS, TENANT = "x-penstock-as", "x-penstock-tenant"
 """Headers by which a caller names itself in development."""
 API_KEY = "x-api-key"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
-PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip")
+PROXY_HEADERS = (
+    "forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-forwarded-port",
+    "x-forwarded-server", "x-forwarded-prefix", "x-original-host", "x-original-url", "x-real-ip", "x-client-ip",
+    "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip", "fastly-client-ip", "x-envoy-external-address",
+    "x-amzn-trace-id", "x-cloud-trace-context", "x-arr-log-id",
+)  # fmt: skip
+"""What reverse proxies and load balancers add (RFC 7239, RFC 9110 section 7.6.3, and the vendors' own)."""
 
 
 class Authenticator:
@@ -37,6 +43,11 @@ class Authenticator:
         self._keys = keys
         self._key_file = key_file
         self._development = development
+
+    @property
+    def next_key_expiry(self) -> float:
+        """When the first API key that is still valid expires, in seconds since the epoch; 0: there is none."""
+        return self._key_file.next_expiry if self._key_file is not None else 0.0
 
     @property
     def development(self) -> bool:
@@ -67,7 +78,7 @@ class Authenticator:
         assert key is not None
         found = self._key_file.who(key) if self._key_file is not None else None
         if found is None:
-            raise _unauthorized("the token or key is not known")
+            raise _unauthorized("the token or key is not known, or it has expired")
         return found
 
 

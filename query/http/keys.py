@@ -6,12 +6,14 @@ import hashlib
 import hmac
 import re
 import tomllib
+from datetime import UTC, datetime
 from pathlib import Path
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pipeline.core.errors import Misconfigured
+from pipeline.credentials import KeyExpiry
 from query.http.who import Who
 from query.material import CallerClass
 
@@ -28,6 +30,8 @@ class Entry(BaseModel):
 
     sha256: str = Field(pattern=_HEX.pattern, min_length=64, max_length=64)
     """``printf %s KEY | sha256sum``. A key is at least 32 random characters: its hash is all that is compared."""
+    expires: KeyExpiry
+    """From then on the key is refused. To replace a key, add a second entry, change the service, drop the first."""
     tenant: str = Field(min_length=1)
     principal: str | None = Field(None, min_length=1)
     tags: tuple[str, ...] = ()
@@ -58,7 +62,8 @@ class KeyFile:
             raise Misconfigured(f"PENSTOCK_AUTH_KEYS_FILE: {path}: {self._error}")
 
     def who(self, key: str) -> Who | None:
-        """The service that holds this key; None: nobody. Raises Misconfigured while the file cannot be read."""
+        """The service that holds this key; None: nobody, or it has expired. Raises Misconfigured while the file cannot
+        be read."""
         self._read()
         if self._entries is None:
             raise Misconfigured(f"PENSTOCK_AUTH_KEYS_FILE: {self._path}: {self._error}")
@@ -67,7 +72,7 @@ class KeyFile:
         for name, entry in self._entries.items():  # each in constant time, and all: how long it takes tells nothing
             if hmac.compare_digest(digest, entry.sha256):
                 found = name, entry
-        if found is None:
+        if found is None or found[1].expires <= datetime.now(UTC):
             return None
         name, entry = found
         return Who("key", entry.tenant, entry.principal, entry.tags, entry.klass, entry.operator, name)
@@ -92,6 +97,13 @@ class KeyFile:
                 log.error("keys_file_unreadable", path=str(self._path), error=self._error)
         else:
             log.info("keys_file_read", path=str(self._path), keys=len(self._entries))
+
+    @property
+    def next_expiry(self) -> float:
+        """When the first key that is still valid ends, in seconds since the epoch; 0: there is none."""
+        now = datetime.now(UTC)
+        ends = [entry.expires.timestamp() for entry in (self._entries or {}).values() if entry.expires > now]
+        return min(ends, default=0.0)
 
 
 def parse(text: str) -> dict[str, Entry]:

@@ -34,6 +34,7 @@ async def serving(
     async with AsyncExitStack() as closing:
         service = await closing.enter_async_context(open_service(settings, query, embedders=embedders))
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
+        service.metrics.next_key_expiry.set_function(lambda: authenticator.next_key_expiry)
         service.following.start()
         application = app(service, authenticator)
         host, port = query.serve.host, query.serve.port

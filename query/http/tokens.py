@@ -25,6 +25,9 @@ from query.http.who import Who
 from query.settings import AuthSettings
 
 MAX_CHARACTERS = 16_384
+TOKEN_TYPES = ("jwt", "at+jwt")
+"""Accepted values of the header ``typ`` (RFC 7519, RFC 9068); a token without one counts as a JWT. So a logout token or
+a DPoP proof of the same issuer opens nothing (RFC 8725, section 3.11)."""
 
 
 class Untrusted(Exception):
@@ -38,7 +41,7 @@ REASONS: tuple[tuple[type[PyJWTError], str], ...] = (
     (InvalidIssuerError, "the token is of another issuer"),
     (InvalidAlgorithmError, "the token's algorithm is not accepted"),
     (InvalidSignatureError, "the token's signature is not the issuer's"),
-    (MissingRequiredClaimError, "the token lacks one of exp, iss and aud"),
+    (MissingRequiredClaimError, "the token lacks one of exp, iat, iss, aud and sub"),
 )
 
 
@@ -64,11 +67,9 @@ async def who(token: str, keys: KeySet, settings: AuthSettings) -> Who:
     claims = await verified(token, keys, settings)
     tenant = settings.tenant or _named(claims, settings.tenant_claim)
     principal = _named(claims, settings.principal_claim)
-    if settings.principal_claim == "email" and claims.get("email_verified", True) not in (
-        True,
-        "true",
-    ):  # some say it so
-        raise Untrusted("the token's address is not verified by its issuer")
+    unverified = settings.unverified_email == "refuse" and claims.get("email_verified") not in (True, "true")
+    if settings.principal_claim == "email" and unverified:
+        raise Untrusted("the token's issuer does not say that its address is verified (email_verified)")
     roles = claims.get(settings.roles_claim)
     held = {role for role in (roles if isinstance(roles, list) else [roles]) if isinstance(role, str)}
     return Who(
@@ -86,19 +87,26 @@ async def verified(token: str, keys: KeySet, settings: AuthSettings) -> Mapping[
     except PyJWTError as error:
         raise Untrusted("the token is no JSON Web Token") from error
     algorithm, kid = header.get("alg"), header.get("kid")
+    if str(header.get("typ", "JWT")).lower().removeprefix("application/") not in TOKEN_TYPES:
+        raise Untrusted("the token is of another type: it was made for something else")
     if algorithm not in settings.algorithms:  # before a key is looked for: `none` and HS256 never come near one
         raise Untrusted("the token's algorithm is not accepted")
     key = await keys.key(kid, algorithm)
     if key is None:
         raise Untrusted("the token's key is not one of the issuer's")
     try:
-        return jwt.decode(
+        claims = jwt.decode(
             token, key, algorithms=list(settings.algorithms), audience=settings.audience, issuer=settings.issuer,
-            leeway=settings.leeway_seconds, options={"require": ["exp", "iss", "aud"]},
+            leeway=settings.leeway_seconds, options={"require": ["exp", "iat", "iss", "aud", "sub"]},
         )  # fmt: skip
     except PyJWTError as error:
         reason = next((words for kind, words in REASONS if isinstance(error, kind)), "the token is not valid")
         raise Untrusted(reason) from error
+    if claims["exp"] - claims["iat"] > settings.max_token_hours * 3600:
+        raise Untrusted(f"the token is valid for more than {settings.max_token_hours:g} hours")
+    if "events" in claims:
+        raise Untrusted("the token reports an event (a logout, for instance): it proves nobody's identity")
+    return claims
 
 
 def _named(claims: Mapping[str, Any], claim: str) -> str:

@@ -21,6 +21,7 @@ from query.service import Service
 from query.settings import AuthSettings, QuerySettings, ServeSettings
 from tests.leak_paths import Paths
 from tests.library import Library, WordEmbedder
+from tests.space import KEY_ENDS
 
 READY_SECONDS = 60.0
 """Until the first answer of a model of words alone, on a machine however busy."""
@@ -57,8 +58,10 @@ def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
     """A file of API keys: by name, ``key`` in clear and the entry's other fields."""
     lines = []
     for name, fields in keys.items():
-        lines.append(f"[{json.dumps(name)}]")
+        lines += [f"[{json.dumps(name)}]", f"expires = {fields.get('expires', KEY_ENDS).isoformat()}"]
         for field, value in fields.items():
+            if field == "expires":
+                continue
             if field == "key":
                 field, value = "sha256", sha256(value.encode()).hexdigest()
             lines.append(f"{field} = {json.dumps(value, ensure_ascii=False)}")  # which TOML takes as it is

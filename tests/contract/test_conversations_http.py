@@ -18,7 +18,7 @@ from connectors.http import Parts, app
 from pipeline.kafka import producer
 from pipeline.serving import served
 from pipeline.telemetry import Metrics
-from tests.space import Space
+from tests.space import KEY_ENDS, Space
 from topics.codec import decode
 from topics.messages import MAX_PAIR_BYTES, AnyMessage, ConversationForgotten, ConversationRecorded
 from topics.registry import CONVERSATIONS
@@ -26,7 +26,7 @@ from topics.registry import CONVERSATIONS
 pytestmark = pytest.mark.stack
 
 KEYS = {
-    name: Key(sha256=hashlib.sha256(f"key-{name}".encode()).hexdigest(), tenant=tenant, may=may)
+    name: Key(sha256=hashlib.sha256(f"key-{name}".encode()).hexdigest(), expires=KEY_ENDS, tenant=tenant, may=may)
     for name, tenant, may in (
         ("acme", "acme", frozenset({"conversations"})),
         ("rival", "rival", frozenset({"conversations"})),

@@ -12,7 +12,7 @@ import pytest
 
 from connectors.uploads.table import Uploaded, Words
 from tests.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
-from tests.space import Space
+from tests.space import KEY_ENDS, Space
 from tests.uploads_kit import KEYS, Office, an_office, is_newer, search, until, upserts, word_file
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
@@ -176,7 +176,7 @@ async def test_the_worker_takes_uploads_as_declared_and_shows_what_could_not_be_
     declared = tmp_path / "connectors.toml"
     declared.write_text(
         '[connector.files]\nkind = "uploads"\ntenant = "acme"\n'
-        f'[key.intranet]\nsha256 = "{KEYS["acme"].sha256}"\ntenant = "acme"\nmay = ["uploads"]\n'
+        f'[key.intranet]\nexpires = {KEY_ENDS}\nsha256 = "{KEYS["acme"].sha256}"\ntenant = "acme"\nmay = ["uploads"]\n'
     )
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]

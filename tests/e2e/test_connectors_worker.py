@@ -23,7 +23,7 @@ from deploy.local.stack import Stack
 from pipeline.cli.stack import _connectors
 from pipeline.core.errors import Misconfigured
 from pipeline.serving import served
-from tests.space import PROJECT, Space
+from tests.space import KEY_ENDS, PROJECT, Space
 
 pytestmark = pytest.mark.stack
 
@@ -90,7 +90,9 @@ async def desk(stack: Stack, tmp_path: Path) -> AsyncIterator[Desk]:
             text += "sweep_seconds = 9000\ngroups_seconds = 9000\n"
             space.environment |= {f"PENSTOCK_{name.upper()}_TOKEN": TOKEN, f"PENSTOCK_{name.upper()}_SECRET": SECRET}
         digest = hashlib.sha256(b"key of the intranet").hexdigest()
-        text += f'[key.intranet]\nsha256 = "{digest}"\ntenant = "default"\nmay = ["conversations"]\n'
+        text += (
+            f'[key.intranet]\nexpires = {KEY_ENDS}\nsha256 = "{digest}"\ntenant = "default"\nmay = ["conversations"]\n'
+        )
         file = tmp_path / "connectors.toml"
         file.write_text(text)
         space.environment["PENSTOCK_CONNECTORS_FILE"] = str(file)

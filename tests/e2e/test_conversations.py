@@ -26,7 +26,7 @@ from query.conversations import History, history
 from tests.contract.test_conversations_http import door
 from tests.e2e.test_stream import document, prose
 from tests.fakes.server import serving
-from tests.space import Space
+from tests.space import KEY_ENDS, Space
 
 pytestmark = pytest.mark.stack
 
@@ -47,7 +47,9 @@ async def real_door(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     port = free_port()
     file = space.home / "connectors.toml"
     digest = hashlib.sha256(b"the-secret").hexdigest()
-    file.write_text(f'[key.assistant]\nsha256 = "{digest}"\ntenant = "acme"\nmay = ["conversations"]\n')
+    file.write_text(
+        f'[key.assistant]\nexpires = {KEY_ENDS}\nsha256 = "{digest}"\ntenant = "acme"\nmay = ["conversations"]\n'
+    )
     space.start("connectors", env={"PENSTOCK_CONNECTORS_FILE": str(file), "PENSTOCK_CONNECTORS_HTTP_PORT": str(port)})
     headers = {"authorization": "Bearer the-secret"}
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:

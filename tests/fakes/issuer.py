@@ -83,14 +83,15 @@ class Issuer:
         now = int(time.time())
         claims = {
             "iss": self.url, "aud": AUDIENCE, "iat": now, "exp": now + 600, "tenant": "acme", "email": "ann",
-            "sub": "0001",
+            "sub": "0001", "email_verified": True,
         }  # fmt: skip
         return {name: value for name, value in (claims | changes).items() if value is not None}
 
-    def token(self, *, key: Key | None = None, kid: str | None = None, **changes: Any) -> str:
+    def token(self, *, key: Key | None = None, kid: str | None = None, typ: str | None = "JWT", **changes: Any) -> str:
         key = key or self.keys[-1]
         named = kid or key.kid
-        return jwt.encode(self.claims(**changes), key.private, key.algorithm, headers={"kid": named} if named else None)
+        headers = {"typ": typ} | ({"kid": named} if named else {})
+        return jwt.encode(self.claims(**changes), key.private, key.algorithm, headers=headers)
 
     def unsigned(self, **changes: Any) -> str:
         """alg=none, as any library would make it."""

@@ -15,6 +15,7 @@ from connectors.kinds import BUILT_IN, source_class
 from connectors.serving_auth import tenant_for
 from connectors.source import Context
 from pipeline.core.errors import Misconfigured
+from tests.space import KEY_ENDS
 
 KIND = f"{__name__}:Tickets"
 
@@ -107,8 +108,9 @@ def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, tex
         ('[connector.folder]\nkind = "git"', "penstock ingest"),
         ('[connector.a-b]\nkind = "git"\n[connector.a_b]\nkind = "git"', "would share PENSTOCK_A_B_"),
         ('[key.x]\nsha256 = "abc"\ntenant = "t"\nmay = []', r"\[key\.x\] sha256:"),
+        (f'[key.x]\nsha256 = "{"0" * 64}"\ntenant = "t"\nmay = []', r"\[key\.x\] expires: Field required"),
         ('[key.x]\nsecret = "abc"', r"\[key\.x\] sha256: Field required"),
-        (f'[key.x]\nsha256 = "{"0" * 64}"\ntenant = "t"\nmay = ["everything"]', r"\[key\.x\] may"),
+        (f'[key.x]\nsha256 = "{"0" * 64}"\nexpires = {KEY_ENDS}\ntenant = "t"\nmay = ["all"]', r"\[key\.x\] may"),
     ],
 )  # fmt: skip
 def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
@@ -137,8 +139,8 @@ def test_a_key_opens_what_it_may_and_nothing_else() -> None:
     digest = hashlib.sha256(b"right").hexdigest()
     other = hashlib.sha256(b"other").hexdigest()
     keys = {
-        "intranet": Key(sha256=digest, tenant="acme", may=frozenset({"uploads"})),
-        "chat": Key(sha256=other, tenant="acme", may=frozenset({"conversations"})),
+        "intranet": Key(sha256=digest, expires=KEY_ENDS, tenant="acme", may=frozenset({"uploads"})),
+        "chat": Key(sha256=other, expires=KEY_ENDS, tenant="acme", may=frozenset({"conversations"})),
     }
     app = FastAPI()
 

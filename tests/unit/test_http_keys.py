@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from query.settings import AuthSettings, ServeSettings
 from tests.contract.http_kit import write_keys
 
 HASH = sha256(b"secret").hexdigest()
+ENDS = f"expires = {(datetime.now(UTC) + timedelta(days=1)).date()}\n"
 
 
 def test_a_key_says_which_service_asks_and_as_whom(tmp_path: Path) -> None:
@@ -45,6 +47,20 @@ def test_a_key_that_is_taken_away_is_gone_at_the_next_request(tmp_path: Path) ->
     assert keys.who("two") is not None
 
 
+def test_a_key_opens_nothing_once_it_has_expired(tmp_path: Path) -> None:
+    now = datetime.now(UTC)
+    keys = KeyFile(
+        write_keys(
+            tmp_path / "keys.toml",
+            old={"key": "one", "tenant": "acme", "tags": ["x"], "expires": now - timedelta(seconds=1)},
+            new={"key": "two", "tenant": "acme", "tags": ["x"], "expires": now + timedelta(hours=1)},
+        )
+    )
+    assert keys.who("one") is None
+    assert keys.who("two") == Who("key", "acme", None, ("x",), key="new")
+    assert keys.next_expiry == pytest.approx((now + timedelta(hours=1)).timestamp())
+
+
 def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
     """Which keys it took away is not known."""
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
@@ -64,15 +80,19 @@ def test_a_file_that_cannot_be_read_opens_for_nobody(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "says"),
     [
-        ('tenant = "a"\ntags = ["x"]', "bot.sha256"),
-        (f'sha256 = "{HASH}"\ntags = ["x"]', "bot.tenant"),
-        (f'sha256 = "{HASH.upper()}"\ntenant = "a"\ntags = ["x"]', "bot.sha256"),
-        (f'sha256 = "{HASH}"\ntenant = "a"', "could read nothing"),
-        (f'sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nprincipal = "p"', "not both"),
-        (f'sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nclass = "root"', "bot.class"),
-        (f'sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nadmin = true', "bot.admin"),
+        (f'{ENDS}tenant = "a"\ntags = ["x"]', "bot.sha256"),
+        (f'sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]', "bot.expires"),
+        (f'expires = 2200-01-01\nsha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]', "bot.expires: .*400 days"),
+        (f'expires = 2026-01-01T00:00:00\nsha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]', "bot.expires: .*timezone"),
+        (f'{ENDS}sha256 = "{HASH}"\ntags = ["x"]', "bot.tenant"),
+        (f'{ENDS}sha256 = "{HASH.upper()}"\ntenant = "a"\ntags = ["x"]', "bot.sha256"),
+        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"', "could read nothing"),
+        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nprincipal = "p"', "not both"),
+        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nclass = "root"', "bot.class"),
+        (f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\nadmin = true', "bot.admin"),
         (
-            f'sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\n[two]\nsha256 = "{HASH}"\ntenant = "b"\ntags = ["x"]',
+            f'{ENDS}sha256 = "{HASH}"\ntenant = "a"\ntags = ["x"]\n'
+            f'[two]\n{ENDS}sha256 = "{HASH}"\ntenant = "b"\ntags = ["x"]',
             "same",
         ),
     ],
@@ -101,6 +121,9 @@ async def test_in_development_a_caller_is_whoever_it_says(tmp_path: Path) -> Non
         development(x_api_key="something"),
         development(x_penstock_as="ann", x_forwarded_for="10.0.0.1"),
         development(forwarded="for=10.0.0.1"),
+        development(via="1.1 proxy"),
+        development(x_forwarded_host="search.example.org"),
+        development(x_forwarded_proto="https"),
     ):
         with pytest.raises(Problem):
             await authenticator.authenticate(refused)

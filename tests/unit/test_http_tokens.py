@@ -78,6 +78,14 @@ BAD: dict[str, Callable[[Issuer], str]] = {
     "with a principal that is no text": lambda issuer: issuer.token(email=["ann", "bob"]),
     "with an empty principal": lambda issuer: issuer.token(email=" "),
     "with an address that is not verified": lambda issuer: issuer.token(email_verified=False),
+    "with an address of which nobody says that it is verified": lambda issuer: issuer.token(email_verified=None),
+    "without a subject": lambda issuer: issuer.token(sub=None),
+    "without the time of its issue": lambda issuer: issuer.token(iat=None),
+    "valid for thirty years": lambda issuer: issuer.token(exp=int(time.time()) + 30 * 365 * 86_400),
+    "a logout token": lambda issuer: issuer.token(typ="logout+jwt"),
+    "a logout token of the older kind": lambda issuer: issuer.token(
+        events={"http://schemas.openid.net/event/backchannel-logout": {}}
+    ),
     "without a tenant": lambda issuer: issuer.token(tenant=None),
     "of a key that the issuer has not": lambda issuer: issuer.token(kid="k2"),
     "not a token": lambda issuer: "a.b.c",
@@ -97,6 +105,22 @@ async def test_a_token_that_proves_nothing_is_not_believed(issuer: Issuer, kind:
             await tokens.who(BAD[kind](issuer), keys, AuthSettings(**issuer.settings()))
     assert "ann" not in str(refused.value)
     assert issuer.fetches <= 1
+
+
+async def test_an_access_token_and_one_without_a_type_are_believed(issuer: Issuer) -> None:
+    settings = AuthSettings(**issuer.settings())
+    async with trusting(issuer) as keys:
+        for type_ in ("JWT", "jwt", "at+jwt", "application/at+jwt", None):
+            assert (await tokens.who(issuer.token(typ=type_), keys, settings)).principal == "ann"
+
+
+async def test_an_issuer_that_verifies_without_saying_so_is_believed_where_it_is_configured(issuer: Issuer) -> None:
+    token = issuer.token(email_verified=None)
+    async with trusting(issuer) as keys:
+        settings = AuthSettings(**issuer.settings(unverified_email="accept"))
+        assert (await tokens.who(token, keys, settings)).principal == "ann"
+        by_subject = AuthSettings(**issuer.settings(principal_claim="sub"))
+        assert (await tokens.who(token, keys, by_subject)).principal == "0001"
 
 
 async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> None:
