@@ -9,10 +9,19 @@ from datetime import datetime
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Connection, Pool, translated
 
 Stat = dict[str, int]
 PAGE = 1_000
+
+
+async def keep_stamp(connection: Connection, tenant: str, source: str, stamp: datetime) -> None:
+    """Part of the transaction: the source's clock goes on after this stamp (observed_at), also in the next process."""
+    await connection.execute(
+        "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
+        " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
+        [tenant, source, stamp],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +134,7 @@ class Checkpoint:
                         [intent.observed_at for intent in newest.values()],
                     ],
                 )
-                await connection.execute(
-                    """
-                    INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)
-                    DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
-                    """,
-                    [tenant, source, max(intent.observed_at for intent in newest.values())],
-                )
+                await keep_stamp(connection, tenant, source, max(intent.observed_at for intent in newest.values()))
 
     async def save(self, tenant: str, source: str, scope: str, items: Sequence[tuple[Item, datetime | None]]) -> None:
         """Write rows, each with the stamp of its event; None where nothing had to be published.

@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
+from connectors.checkpoint import keep_stamp
 from connectors.runner.compare import Row
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
@@ -88,34 +89,21 @@ class Rows:
         stamp: the newest observed_at among the events.
 
         A program that does not know ``in_doubt_since`` reads "published, to be published again"."""
-        statement = """
-            WITH held AS (
-                SELECT FROM connectors WHERE tenant = %(tenant)s AND source = %(source)s AND epoch = %(epoch)s
-                FOR NO KEY UPDATE
-            ), stamped AS (
-                INSERT INTO connector_sources AS mine SELECT %(tenant)s, %(source)s, %(stamp)s FROM held
-                ON CONFLICT (tenant, source)
-                DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
-            )
-            INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since)
-            SELECT %(tenant)s, %(source)s, '', given.external_id, given.version, %(stamp)s
-            FROM held, unnest(%(ids)s::text[], %(versions)s::bigint[]) AS given (external_id, version)
-            ON CONFLICT (tenant, source, external_id) DO UPDATE SET
-                version = EXCLUDED.version, in_doubt_since = EXCLUDED.in_doubt_since, fingerprint = NULL, gone = false
-            """
-        parameters = {
-            "tenant": self.holder.tenant,
-            "source": self.holder.source,
-            "epoch": self.holder.epoch,
-            "stamp": stamp,
-            "ids": [row.external_id for row in rows],
-            "versions": [row.version or 0 for row in rows],
-        }
         with translated("connector_items"):
             async with self._pool.connection() as connection:
-                written = await connection.execute(statement, parameters)
-                if not written.rowcount:
-                    raise self._lost()
+                await require_lease(connection, self.holder)
+                await keep_stamp(connection, *self._me, stamp)
+                await connection.execute(
+                    """
+                    INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since)
+                    SELECT %s, %s, '', given.external_id, given.version, %s
+                    FROM unnest(%s::text[], %s::bigint[]) AS given (external_id, version)
+                    ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                        version = EXCLUDED.version, in_doubt_since = EXCLUDED.in_doubt_since, fingerprint = NULL,
+                        gone = false
+                    """,
+                    [*self._me, stamp, [row.external_id for row in rows], [row.version or 0 for row in rows]],
+                )
 
     async def in_doubt(self, limit: int) -> list[str]:
         """Documents of which an event may have been sent that was never confirmed. Those that only the ledger knows
@@ -148,11 +136,7 @@ class Rows:
                     """,
                     [(*self._me, *_values(row)) for row in rows],
                 )
-                await connection.execute(
-                    "INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)"
-                    " DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
-                    [*self._me, stamp],
-                )
+                await keep_stamp(connection, *self._me, stamp)
                 if full is not None or changes is not None:
                     moved = await connection.execute(
                         "UPDATE connectors SET full_cursor = coalesce(%s, full_cursor),"
@@ -161,7 +145,7 @@ class Rows:
                         [_json(full), _json(changes), *self._me, self.holder.epoch],
                     )
                     if not moved.rowcount:
-                        raise self._lost()
+                        raise LeaseLost(f"connector {self.holder.source} is run by another process now")
 
     async def seen(self, ids: Collection[str], unchanged: Collection[str], stamp: datetime) -> None:
         """A listing showed these; of those whose access it found unchanged, access is known as of the stamp (unless it
@@ -254,27 +238,25 @@ class Rows:
         """Mark documents that differ from the ledger as in doubt. differences: external id → (its version there, the
         kind). One without a row gets one that no listing has shown: the next sweep asks the source for it."""
         given = [(name, version, kind) for name, (version, kind) in differences.items()]
-        await self._write(
-            """
-            WITH stamped AS (
-                INSERT INTO connector_sources AS mine VALUES (%s, %s, %s) ON CONFLICT (tenant, source)
-                DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)
-            )
-            INSERT INTO connector_items AS mine
-                (tenant, source, scope, external_id, version, swept_at, in_doubt_since, difference, difference_at)
-            SELECT %s, %s, '', given.external_id, given.version, '-infinity', %s, given.kind, clock_timestamp()
-            FROM unnest(%s::text[], %s::bigint[], %s::text[]) given (external_id, version, kind)
-            ON CONFLICT (tenant, source, external_id) DO UPDATE SET
-                version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, gone = false,
-                in_doubt_since = EXCLUDED.in_doubt_since, difference = EXCLUDED.difference,
-                difference_at = EXCLUDED.difference_at
-            WHERE mine.in_doubt_since IS NULL
-            """,
-            *self._me, stamp, *self._me, stamp, *(list(column) for column in zip(*given, strict=True)),
-        )  # fmt: skip
-
-    def _lost(self) -> LeaseLost:
-        return LeaseLost(f"connector {self.holder.source} is run by another process now")
+        with translated("connector_items"):
+            async with self._pool.connection() as connection:
+                await require_lease(connection, self.holder)
+                await keep_stamp(connection, *self._me, stamp)
+                await connection.execute(
+                    """
+                    INSERT INTO connector_items AS mine
+                        (tenant, source, scope, external_id, version, swept_at, in_doubt_since, difference,
+                         difference_at)
+                    SELECT %s, %s, '', given.external_id, given.version, '-infinity', %s, given.kind, clock_timestamp()
+                    FROM unnest(%s::text[], %s::bigint[], %s::text[]) given (external_id, version, kind)
+                    ON CONFLICT (tenant, source, external_id) DO UPDATE SET
+                        version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, gone = false,
+                        in_doubt_since = EXCLUDED.in_doubt_since, difference = EXCLUDED.difference,
+                        difference_at = EXCLUDED.difference_at
+                    WHERE mine.in_doubt_since IS NULL
+                    """,
+                    [*self._me, stamp, *(list(column) for column in zip(*given, strict=True))],
+                )
 
     @property
     def _me(self) -> tuple[str, str]:
