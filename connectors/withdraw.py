@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, LiteralString
 from uuid import UUID
 
+from connectors.checkpoint import keep_stamp
 from connectors.clock import Clock
 from pipeline.core.errors import PenstockError
 from pipeline.kafka import deliver
@@ -206,11 +207,9 @@ class Withdrawal:
 
     async def _stamped(self, stamp: datetime) -> None:
         """Before anything is sent: the next process's stamps are later."""
-        await self._all(
-            "INSERT INTO connector_sources AS mine VALUES (%(tenant)s, %(source)s, %(stamp)s) ON CONFLICT"
-            " (tenant, source) DO UPDATE SET observed_at = greatest(mine.observed_at, EXCLUDED.observed_at)",
-            stamp=stamp,
-        )
+        with translated("withdrawal"):
+            async with self._pool.connection() as connection:
+                await keep_stamp(connection, self.tenant, self.source, stamp)
 
     async def _all(self, statement: LiteralString, **parameters: Any) -> list[tuple[Any, ...]]:
         given = {"tenant": self.tenant, "source": self.source, "page": PAGE, "ingested": INGESTED, **parameters}

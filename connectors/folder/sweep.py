@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import islice
 
-from connectors.checkpoint import Checkpoint, Item, Unseen
+from connectors.checkpoint import Checkpoint, Item, ListedIds, Unwritten
 from connectors.clock import Clock, version_at
 from connectors.extract import OF_THE_CONTENT, Unreadable
 from connectors.folder.options import FolderOptions
@@ -50,6 +50,7 @@ class Sweep:
     on_done: Callable[[int, int], None]
     """Called with how many files were newly found, and how many are newly done with."""
     newcomers: int = 0
+    _shown: ListedIds = field(default_factory=ListedIds)
     _publisher: Publisher = field(init=False)
 
     async def run(self, started: datetime) -> None:
@@ -79,7 +80,8 @@ class Sweep:
 
     async def _batch(self, batch: Sequence[Candidate]) -> None:
         self.on_done(len(batch), 0)
-        known = await self.checkpoint.sweep(
+        self._shown.add(candidate.path for candidate in batch)
+        known = await self.checkpoint.listed(
             self.options.tenant, self.options.source, self.root, [candidate.path for candidate in batch]
         )
         self.newcomers += sum(candidate.path not in known for candidate in batch)
@@ -186,9 +188,8 @@ class Sweep:
         """What a completed listing did not find. Not where the listing failed, and not much at once unconfirmed."""
         tenant, source = self.options.tenant, self.options.source
         observed_at = self.clock.stamp()
-        gone = [
-            row async for row in self.checkpoint.unseen(tenant, source, self.target, started) if _is_gone(row, walk)
-        ]
+        unlisted = await self._unlisted(started)
+        gone = await asyncio.to_thread(lambda: [row for row in unlisted if _is_gone(row, walk)])
         if not gone:
             return
         known = await self.checkpoint.count(tenant, source, self.root)
@@ -212,6 +213,15 @@ class Sweep:
                 tenant=tenant, source=source, external_id=external_id, observed_at=observed_at, version=version
             )
             await self._publish("deleted", event, version, None, self._lane(first=False))
+
+    async def _unlisted(self, started: datetime) -> list[Unwritten]:
+        """Rows that the listing lacks and that nobody has written since it began."""
+        unlisted: list[Unwritten] = []
+        pages = self.checkpoint.unwritten(self.options.tenant, self.options.source, self.target, started)
+        async for page in pages:
+            lacking = set(self._shown.lacks([row.external_id for row in page]))
+            unlisted += [row for row in page if row.external_id in lacking]
+        return unlisted
 
     def _looks_lost(self, walk: Walk) -> bool:
         """An empty folder is more often a file system that is not mounted than one whose files were all deleted."""
@@ -253,16 +263,24 @@ def _unless(known: int) -> str:
     return f"until it is confirmed (allow mass delete); {known} documents stay searchable"
 
 
-def _is_gone(row: Unseen, walk: Walk) -> bool:
-    """Excluded by the rules, or really not there. Only the root that answers for a document may exclude it."""
-    if any(is_within(row.external_id, folder) for folder in walk.unreadable):
+def _is_gone(row: Unwritten, walk: Walk) -> bool:
+    """Really not there, or excluded by the rules. Only the root that answers for a document may exclude it, and not one
+    that was moved away while the listing came by and is back: that is looked at once more."""
+    path = row.external_id
+    if any(is_within(path, folder) for folder in walk.unreadable):
         return False
-    if row.scope == walk.root and not any(is_within(row.external_id, folder) for folder in walk.broken):
-        return True
+    answers = row.scope == walk.root and not any(is_within(path, folder) for folder in walk.broken)
     try:
-        os.lstat(row.external_id)
+        os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
-        return False
-    return False
+        return answers
+    return answers and not _is_listed_now(path, walk)
+
+
+def _is_listed_now(path: str, walk: Walk) -> bool:
+    """Or cannot be known to be excluded."""
+    again = Walk(walk.root, path, walk.options)
+    is_listed = any(isinstance(one, Candidate) and one.path == path for one in again.candidates())
+    return is_listed or bool(again.unreadable or again.broken)

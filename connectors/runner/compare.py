@@ -46,6 +46,8 @@ class Row:
     in_doubt_since: datetime | None = None
     is_withdrawn: bool = False
     """An operator withdrew it: the source is taken to have it no longer, whatever it answers."""
+    is_unlisted: bool = False
+    """A sweep that came to its end lacked it, and was held back from deleting it."""
 
     @property
     def is_in_doubt(self) -> bool:

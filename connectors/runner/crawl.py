@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
@@ -53,10 +53,11 @@ class Crawl:
             await self._state.full("running")
         tally = Counter[str]()
         try:
-            async for at, page in self._pages(self._source.full(reading.full_cursor)):
-                tally += await self._publisher.publish(page.entries, at, "backfill", full=page.cursor)
-                self.entries += len(page.entries)
-                self._between_pages()
+            async with aclosing(self._pages(self._source.full(reading.full_cursor))) as pages:
+                async for at, page in pages:
+                    tally += await self._publisher.publish(page.entries, at, "backfill", full=page.cursor)
+                    self.entries += len(page.entries)
+                    self._between_pages()
         except CursorExpired as error:
             await self._state.full("due")
             self._expired += 1
@@ -74,9 +75,10 @@ class Crawl:
         assert reading.changes_cursor is not None
         tally = Counter[str]()
         try:
-            async for at, page in self._pages(self._source.changes(reading.changes_cursor)):
-                tally += await self._publisher.publish(page.entries, at, "live", changes=page.cursor)
-                self._between_pages()
+            async with aclosing(self._pages(self._source.changes(reading.changes_cursor))) as pages:
+                async for at, page in pages:
+                    tally += await self._publisher.publish(page.entries, at, "live", changes=page.cursor)
+                    self._between_pages()
         except CursorExpired:
             await self._state.started(await self._source.start())
             self._gap()
@@ -86,9 +88,10 @@ class Crawl:
         """These documents, now: events or people named them."""
         tally, wanted = Counter[str](), sorted(ids)
         for start in range(0, len(wanted), FETCH):
-            at = self._clock.stamp()
-            entries = await self._source.fetch(wanted[start : start + FETCH])
-            tally += await self._publisher.publish(entries, at, "live")
+            at, batch = self._clock.stamp(), wanted[start : start + FETCH]
+            with self._publisher.asking(at, batch):
+                entries = await self._source.fetch(batch)
+                tally += await self._publisher.publish(entries, at, "live")
         return dict(tally)
 
     async def _begun(self) -> Reading:
@@ -100,15 +103,16 @@ class Crawl:
             reading = await self._state.reading()
         return reading
 
-    async def _pages(self, pages: AsyncIterator[Page]) -> AsyncIterator[tuple[datetime, Page]]:
+    async def _pages(self, pages: AsyncIterator[Page]) -> AsyncGenerator[tuple[datetime, Page], None]:
         """Each page with the stamp given before it was asked for: a generator works only while it is waited for."""
         async with aclosing(cast("Any", pages)):
             while True:
                 at = self._clock.stamp()
-                with tracing.begin("read page", parent="", attributes=self._publisher.about) as span:
-                    try:
-                        page = await anext(pages)
-                    except StopAsyncIteration:
-                        return
-                    span.note({"penstock.entries": len(page.entries)})
-                yield at, page
+                with self._publisher.asking(at):
+                    with tracing.begin("read page", parent="", attributes=self._publisher.about) as span:
+                        try:
+                            page = await anext(pages)
+                        except StopAsyncIteration:
+                            return
+                        span.note({"penstock.entries": len(page.entries)})
+                    yield at, page

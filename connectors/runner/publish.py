@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 
 from connectors.runner.compare import Decision, Event, Seen, decide, is_storable_id, listed
@@ -38,10 +39,29 @@ class Publisher:
         self._producer = producer
         self.rows = rows
         self._locks = Locks()
+        self._asking: dict[object, tuple[datetime, frozenset[str] | None]] = {}
+        """Questions under way: when each was stamped, and what it names (None: any document)."""
         self.counts: Counter[str] = Counter()
         """Published since somebody last took them away, by outcome."""
         self.invalid: dict[str, str] = {}
         """Ids that no table takes, as they can be shown, and what is wrong."""
+
+    @contextmanager
+    def asking(self, at: datetime, ids: Collection[str] | None = None) -> Iterator[None]:
+        """Around a question to the source that was stamped ``at``, until its answer is published. ids: of which alone
+        it is answered."""
+        question = object()
+        self._asking[question] = at, None if ids is None else frozenset(ids)
+        try:
+            yield
+        finally:
+            del self._asking[question]
+
+    def awaited(self, ids: Collection[str], at: datetime) -> set[str]:
+        """Those of which a question that was asked before may still be answered: what is learned of them now has to be
+        written even where it is nothing new, or the older answer would count for more."""
+        named = [names for asked, names in self._asking.values() if asked < at]
+        return set(ids) if None in named else {id_ for id_ in ids for names in named if names and id_ in names}
 
     async def publish(
         self, entries: Sequence[Entry], at: datetime, lane: Lane, *, full: Cursor | None = None,

@@ -11,13 +11,12 @@ from uuid import UUID
 from psycopg.rows import args_row
 from psycopg.types.json import Jsonb
 
-from connectors.checkpoint import keep_stamp
+from connectors.checkpoint import PAGE, keep_stamp
 from connectors.runner.compare import Row
 from connectors.source import Cursor
 from pipeline.core.errors import PenstockError
 from pipeline.stores.postgres import Connection, Pool, translated
 
-PAGE = 1_000
 _BEFORE_ALL = UUID(int=0)
 
 
@@ -47,11 +46,21 @@ class Accepted:
     has_letter: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Sweepable:
+    """A document's row as the end of a sweep looks at it."""
+
+    external_id: str
+    is_published: bool
+    is_old: bool
+    """Nobody has written it since the sweep began."""
+
+
 _COLUMNS: LiteralString = (
     "external_id, version, fingerprint, revision, acl_tags, required_tags, problem_code, problem_message,"
     " content_at, access_at, gone, in_doubt_since"
 )
-_READ: LiteralString = f"{_COLUMNS}, withdrawn_at IS NOT NULL"
+_READ: LiteralString = f"{_COLUMNS}, withdrawn_at IS NOT NULL, unlisted_since IS NOT NULL"
 """Whether a document is withdrawn is an operator's to write, never a runner's."""
 
 
@@ -132,7 +141,7 @@ class Rows:
                         acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
                         problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
                         content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at, gone = EXCLUDED.gone,
-                        in_doubt_since = EXCLUDED.in_doubt_since, swept_at = EXCLUDED.swept_at
+                        in_doubt_since = EXCLUDED.in_doubt_since, swept_at = EXCLUDED.swept_at, unlisted_since = NULL
                     """,
                     [(*self._me, *_values(row)) for row in rows],
                 )
@@ -147,26 +156,6 @@ class Rows:
                     if not moved.rowcount:
                         raise LeaseLost(f"connector {self.holder.source} is run by another process now")
 
-    async def seen(self, ids: Collection[str], unchanged: Collection[str], stamp: datetime) -> None:
-        """A listing showed these; of those whose access it found unchanged, access is known as of the stamp (unless it
-        is in doubt)."""
-        await self._write(
-            "UPDATE connector_items SET swept_at = clock_timestamp(), access_at ="
-            " CASE WHEN in_doubt_since IS NULL AND external_id = ANY(%s) THEN greatest(access_at, %s)"
-            " ELSE access_at END"
-            " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
-            list(unchanged), stamp, *self._me, list(ids),
-        )  # fmt: skip
-
-    async def count(self) -> int:
-        """Documents that are published and not deleted."""
-        found = await self._all(
-            "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
-            " AND NOT gone",
-            *self._me,
-        )
-        return int(found[0][0])
-
     async def problems(self) -> dict[str, int]:
         """Documents that cannot be published as they are, by why."""
         found = await self._all(
@@ -176,25 +165,39 @@ class Rows:
         )
         return {code: int(n) for code, n in found}
 
-    async def unlisted(self, since: datetime) -> list[str]:
-        """Published documents that neither a listing nor a read has shown since then."""
-        found = await self._all(
-            "SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
-            " AND NOT gone AND swept_at < %s ORDER BY external_id",
-            *self._me, since,
-        )  # fmt: skip
-        return [row[0] for row in found]
+    async def sweepable(self, since: datetime, after: str) -> list[Sweepable]:
+        """The next page by external id, after this one, of all that the end of a sweep may have to do with: not of
+        documents whose delete was published and that have no problem."""
+        with translated("connector_items"):
+            async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(Sweepable)) as cur:
+                await cur.execute(
+                    "SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items"
+                    " WHERE tenant = %s AND source = %s AND external_id > %s"
+                    " AND (NOT gone OR version IS NULL OR problem_code IS NOT NULL) ORDER BY external_id LIMIT %s",
+                    [since, *self._me, after, PAGE],
+                )
+                return await cur.fetchall()
 
-    async def forget_unpublished(self, since: datetime) -> None:
-        """Problems of documents that are gone and never were published."""
+    async def mark_unlisted(self, ids: Sequence[str], since: datetime) -> None:
+        """A sweep that began then lacks these published documents, and may not delete them. Listed or read again, they
+        lose the mark; those that have it are not written again."""
         await self._write(
-            "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND version IS NULL AND swept_at < %s",
-            *self._me, since,
+            "UPDATE connector_items SET unlisted_since = %s WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
+            " AND swept_at < %s AND unlisted_since IS NULL",
+            since, *self._me, list(ids), since,
+        )  # fmt: skip
+
+    async def forget_unpublished(self, ids: Sequence[str], since: datetime) -> None:
+        """Problems of documents that are gone, never were published, and were not written since then."""
+        await self._write(
+            "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
+            " AND version IS NULL AND withdrawn_at IS NULL AND swept_at < %s",
+            *self._me, list(ids), since,
         )  # fmt: skip
         await self._write(
-            "UPDATE connector_items SET problem_code = NULL, problem_message = NULL WHERE tenant = %s AND source = %s"
-            " AND gone AND problem_code IS NOT NULL AND swept_at < %s",
-            *self._me, since,
+            "UPDATE connector_items SET problem_code = NULL, problem_message = NULL"
+            " WHERE tenant = %s AND source = %s AND external_id = ANY(%s) AND gone AND swept_at < %s",
+            *self._me, list(ids), since,
         )  # fmt: skip
 
     # The ledger, as far as it is ours to know
@@ -288,12 +291,13 @@ def _row(
     external_id: str, version: int | None, fingerprint: bytes | None, revision: str | None, acl_tags: Sequence[str],
     required_tags: Sequence[str], problem_code: str | None, problem_message: str | None, content_at: datetime | None,
     access_at: datetime | None, gone: bool, in_doubt_since: datetime | None, is_withdrawn: bool,
+    is_unlisted: bool,
 ) -> Row:  # fmt: skip
     return Row(
         external_id=external_id, version=version, fingerprint=fingerprint, revision=revision, acl_tags=tuple(acl_tags),
         required_tags=tuple(required_tags), problem_code=problem_code, problem_message=problem_message,
         content_at=content_at, access_at=access_at, gone=gone, in_doubt_since=in_doubt_since,
-        is_withdrawn=is_withdrawn,
+        is_withdrawn=is_withdrawn, is_unlisted=is_unlisted,
     )  # fmt: skip
 
 

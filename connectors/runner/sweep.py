@@ -8,6 +8,7 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Any, cast
 
+from connectors.checkpoint import PAGE, ListedIds
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
@@ -26,7 +27,10 @@ MASS_COUNT = 20
 
 class Sweep:
     """Law: nothing is deleted but what a listing that came to its end lacks and the source, asked for it by name, says
-    is gone; and never much at once unless somebody allowed it. What was read since the listing began is left alone."""
+    is gone; and never much at once unless somebody allowed it. What was read since the listing began is left alone.
+
+    For a document that is as it was nothing is written: what the listing has shown is kept in memory until the sweep
+    ends, and one that is cut off begins anew."""
 
     def __init__(
         self, source: Source, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
@@ -51,7 +55,7 @@ class Sweep:
         started = await self._rows.now()
         loading = (await self._state.reading()).loaded_at is None
         tally, self.listed = Counter[str](), 0
-        newcomers, unrevised = 0, False
+        newcomers, unrevised, shown = 0, False, ListedIds()
         pages = self._source.slim()
         async with aclosing(cast("Any", pages)):
             while True:
@@ -61,11 +65,12 @@ class Sweep:
                 except StopAsyncIteration:
                     break
                 unrevised |= any(one.revision is None for one in page)
+                shown.add(one.external_id for one in page if is_storable_id(one.external_id))
                 fetched, page_tally = await self._page(page, at, loading=loading, newcomers=newcomers)
                 newcomers += fetched
                 tally += page_tally
                 self._between_pages()
-        tally += await self._unlisted(started, allowed="allow" in words)
+        tally += await self._unlisted(started, shown, allowed="allow" in words)
         if "gap" in words and unrevised:
             self._unrevised()
         self._done()
@@ -77,15 +82,15 @@ class Sweep:
         """Returns how many documents it fetched that were unknown, and what became of all."""
         entries = {one.external_id: one for one in page if is_storable_id(one.external_id)}
         self.listed += len(entries)
+        awaited = self._publisher.awaited(entries, at)  # before the rows are read: an answer that came sooner is there
         known = await self._rows.find(entries)
-        moved = {
-            id_: entry
-            for id_, entry in entries.items()
-            if id_ in known and (known[id_].acl_tags, known[id_].required_tags)
-            != access_of(entry.acl_tags, entry.required_tags)
+        told = {
+            id_: entries[id_]
+            for id_, row in known.items()
+            if row.is_unlisted or id_ in awaited or (row.acl_tags, row.required_tags)
+            != access_of(entries[id_].acl_tags, entries[id_].required_tags)
         }  # fmt: skip
-        tally = await self._publisher.relisted(moved, at)
-        await self._rows.seen(list(known), [id_ for id_ in known if id_ not in moved], at)
+        tally = await self._publisher.relisted(told, at) if told else Counter[str]()
         stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry)]
         new = [id_ for id_ in stale if id_ not in known]
         if loading:  # the first load brings them
@@ -99,9 +104,8 @@ class Sweep:
                 tally += await self._publisher.publish(found, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
         return len(new), tally
 
-    async def _unlisted(self, started: datetime, *, allowed: bool) -> Counter[str]:
-        candidates = await self._rows.unlisted(started)
-        known = await self._rows.count()
+    async def _unlisted(self, started: datetime, shown: ListedIds, *, allowed: bool) -> Counter[str]:
+        candidates, unpublished, known = await self._lacking(started, shown)
         if len(candidates) > max(MASS_COUNT, MASS_SHARE * known) and not allowed:
             self.problems = [
                 Problem(
@@ -110,6 +114,8 @@ class Sweep:
                     f" penstock connector run {self._rows.holder.source} --allow-mass-delete",
                 )
             ]  # fmt: skip
+            for start in range(0, len(candidates), PAGE):
+                await self._rows.mark_unlisted(candidates[start : start + PAGE], started)
             await self._state.guard({"missing": len(candidates), "published": known, "at": started.isoformat()})
             return Counter()
         tally = Counter[str]()
@@ -120,7 +126,8 @@ class Sweep:
             still_there += sum(not isinstance(entry, Gone) for entry in entries)
             tally += await self._publisher.publish(entries, at, "live")
             self._between_pages()
-        await self._rows.forget_unpublished(started)
+        for start in range(0, len(unpublished), PAGE):
+            await self._rows.forget_unpublished(unpublished[start : start + PAGE], started)
         self.problems = []
         if still_there:
             self.problems = [
@@ -132,3 +139,19 @@ class Sweep:
             ]  # fmt: skip
         await self._state.guard(None)
         return tally
+
+    async def _lacking(self, started: datetime, shown: ListedIds) -> tuple[list[str], list[str], int]:
+        """What neither the listing nor a read has shown since then: published documents, and rows of others. Besides,
+        how many documents are published."""
+        published, others, known = list[str](), list[str](), 0
+        after: str | None = ""
+        while after is not None:
+            page = await self._rows.sweepable(started, after)
+            known += sum(row.is_published for row in page)
+            lacking = set(shown.lacks([row.external_id for row in page]))
+            for row in page:
+                if row.is_old and row.external_id in lacking:
+                    (published if row.is_published else others).append(row.external_id)
+            after = page[-1].external_id if len(page) == PAGE else None
+            self._between_pages()
+        return published, others, known

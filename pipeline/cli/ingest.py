@@ -299,7 +299,8 @@ async def _known_before(checkpoint: Checkpoint, tenant: str, source: str, paths:
         {
             document_id(tenant, source, row.external_id): None
             for path in paths
-            async for row in checkpoint.unseen(tenant, source, str(path.resolve()), now)
+            async for page in checkpoint.unwritten(tenant, source, str(path.resolve()), now)
+            for row in page
         }
     )
 

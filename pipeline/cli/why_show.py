@@ -105,7 +105,7 @@ def _source(source: Source) -> None:
             told = "was never published"
         problem = f"; {item.problem_code}: {item.problem_message}" if item.problem_code else ""
         asked = f"asked for {_at(item.content_at)}, " if item.content_at else ""
-        _named("", f"{told}; {asked}last seen {_at(item.seen_at)}{problem}")
+        _named("", f"{told}; {asked}noted {_at(item.seen_at)}{problem}")
     if item is not None and item.difference is not None and item.difference_at is not None:
         again = "it is about to be published again" if item.in_doubt_since else "it was published again"
         _named("", (f"differed from the ledger ({item.difference}) at {_at(item.difference_at)}: {again}", "yellow"))

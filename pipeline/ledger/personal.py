@@ -221,7 +221,7 @@ PLACES: tuple[Place, ...] = (
         personal="external_id scope stat revision acl_tags required_tags problem_message",
         free=(
             "tenant source version fingerprint problem_code swept_at content_at access_at gone in_doubt_since "
-            "difference difference_at withdrawn_at"
+            "difference difference_at withdrawn_at unlisted_since"
         ),
         erase={
             "document": f"DELETE FROM connector_items {_NAMED}",

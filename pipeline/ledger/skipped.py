@@ -24,7 +24,7 @@ class Skipped:
     code: str
     message: str
     seen_at: datetime
-    """When it was last looked at, by a listing or a read."""
+    """When its row was last written: at the newest read, or the newest listing that showed another access."""
     older: bool
     """What was published of it before is still searchable."""
 

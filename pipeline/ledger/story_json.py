@@ -141,6 +141,7 @@ def _source_json(source: Source) -> dict[str, Any]:
             "difference": item.difference,
             "difference_at": _iso(item.difference_at),
             "in_doubt_since": _iso(item.in_doubt_since),
+            "unlisted_since": _iso(item.unlisted_since),
         },
     }
 

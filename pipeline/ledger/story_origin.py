@@ -27,13 +27,16 @@ class Published:
     """When what is known of its content was asked for."""
     access_at: datetime | None
     seen_at: datetime
-    """When a listing, or a read, last showed it; 1970: never."""
+    """When a read, or a listing that showed a change, last wrote this; 1970: never. Sweeps that find it unchanged do
+    not."""
     difference: str | None = None
     """The kind of the last difference between what was published and what the ledger had accepted; None: none ever …"""
     difference_at: datetime | None = None
     """… and when it was found."""
     in_doubt_since: datetime | None = None
     """It is published again at the next look at the source."""
+    unlisted_since: datetime | None = None
+    """The newest sweeps lack it, from the one that began then, and were held back from deleting it."""
 
 
 INGESTED = "folder"
@@ -107,5 +110,5 @@ class Source:
             and self.item is not None
             and not self.item.gone
             and self.item.version is not None
-            and self.item.seen_at < datetime.fromisoformat(str(self.guard["at"]))
+            and self.item.unlisted_since is not None
         )

@@ -97,7 +97,7 @@ async def _item(connection: Connection, tenant: str, name: str, external_ids: Se
         async with connection.transaction():
             cursor = await connection.execute(
                 "SELECT external_id, version, gone, problem_code, problem_message, content_at, access_at,"
-                " greatest(swept_at, 'epoch'), difference, difference_at, in_doubt_since"
+                " greatest(swept_at, 'epoch'), difference, difference_at, in_doubt_since, unlisted_since"
                 " FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
                 " ORDER BY array_position(%s::text[], external_id::text) LIMIT 1",
                 [tenant, name, list(external_ids), list(external_ids)],

@@ -375,7 +375,7 @@ async def test_after_an_error_what_was_acknowledged_out_of_order_is_kept(desk: D
     with pytest.raises(Retryable):
         await settling
     await publisher.abandon()
-    rows = await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])
+    rows = await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/0", "/r/1", "/r/2"])
     assert {id_ for id_, row in rows.items() if row.in_doubt_since is None} == {"/r/1"}
     assert set(rows) == {"/r/0", "/r/1", "/r/2"}, "the others are known to be in doubt"
 
@@ -406,4 +406,4 @@ async def test_a_clock_set_back_is_refused(desk: Desk) -> None:
 async def test_a_newer_row_of_another_process_stays(desk: Desk) -> None:
     await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 5), None)])
     await desk.checkpoint.save(desk.tenant, "folder", "/r", [(Item("/r/a", 4), None)])
-    assert (await desk.checkpoint.sweep(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].version == 5
+    assert (await desk.checkpoint.listed(desk.tenant, "folder", "/r", ["/r/a"]))["/r/a"].version == 5

@@ -197,7 +197,13 @@ def test_every_state_has_a_case_and_a_line_on_the_page() -> None:
             "cannot read its source at present (sweep: denied)",
         ),
         (
-            Around(source=replace(SOURCE, item=ITEM, guard={"missing": 80, "published": 100, "at": LATER.isoformat()})),
+            Around(
+                source=replace(
+                    SOURCE,
+                    item=replace(ITEM, unlisted_since=LATER),
+                    guard={"missing": 80, "published": 100, "at": LATER.isoformat()},
+                )
+            ),
             "held back until `penstock connector run wiki --allow-mass-delete`",
         ),
         (Around(superseded=(2,)), "version 2 was observed later, but lost to version 3"),

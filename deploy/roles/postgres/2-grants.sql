@@ -60,7 +60,7 @@ GRANT EXECUTE ON FUNCTION erase_by_age TO penstock_worker;
 -- What became of one document at its source is told by `penstock why`.
 GRANT SELECT
     (tenant, source, external_id, version, gone, problem_code, problem_message, content_at, access_at, swept_at,
-        in_doubt_since, difference, difference_at, withdrawn_at)
+        in_doubt_since, difference, difference_at, withdrawn_at, unlisted_since)
     ON connector_items TO penstock_worker;
 
 -- The connectors.

@@ -1,0 +1,16 @@
+"""What a sweep remembers of its listing."""
+
+from __future__ import annotations
+
+from connectors.checkpoint import ListedIds
+
+
+def test_what_was_not_listed_is_lacking() -> None:
+    listed = ListedIds()
+    assert listed.lacks(["a", "b"]) == ["a", "b"]
+    assert listed.lacks([]) == []
+    listed.add(f"{n}.md" for n in range(0, 10_000, 2))
+    assert listed.lacks([f"{n}.md" for n in range(100)]) == [f"{n}.md" for n in range(1, 100, 2)]
+    listed.add(["1.md"])  # after it was asked
+    listed.add([])
+    assert listed.lacks(["3.md", "1.md", "0.md", ""]) == ["3.md", ""]
