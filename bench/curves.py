@@ -1,6 +1,8 @@
-"""The results' curves as SVG, and the table of docs/performance.md.
+"""The results' curves as SVG, and the tables of docs/performance.md.
 
     python -m bench.curves      # bench/results/latest.json → docs/performance/*.svg and the marked part of the document
+
+The table of what grows with the library comes from bench/results/scale.json (``python -m bench.scale``).
 
 The same results give the same files, byte for byte. A curve whose part was not measured is left as it is.
 """
@@ -11,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from bench.targets import rows
 DOCS = Path(__file__).parent.parent / "docs"
 DOCUMENT = DOCS / "performance.md"
 PICTURES = DOCS / "performance"
+SCALE = LATEST.with_name("scale.json")
+MARKED_SCALE = re.compile(r"(<!-- scale: begin -->\n).*?(<!-- scale: end -->)", re.DOTALL)
 MARKED = re.compile(r"(<!-- measured: begin -->\n).*?(<!-- measured: end -->)", re.DOTALL)
 INCHES = (7.0, 3.5)
 
@@ -165,9 +169,30 @@ def _earlier(latest: Mapping[str, Any]) -> str:
     return f" Measured at other commits: {', '.join(found)}." if found else ""
 
 
-def written(document: str, latest: Mapping[str, Any]) -> str:
+def scale_table(report: Mapping[str, Any]) -> Iterator[str]:
+    """By size: milliseconds of a step, and in brackets those of processors; the last size beside the first."""
+    sizes = [str(size) for size in report["sizes"]]
+    yield "| | " + " | ".join(f"{int(size):,} documents" for size in sizes) + " | ratio |"
+    yield "|---" * (len(sizes) + 2) + "|"
+    for name, took in report["steps"].items():
+        first, last = took[sizes[0]], took[sizes[-1]]
+        cells = " | ".join(f"{took[size]['ms']:.0f} ms ({took[size]['processor_ms']:.0f})" for size in sizes)
+        processor = last["processor_ms"] / max(first["processor_ms"], 1)
+        yield f"| {name} | {cells} | {last['ms'] / first['ms']:.1f} ({processor:.1f}) |"
+    machine = report["machine"]
+    yield ""
+    yield (
+        f"Measured {machine['at'][:10]} at {machine['commit']} on {machine['cores']} processors, load"
+        f" {machine['load_before']:.0f} before it began. At this cost an audit of 1,000,000 such documents is"
+        f" {report['audit_minutes']} minutes of pages at a quarter of a processor."
+    )
+
+
+def written(document: str, latest: Mapping[str, Any], scale: Mapping[str, Any]) -> str:
     """The document with what was measured between its markers."""
-    return MARKED.sub(lambda found: found[1] + marked(latest) + found[2], document)
+    document = MARKED.sub(lambda found: found[1] + marked(latest) + found[2], document)
+    table = "\n".join(scale_table(scale)) + "\n"
+    return MARKED_SCALE.sub(lambda found: found[1] + table + found[2], document)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -179,8 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     latest = json.loads(given.results.read_text())
     drawn = draw(results(latest), PICTURES)
-    DOCUMENT.write_text(written(DOCUMENT.read_text(), latest))
-    sys.stdout.write(f"{', '.join(drawn)} in {PICTURES.name}/; the table in {DOCUMENT.name}\n")
+    DOCUMENT.write_text(written(DOCUMENT.read_text(), latest, json.loads(SCALE.read_text())))
+    sys.stdout.write(f"{', '.join(drawn)} in {PICTURES.name}/; the tables in {DOCUMENT.name}\n")
     return 0
 
 

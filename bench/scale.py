@@ -3,9 +3,10 @@
     python -m bench.scale [--sizes 10000 1000000] [--json FILE]
 
 Fills a database and an index of its own on the running local stack for each size: documents of one short chunk, a tenth
-as many groups of ten people, as many access sets as groups, and a connector's row for each document, by SQL (ids and
-entries are made here). Then each step that the product does often is timed on all of them in turns, and the table of
-docs/performance.md is printed.
+as many groups of ten people (as many memberships as documents), as many access sets as groups, and a connector's row
+for each document, by SQL (ids and entries are made here). Then each step that the product does often is timed on all of
+them in turns, and the table of docs/performance.md is printed; ``python -m bench.curves`` puts it there from
+bench/results/scale.json.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,14 +31,17 @@ import psutil
 import structlog
 from elasticsearch import AsyncElasticsearch
 
+from bench.curves import scale_table
 from bench.machine import description
 from connectors.clock import Clock
-from connectors.runner.membership import Held
-from connectors.runner.membership_tables import MembershipTables
+from connectors.runner.identities import Identities
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import Holder, Rows
+from connectors.runner.reconcile import PAGE as COMPARED
+from connectors.runner.reconcile import Found, Reconcile
+from connectors.runner.rows import PAGE, Holder, Rows
+from connectors.runner.state import State
 from connectors.runner.sweep import Sweep
-from connectors.source import Listed
+from connectors.source import Group, Listed
 from deploy.local.stack import Stack
 from pipeline.audit.background import LIMITS, PROCESSOR_SHARE, BackgroundAudit
 from pipeline.core.identifiers import terms
@@ -225,13 +229,52 @@ async def listing_page(filled: Filled) -> None:
     await sweep._page(page, datetime.now(UTC), loading=False, newcomers=0)
 
 
+async def sweeps_end(filled: Filled) -> None:
+    """A page of the rows among which a sweep that has listed everything looks for what it lacked."""
+    start = filled.turn * PAGE % filled.documents + 1
+    page = await Rows(filled.library.pool, HOLDER).sweepable(datetime.now(UTC), f"{start}.md")
+    assert page
+
+
 async def webhooks(filled: Filled) -> None:
-    """Groups of which somebody has left or come back."""
-    tables = MembershipTables(filled.library.pool, HOLDER)
-    at = datetime.now(UTC)
-    tags = [f"team-{n * 17 % filled.groups}" for n in range(CHANGED_GROUPS)]
-    await tables.merge_groups([Held(tag, (f"p{filled.turn}",), (), at) for tag in tags], at, tags)
-    await tables.in_doubt("", at)
+    """Groups of each of which one person has left and another joined, each time other ones: listed, resolved, published
+    and recorded."""
+    first = filled.turn * CHANGED_GROUPS
+    groups = [n * 17 % filled.groups for n in range(first, first + CHANGED_GROUPS)]
+
+    class Source:
+        async def groups(self, _tags: Collection[str]) -> AsyncIterator[Group]:
+            for group in groups:
+                members = [*range(group - 9, group), group + filled.groups // 2]
+                yield Group(f"team-{group}", [f"p{one % filled.groups}" for one in members])
+
+    kafka: Any = NoKafka()
+    source: Any = Source()
+    identities = Identities(source, kafka, filled.library.pool, HOLDER, Clock(None), between_pages=lambda: None)
+    published = await identities.some(frozenset(f"team-{group}" for group in groups))
+    assert published == {"identities": 2 * CHANGED_GROUPS}
+
+
+async def reconciliation(filled: Filled) -> None:
+    """A page of each of the four walks: documents of the ledger, rows, principals of the ledger, published sets."""
+    kafka: Any = NoKafka()
+    pool = filled.library.pool
+    reconcile = Reconcile(
+        pool, State(pool, HOLDER), Publisher(kafka, Rows(pool, HOLDER)), Clock(None), between_pages=lambda: None,
+        look_again=lambda _ids, _groups: None,
+    )  # fmt: skip
+    start, found = filled.turn * 97 % filled.groups + 1, Found()
+    await reconcile._documents(str(document_id(TENANT, SOURCE, f"{start}.md")), found)
+    await reconcile._rows_alone(f"{start}.md", found)
+    await reconcile._members(f"p{start}", found)
+    await reconcile._sets_alone(f"p{start}", found)
+    assert not [one for (sort, _), one in found.differences.items() if sort == "document"]
+
+
+async def beat(filled: Filled) -> None:
+    """What an instance of a connector writes and asks each second, and what it counts each 20 seconds."""
+    await State(filled.library.pool, HOLDER).beat({}, {"unchanged": 1}, [])
+    await Rows(filled.library.pool, HOLDER).problems()
 
 
 async def sweeper(filled: Filled) -> None:
@@ -260,7 +303,10 @@ async def search(filled: Filled) -> None:
 
 STEPS: dict[str, Step] = {
     f"a sweep's page: {LISTED} documents listed, unchanged": listing_page,
-    f"a batch of webhooks: {CHANGED_GROUPS} groups with other members": webhooks,
+    f"a sweep's end: {PAGE:,} rows compared with the listing": sweeps_end,
+    f"a batch of webhooks: in {CHANGED_GROUPS} groups one has left and one joined": webhooks,
+    f"a step of reconciliation: four pages of {COMPARED}": reconciliation,
+    "a connector's beat": beat,
     f"the sweeper: {PENDING} documents pending": sweeper,
     f"the announcer: {PENDING} documents not announced": announcer,
     f"an audit step: {LIMITS.documents} documents compared": audit_page,
@@ -333,33 +379,23 @@ async def measure(stack: Stack, libraries: Sequence[Filled]) -> Table:
     return table
 
 
-def markdown(table: Table, sizes: Sequence[int]) -> Iterator[str]:
-    """Milliseconds, and in brackets those of processors."""
-    yield "| | " + " | ".join(f"{size:,} documents" for size in sizes) + " | ratio |"
-    yield "|---" * (len(sizes) + 2) + "|"
-    for name, took in table.items():
-        first, last = took[sizes[0]], took[sizes[-1]]
-        cells = " | ".join(f"{took[size].ms:.0f} ms ({took[size].processor_ms:.0f})" for size in sizes)
-        ratio = f"{last.ms / first.ms:.1f} ({last.processor_ms / max(first.processor_ms, 1):.1f})"
-        yield f"| {name} | {cells} | {ratio} |"
-
-
 async def main(sizes: Sequence[int], written: Path | None) -> None:
     stack = Stack(home())
     async with AsyncExitStack() as closing:
         libraries = [await filled(stack, closing, size) for size in sizes]
         table = await measure(stack, libraries)
-    print("\n".join(markdown(table, sizes)))
     [page] = [took[sizes[-1]].processor_ms for name, took in table.items() if STEPS[name] is audit_page]
     minutes = 1_000_000 / LIMITS.documents * page / 1_000 / PROCESSOR_SHARE / 60
-    print(f"\nAn audit of 1,000,000 such documents at a quarter of a processor: {minutes:.0f} minutes of them.")
+    report = {
+        "machine": description(),
+        "sizes": list(sizes),
+        "audit_minutes": round(minutes),
+        "steps": {
+            name: {str(size): asdict(cost) for size, cost in took.items()} for name, took in table.items()
+        },
+    }  # fmt: skip
+    print("\n".join(scale_table(report)))
     if written is not None:
-        report = {
-            "machine": description(),
-            "sizes": list(sizes),
-            "audit_minutes": round(minutes),
-            "steps": {name: {size: asdict(cost) for size, cost in took.items()} for name, took in table.items()},
-        }
         written.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -96,7 +96,9 @@ def test_the_same_results_give_the_same_pictures(tmp_path: Path) -> None:
 def test_the_document_shows_what_was_measured() -> None:
     document = curves.DOCUMENT.read_text()
     assert curves.MARKED.search(document)
-    assert document == curves.written(document, json.loads(LATEST.read_text())), "run `python -m bench.curves`"
+    assert curves.MARKED_SCALE.search(document)
+    latest, scale = json.loads(LATEST.read_text()), json.loads(curves.SCALE.read_text())
+    assert document == curves.written(document, latest, scale), "run `python -m bench.curves`"
 
 
 def test_processor_seconds_are_the_difference_of_two_readings_the_dearest_first() -> None:
