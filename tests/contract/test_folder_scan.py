@@ -331,7 +331,7 @@ class Broken(Checkpoint):
 
 async def test_a_crash_between_publish_and_checkpoint_publishes_again(desk: Desk) -> None:
     desk.write("a.txt")
-    broken = Broken(desk.checkpoint._pool)
+    broken = Broken(desk.checkpoint.pool)
     options = FolderOptions(acl_tags=("staff",), tenant=desk.tenant)
     with pytest.raises(Retryable, match="gone"):
         await FolderConnector([desk.root], options=options, producer=desk.recorder, checkpoint=broken).scan()
