@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from pipeline.core.canary import PRINCIPAL, is_canary
-from pipeline.core.identity import qualify
+from pipeline.core.identity import OWN_TAG, qualify
 from pipeline.stores.postgres import Connection
 
 
@@ -48,7 +48,7 @@ async def identify(
     sources = await sources_of(connection, tenant)
     if PRINCIPAL not in principals:
         sources = tuple(source for source in sources if not is_canary(source))
-    own = [f"user:{principal}" for principal in principals]
+    own = [f"{OWN_TAG}{principal}" for principal in principals]
     qualified = [tag for tag in tags if tag.partition("/")[0] in sources and "/" in tag]
     bare = [tag for tag in tags if tag not in qualified]
     for source in sources:

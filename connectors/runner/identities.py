@@ -11,7 +11,7 @@ from typing import Any, cast
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import is_tag
-from connectors.runner.membership import Held, holders, merged
+from connectors.runner.membership import Held, holders, is_group, merged
 from connectors.runner.membership_tables import PRINCIPALS_PER_PAGE, MembershipTables, NewSet, Published, new_sets
 from connectors.runner.rows import Holder
 from connectors.source import Source
@@ -54,12 +54,16 @@ class Identities:
             async for group in groups:
                 listed.append(Held(group.tag, tuple(sorted(set(group.members))), tuple(sorted(set(group.of))), at))
                 self._between_pages()
-        unsayable = sum(not is_tag(one) for held in listed for one in (held.tag, *held.members, *held.of))
-        listed = [Held(held.tag, _sayable(held.members), _sayable(held.of), at) for held in listed if is_tag(held.tag)]
+        unsayable = sum(not is_tag(one) for held in listed for one in (*held.members, *held.of))
+        unsayable += sum(not is_group(held.tag) for held in listed)
+        listed = [
+            Held(held.tag, _sayable(held.members), _sayable(held.of), at) for held in listed if is_group(held.tag)
+        ]
         self.problems = [] if not unsayable else [
             Problem(
                 self._holder.source, "identity_invalid",
-                f"{unsayable} names of tags or principals are empty or longer than 500 characters: nobody holds them",
+                f"{unsayable} names of tags or principals are empty, longer than 500 characters, or groups called"
+                " user:…: nobody holds them",
             )
         ]  # fmt: skip
         async with self._applying:

@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from connectors.runner.compare import is_tag
-
-USER = "user:"
-"""A tag that its principal holds without being told."""
+from pipeline.core.identity import OWN_TAG
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +47,8 @@ def holders(groups: Mapping[str, Held]) -> dict[str, frozenset[str]]:
         for principal in held.members:
             direct[principal].add(tag)
         for inner in held.of:
-            if inner.startswith(USER):
-                direct[inner.removeprefix(USER)].add(tag)
+            if inner.startswith(OWN_TAG):
+                direct[inner.removeprefix(OWN_TAG)].add(tag)
             else:
                 upward[inner].append(tag)
     return {principal: _closure(tags, upward) for principal, tags in direct.items() if is_tag(principal)}
@@ -63,7 +61,12 @@ def _closure(tags: set[str], upward: Mapping[str, list[str]]) -> frozenset[str]:
             if outer not in found:
                 found.add(outer)
                 pending.append(outer)
-    return frozenset(tag for tag in found if is_tag(tag))
+    return frozenset(tag for tag in found if is_group(tag))
+
+
+def is_group(tag: str) -> bool:
+    """Whether the tag may be a group's: ``user:NAME`` is NAME's alone."""
+    return is_tag(tag) and not tag.startswith(OWN_TAG)
 
 
 def digest(tags: Collection[str]) -> bytes:

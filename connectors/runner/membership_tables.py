@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
-from connectors.runner.membership import USER, Held, digest, holders, merged
+from connectors.runner.membership import Held, digest, holders, merged
 from connectors.runner.rows import Holder, require_lease
+from pipeline.core.identity import OWN_TAG
 from pipeline.stores.postgres import Connection, Pool, translated
 
 IN_DOUBT = b""
@@ -211,17 +212,17 @@ class MembershipTables:
             old, new = known.get(tag), after.get(tag)
             principals |= set(old.members if old else ()) ^ set(new.members if new else ())
             inner |= set(old.of if old else ()) ^ set(new.of if new else ())
-        principals |= {tag.removeprefix(USER) for tag in inner if tag.startswith(USER)}
+        principals |= {tag.removeprefix(OWN_TAG) for tag in inner if tag.startswith(OWN_TAG)}
         seen: set[str] = set()
-        below = {tag for tag in inner if not tag.startswith(USER)}
+        below = {tag for tag in inner if not tag.startswith(OWN_TAG)}
         while below:
             seen |= below
             groups = await self._groups(connection, below)
             below = set()
             for held in groups.values():
                 principals.update(held.members)
-                principals.update(tag.removeprefix(USER) for tag in held.of if tag.startswith(USER))
-                below.update(tag for tag in held.of if not tag.startswith(USER) and tag not in seen)
+                principals.update(tag.removeprefix(OWN_TAG) for tag in held.of if tag.startswith(OWN_TAG))
+                below.update(tag for tag in held.of if not tag.startswith(OWN_TAG) and tag not in seen)
         return principals
 
     async def _held(self, connection: Connection, principals: Sequence[str]) -> dict[str, frozenset[str]]:
@@ -230,7 +231,7 @@ class MembershipTables:
         of: dict[str, list[str]] = defaultdict(list)
         for principal, tag in await self._containing(connection, "members", principals):
             members[tag].append(principal)
-        level: set[str] = set(members) | {USER + principal for principal in principals}
+        level: set[str] = set(members) | {OWN_TAG + principal for principal in principals}
         above: set[str] = set(members)
         while level:
             outer = set()

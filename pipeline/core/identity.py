@@ -12,6 +12,10 @@ DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
 EVERYONE = "*"
 """The universal required tag that every caller has: Elasticsearch's terms_set matches nothing on an empty list."""
 
+OWN_TAG = "user:"
+"""``user:NAME`` is the tag that the principal NAME holds in every source of its tenant, and nobody else: no group may
+be called so."""
+
 
 def document_key(tenant: str, source: str, external_id: str) -> str:
     return f"{tenant}/{source}/{external_id}"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from pipeline.core.errors import Poison
+from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Lane
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
@@ -67,5 +68,7 @@ def read_identity(record: Incoming, *, now: datetime) -> IdentityChanged:
         raise Poison(error.code, str(error)) from error
     if isinstance(message, IdentityChanged):
         check_record(record, message, now=now)
+        if any(group.startswith(OWN_TAG) for group in message.groups):
+            raise Poison("reserved_group", "groups: a name that begins with user: is held by that principal alone")
         return message
     raise Poison("wrong_topic", f"{message.kind} does not belong on {record.topic}")
