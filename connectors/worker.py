@@ -16,7 +16,7 @@ from connectors.runner.plan import Services
 from pipeline import tracing
 from pipeline.core.errors import Misconfigured
 from pipeline.health import health
-from pipeline.kafka import producer
+from pipeline.kafka import publisher
 from pipeline.serving import served
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import open_pool
@@ -45,7 +45,7 @@ async def run(settings: Settings, declared: Declared) -> None:
         stack.enter_context(tracing.running("connectors"))
         await stack.enter_async_context(health(settings.stream, metrics, lambda: bool(address), report))
         pool = await stack.enter_async_context(open_pool(settings.postgres, on_fence=metrics.ledger_fenced.set))
-        kafka = await stack.enter_async_context(producer(settings.kafka))
+        kafka = await stack.enter_async_context(publisher(settings))
         http = app(Parts(instances, declared.keys, kafka, metrics))
         host, port = settings.connectors.http_host, settings.connectors.http_port
         try:

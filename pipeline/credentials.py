@@ -56,8 +56,8 @@ class SecretFilesSource(SecretsSettingsSource):
             raise Misconfigured(f"{SECRETS_DIR} names {self.secrets_dir}: {why}; mount it, or unset it") from error
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseSettings):
-            return None, field_name, False  # a whole part: a file `penstock_canary` is somebody's password
+        if self.settings_cls.model_config.get("env_prefix") == "PENSTOCK_":
+            return None, field_name, False  # parts and no secrets: a file `penstock_canary` is somebody's password
         return super().get_field_value(field, field_name)
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.kafka_security import refusal
 from pipeline.kafka_security import security as security  # handed on
-from pipeline.settings import KafkaSettings
+from pipeline.settings import KafkaSettings, Settings
 from pipeline.traced.records import sending
-from topics.producer import NotDelivered, Producer
+from topics.producer import NotDelivered, Producer, Sign
 from topics.reader import Reader, ReadFailed
 from topics.registry import Topic
 
@@ -21,11 +22,37 @@ from topics.registry import Topic
 async def producer(kafka: KafkaSettings) -> AsyncIterator[Producer]:
     """A started producer; leaving waits for what is under way. Raises Retryable when Kafka is away, Misconfigured when
     it does not let us in."""
+    sign = signature_of(kafka)
     try:
-        async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka), trace=sending) as started:
+        async with Producer(kafka.bootstrap, kafka.topic_prefix, security(kafka), trace=sending, sign=sign) as started:
             yield started
     except NotDelivered as error:
         raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
+
+
+def publisher(settings: Settings) -> AbstractAsyncContextManager[Producer]:
+    """``producer`` for a process that publishes to the topics of ``registry.INTAKE``. Raises Misconfigured at once
+    where everything that it publishes would be refused."""
+    if settings.producers == "enforce" and settings.kafka.signing_key_file is None:
+        raise Misconfigured(
+            "PENSTOCK_PRODUCERS=enforce refuses what is not signed: set PENSTOCK_KAFKA_SIGNING_KEY_FILE to the private"
+            " key of an enrolled producer (`penstock producer add`)",
+            service="kafka",
+        )
+    return producer(settings.kafka)
+
+
+def signature_of(kafka: KafkaSettings) -> Sign | None:
+    """How this process signs; None: it does not. Raises Misconfigured when its key cannot be read."""
+    if kafka.signing_key_file is None:
+        return None
+    from topics.signatures import NotAKey, Signer  # cryptography takes 50 ms
+
+    try:
+        return Signer(Path(kafka.signing_key_file).read_bytes()).headers
+    except (OSError, NotAKey) as error:
+        why = str(error) if isinstance(error, NotAKey) else "no such file, or not readable"
+        raise Misconfigured(f"PENSTOCK_KAFKA_SIGNING_KEY_FILE: {why}", service="kafka") from error
 
 
 async def deliver(sends: Iterable[Awaitable[asyncio.Future[Any]]], *, within_seconds: float = 60.0) -> int:

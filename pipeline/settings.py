@@ -93,6 +93,8 @@ class KafkaSettings(Part):
     ssl_keyfile: str | None = None
     """… and its key."""
     ssl_key_password: SecretStr | None = None
+    signing_key_file: str | None = None
+    """An Ed25519 private key (PEM) with which this process signs what it publishes: `penstock producer add`."""
 
     @model_validator(mode="after")
     def _has_a_login(self) -> Self:
@@ -293,6 +295,10 @@ class RetentionSettings(Part):
     """How long backups are kept: nothing here makes or removes any; receipts of `penstock forget` name it."""
 
 
+Producers = Literal["off", "warn", "enforce"]
+"""off: nobody looks at signatures. warn: what would be refused is counted and accepted. enforce: it is refused."""
+
+
 class Settings(Part):
     """All parts. Build one with ``load()``."""
 
@@ -308,6 +314,8 @@ class Settings(Part):
     connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
     canary: CanarySettings = Field(default_factory=CanarySettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    producers: Producers = "off"
+    """What happens to records that no enrolled producer has signed for its own tenant and source."""
 
 
 def load() -> Settings:

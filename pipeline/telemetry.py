@@ -39,6 +39,13 @@ class Metrics:
             "How long bad records still wait because there are too many dead letters; 0: they do not",
             registry=r,
         )
+        self.unauthorised = Counter(
+            "penstock_unauthorised_records",
+            "Records that no enrolled producer has signed for its own tenant and source, by mode: refused (enforce) or"
+            " accepted (warn)",
+            ["stage", "reason", "mode"],
+            registry=r,
+        )
         self.poison_moved = Counter(
             "penstock_moved_poison",
             "Bad records moved from a live topic to its backfill topic, because the limit on dead letters was met",

@@ -8,12 +8,14 @@ POSTGRES_DENIES = {
     "penstock_connect": (
         "SELECT * FROM documents", "SELECT * FROM document_bodies", "SELECT * FROM {chunks}",
         "SELECT * FROM memberships", "UPDATE index_state SET seq = 0",
+        "SELECT * FROM producer_keys",
     ),
     "penstock_ask": (
         "UPDATE documents SET title = ''", "DELETE FROM {chunks}", "DELETE FROM manifests",
         "INSERT INTO memberships SELECT * FROM memberships", "SELECT * FROM connector_items", "CREATE TABLE mine ()",
     ),
-    "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads"),
+    "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads",
+        "UPDATE producers SET allow = '{*/*}'", "DELETE FROM producer_keys"),
 }  # fmt: skip
 ELASTICSEARCH_DENIES = {
     "penstock_ask": (

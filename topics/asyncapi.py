@@ -77,6 +77,11 @@ def _headers(kind: str) -> dict[str, Any]:
             "ce_time": text | {"format": "date-time", "description": "The message's observed_at."},
             "content-type": {"const": CONTENT_TYPE},
             "traceparent": text | {"description": "W3C trace context; optional."},
+            "penstock-signature": text
+            | {
+                "description": "v1:KEY_ID:SIGNATURE, Ed25519 in Base64; on the topics that producers write. Optional,"
+                " and without it a record is refused where signatures are enforced: docs/wire.md."
+            },
         },
     }
 

@@ -22,7 +22,7 @@ from aiokafka.errors import (
 
 from topics.codec import Headers, encode
 from topics.messages import AnyMessage
-from topics.registry import MAX_MESSAGE_BYTES, Topic
+from topics.registry import INTAKE, MAX_MESSAGE_BYTES, Topic
 
 REQUEST_SECONDS = 30.0
 """How long ``send`` waits for room or for the topic's partitions."""
@@ -45,6 +45,10 @@ class Stored:
 
 Delivery = asyncio.Future[Stored]
 """Done when every in-sync replica has the record; else it holds a DeliveryUnknown or a DeliveryRefused."""
+
+
+Sign = Callable[[str, bytes | None, bytes | None, Headers], Headers]
+"""(the topic's full name, key, value, headers) → the headers with a signature (``signatures.Signer.headers``)."""
 
 
 class Sending(Protocol):
@@ -87,10 +91,13 @@ class Producer:
         security: Mapping[str, object] | None = None,
         *,
         trace: Callable[[str, AnyMessage], Sending | None] = lambda topic, message: None,
+        sign: Sign | None = None,
     ) -> None:
         """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options. trace:
-        asked for every message that comes without a ``traceparent``, with its topic's full name."""
+        asked for every message that comes without a ``traceparent``, with its topic's full name. sign: signs the
+        messages for the topics of ``registry.INTAKE``; records that are sent as they are keep their signature."""
         self._trace = trace
+        self._sign = sign
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
         self._security = dict(security or {})
@@ -127,11 +134,14 @@ class Producer:
             raise ValueError(f"{message.kind} does not belong on {topic.name}")
         sending = self._trace(self._prefix + topic.name, message) if traceparent is None else None
         record = encode(message, traceparent=sending.traceparent if sending else traceparent)
+        headers = record.headers
+        if self._sign is not None and topic in INTAKE:
+            headers = self._sign(self._prefix + topic.name, record.key, record.value, headers)
         if sending is None:
-            return await self.send_raw(topic, record.key, record.value, record.headers)
+            return await self.send_raw(topic, record.key, record.value, headers)
         size = len(record.value)
         try:
-            delivery = await self.send_raw(topic, record.key, record.value, record.headers)
+            delivery = await self.send_raw(topic, record.key, record.value, headers)
         except BaseException as error:
             sending.ended(size, error)
             raise

@@ -66,3 +66,6 @@ TOPICS = (
 
 COPARTITIONED = ((DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), (INDEX_LIVE, INDEX_BACKFILL))
 """Read by the same workers in the same key lanes: one document's partition must be the same number in both."""
+
+INTAKE = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS)
+"""What producers write: each record is signed by one of them (topics.signatures)."""

@@ -20,7 +20,7 @@ from pipeline.canary.watch import Watch
 from pipeline.core.canary import EXTERNAL_ID, MARK, Canary
 from pipeline.core.errors import Misconfigured, PenstockError
 from pipeline.health import health
-from pipeline.kafka import producer
+from pipeline.kafka import publisher
 from pipeline.settings import CanarySettings, Settings
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Connection, Pool, open_pool, translated
@@ -55,7 +55,7 @@ async def run(settings: Settings) -> None:
         stack.push_async_callback(es.close)
         # Nothing is remembered from one look to the next: it shall be a search like anybody's first.
         search = Search(pool, es, Reference(pool), settings=RetrievalSettings(cached_queries=0, feedback=False))
-        kafka = await stack.enter_async_context(producer(settings.kafka))
+        kafka = await stack.enter_async_context(publisher(settings))
         canaries = Canaries(pool, Watch(search, kafka, metrics, settings.canary), metrics, settings.canary)
         ready.set()
         log.info("worker_started", worker="canary")

@@ -15,7 +15,7 @@ from connectors.worker import FOLDER
 from pipeline import tracing
 from pipeline.cli.output import progress_bars, stderr
 from pipeline.core.errors import Misconfigured
-from pipeline.kafka import producer
+from pipeline.kafka import publisher
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.tasks import ended
@@ -72,7 +72,7 @@ async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[
     """An instance that runs here; None: a worker has it."""
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
-        kafka = await stack.enter_async_context(producer(settings.kafka))
+        kafka = await stack.enter_async_context(publisher(settings))
         services = Services(
             postgres=settings.postgres, pool=pool, producer=kafka, metrics=Metrics(), folder=home() / FOLDER,
             events_url=settings.connectors.events_url,

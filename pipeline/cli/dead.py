@@ -187,8 +187,10 @@ async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Resul
     from pipeline.kafka import producer, reader
     from pipeline.ledger import letters
     from pipeline.settings import load
+    from pipeline.stages.admission import admission
     from pipeline.stages.replay import Replayer
     from pipeline.stores.postgres import open_pool
+    from pipeline.telemetry import Metrics
     from topics.registry import DEAD_LETTERS
 
     settings = load()
@@ -204,7 +206,10 @@ async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Resul
         producer(settings.kafka) as sender,
         reader(settings.kafka, DEAD_LETTERS) as records,
     ):
-        replayer = Replayer(pool, sender, records, topic_prefix=settings.kafka.topic_prefix)
+        replayer = Replayer(
+            pool, sender, records, topic_prefix=settings.kafka.topic_prefix,
+            admission=admission(pool, Metrics(), settings.producers),
+        )  # fmt: skip
         with progress_bars(quiet=quiet) as bars:
             task = bars.add_task("replaying", total=len(ids))
             async for result in replayer.replay(ids):

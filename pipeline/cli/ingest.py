@@ -179,7 +179,7 @@ async def _connector(
     from connectors.checkpoint import Checkpoint
     from connectors.folder.connector import FolderConnector
     from connectors.folder.options import FolderOptions
-    from pipeline.kafka import producer
+    from pipeline.kafka import publisher
     from pipeline.settings import load
     from pipeline.stores.postgres import open_pool
 
@@ -192,7 +192,7 @@ async def _connector(
         allow_mass_delete=mass_delete,
     )
     pool = await stack.enter_async_context(open_pool(settings.postgres))
-    kafka = await stack.enter_async_context(producer(settings.kafka))
+    kafka = await stack.enter_async_context(publisher(settings))
     checkpoint = Checkpoint(pool)
     connector = FolderConnector(paths, options=options, producer=kafka, checkpoint=checkpoint)
     return connector, options.source, checkpoint, pool

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = {
     "tenant": "withdraw:tenant",
     "golden": "golden:golden",
     "generation": "generation:generation",
+    "producer": "producer:producer",
 }
 """By name: the module in ``pipeline.cli``, and in it a function, or a Typer with commands of its own."""
 

@@ -12,8 +12,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from connectors.declared import Declared
 from pipeline.core.errors import Fenced, Misconfigured, PenstockError
+from pipeline.core.producers import CODES
 from pipeline.ledger import generations, skipped
-from pipeline.settings import PostgresSettings
+from pipeline.settings import PostgresSettings, Settings
 from pipeline.stores import fence
 from pipeline.stores.postgres import Connection, require_migrated, translated
 from query import pipeline_parts as parts
@@ -24,9 +25,10 @@ MOST = 100_000
 """Documents are counted no further: beyond, the planner's estimate is shown."""
 
 
-async def look(settings: PostgresSettings, declared: Declared | None, away: list[str]) -> dict[str, Any]:
+async def look(everything: Settings, declared: Declared | None, away: list[str]) -> dict[str, Any]:
     """Parts by name; one that cannot be told is absent and named in ``away``. Raises Retryable, Misconfigured when
     Postgres itself does not answer."""
+    settings = everything.postgres
     told: dict[str, Any] = {}
     with translated(f"Postgres at {address(settings)}"):
         connection: Connection = await psycopg.AsyncConnection.connect(
@@ -44,7 +46,7 @@ async def look(settings: PostgresSettings, declared: Declared | None, away: list
             except PenstockError:  # the ledger of a version before: the other parts say what is wrong
                 if not refused:
                     raise
-            for name, ask in _parts(connection, declared).items():
+            for name, ask in _parts(connection, declared, everything).items():
                 try:
                     found = await _asked(connection, name, ask)
                 except PenstockError as error:
@@ -81,7 +83,9 @@ async def _asked(connection: Connection, name: str, ask: Callable[[], Awaitable[
             return await ask()
 
 
-def _parts(connection: Connection, declared: Declared | None) -> dict[str, Callable[[], Awaitable[Any]]]:
+def _parts(
+    connection: Connection, declared: Declared | None, settings: Settings
+) -> dict[str, Callable[[], Awaitable[Any]]]:
     return {
         "generations": lambda: _generations(connection),
         "pending": lambda: _pending(connection),
@@ -91,6 +95,7 @@ def _parts(connection: Connection, declared: Declared | None) -> dict[str, Calla
         "audit": lambda: _audit(connection),
         "embedding": lambda: _embedding(connection),
         "freshness": lambda: _freshness(connection),
+        "producers": lambda: _producers(connection, settings.producers),
     }
 
 
@@ -178,6 +183,17 @@ async def _audit(connection: Connection) -> dict[str, Any]:
             "differing": differing,
         }  # fmt: skip
     return {"last": last, "divergent_documents": divergence["documents"], "by": divergence["by"]}
+
+
+async def _producers(connection: Connection, mode: str) -> dict[str, Any]:
+    """mode: as this process is told; the workers have their own settings."""
+    cursor = await connection.execute(
+        "SELECT (SELECT count(*) FROM producers WHERE valid_until IS NULL OR valid_until > now()),"
+        " (SELECT count(*) FROM dead_letters WHERE code = ANY(%s) AND at > now() - interval '1 day')",
+        [list(CODES)],
+    )
+    [(enrolled, refused)] = await cursor.fetchall()
+    return {"mode": mode, "enrolled": enrolled, "refused_in_a_day": refused}
 
 
 async def _embedding(connection: Connection) -> list[dict[str, Any]]:

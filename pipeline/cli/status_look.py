@@ -35,7 +35,17 @@ PART_SECONDS = 10.0
 LEDGER_SECONDS = 15.0
 """Its parts have three seconds each of their own."""
 STAGES = (Detect, Identities, Conversations, VectorSink, KeywordSink)
-LEDGER = ("generations", "freshness", "pending", "dead_letters", "skipped", "connectors", "audit", "embedding")
+LEDGER = (
+    "generations",
+    "freshness",
+    "pending",
+    "dead_letters",
+    "skipped",
+    "connectors",
+    "audit",
+    "embedding",
+    "producers",
+)
 SUCCESS = "penstock_canary_success_timestamp_seconds"
 
 
@@ -44,7 +54,7 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
     away: list[str] = []
     here, ledger, stages, entries = await asyncio.gather(
         _part(away, "this machine", PART_SECONDS, asyncio.to_thread(local, stack)),
-        _part(away, "Postgres", LEDGER_SECONDS, look_at_ledger(settings.postgres, declared_here(), away)),
+        _part(away, "Postgres", LEDGER_SECONDS, look_at_ledger(settings, declared_here(), away)),
         _part(away, "Kafka", PART_SECONDS, _stages(settings)),
         _part(away, "Elasticsearch", PART_SECONDS, _elasticsearch(settings)),
     )

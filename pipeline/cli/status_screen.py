@@ -232,6 +232,12 @@ def _told_facts(told: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             for one in spent
         )
         yield "embedded today", by or "nothing"
+    if (producers := told["producers"]) is not None:
+        refused = producers["refused_in_a_day"]
+        yield (
+            "producers", f"{producers['enrolled']} enrolled, signatures: {producers['mode']}",
+            (f", {refused} records refused since yesterday" if refused else "", "yellow"),
+        )  # fmt: skip
     if (canaries := told["canaries"]) is not None:
         ages = ", ".join(
             f"{printable(one['source'])} {_seconds(max(one['found_seconds_ago'].values(), default=0.0))} ago"

@@ -27,6 +27,7 @@ from pipeline.core.errors import Poison
 from pipeline.core.model import CountTokens, Lane
 from pipeline.core.normalise import clean
 from pipeline.settings import ConversationSettings
+from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
 from pipeline.stages.stage import Incoming, Last
@@ -63,8 +64,10 @@ class Conversations(Last):
         count_tokens: CountTokens,
         metrics: Metrics,
         settings: ConversationSettings,
+        admission: Unchecked = UNCHECKED,
     ) -> None:
         """count_tokens: as the gate is measured (cl100k), whatever model embeds."""
+        self._admission = admission
         self._pool = pool
         self._dead = dead
         self._count_tokens = count_tokens
@@ -72,20 +75,18 @@ class Conversations(Last):
         self._settings = settings
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
+        now = datetime.now(UTC)
+        found = await self._admission.sort(
+            batch, lambda record: read_conversation(record, now=now), lambda message: message, stage=self.name,
+            concerns_tenant=lambda message: isinstance(message, ConversationForgotten) and message.conversation is None,
+        )  # fmt: skip
         said: dict[Member, list[Said]] = {}
-        poison, valid = [], []
-        for record in batch:
-            try:
-                message = read_conversation(record, now=datetime.now(UTC))
-            except Poison as error:
-                poison.append((record, error))
-            else:
-                valid.append(record)
-                said.setdefault(Member(message.tenant, message.member), []).append(message)
+        for message in found.accepted:
+            said.setdefault(Member(message.tenant, message.member), []).append(message)
         for who, messages in said.items():
             await self._accept(who, messages)
-        self._dead.passed(valid, stage=self.name)
-        await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
+        self._dead.passed(found.valid, stage=self.name)
+        await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         await self._dead.bury(record, stage=self.name, error=error)

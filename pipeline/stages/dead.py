@@ -15,6 +15,7 @@ from pipeline import tracing
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.flood import Flood, Refusal
 from pipeline.core.identity import source_of
+from pipeline.core.producers import Unauthorised
 from pipeline.kafka import certain
 from pipeline.ledger import letters
 from pipeline.stages.stage import Flooded, Incoming, used
@@ -113,7 +114,8 @@ class DeadLetters:
                     continue
                 own, replay = read_replay(record.headers)
                 whole = RawRecord(record.key, record.value, own)
-                if not whole.too_large and (no := self._refusal(id_, record, stage)) is not None:
+                forged = isinstance(error, Unauthorised)  # it says nothing of the source that it names, and never waits
+                if not (forged or whole.too_large) and (no := self._refusal(id_, record, stage)) is not None:
                     refusal = no
                     refused.append(record)
                     continue

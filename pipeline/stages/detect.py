@@ -17,13 +17,14 @@ from uuid import UUID
 
 import structlog
 
-from pipeline.core.errors import PenstockError, Poison, Retryable
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.fold import Access, Delete, Upsert
 from pipeline.core.identity import source_of
 from pipeline.core.live_budget import LiveBudget
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
 from pipeline.kafka import deliver
 from pipeline.ledger import documents, generations, superseded, work
+from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import Arrival, read_event
@@ -71,6 +72,7 @@ class Detect:
         batch_size: int,
         grace_seconds: float,
         live_per_second: float = 0,
+        admission: Unchecked = UNCHECKED,
     ) -> None:
         """live_per_second: documents of one source; what a source sends live beyond that waits with the backfill. 0: no
         limit."""
@@ -86,6 +88,7 @@ class Detect:
         self._deferred: Counter[bytes] = Counter()
         """Documents moved to the backfill topic since the last log line, by source."""
         self._log_deferred_at = -math.inf
+        self._admission = admission
         self._unsaid: dict[UUID, Withdrawal] = {}
         """Accepted, and not announced because Kafka was away: at the next try the event is a mere duplicate."""
         self._crowded = False
@@ -98,8 +101,11 @@ class Detect:
     async def handle(self, batch: Sequence[Incoming]) -> None:
         if any(record.lane == "live" for record in batch):
             self._live_at = monotonic()
-        arrivals, valid, poison = await asyncio.to_thread(_read, batch)
-        now = monotonic()
+        read_at, now = datetime.now(UTC), monotonic()
+        found = await self._admission.sort(
+            batch, lambda record: read_event(record, now=read_at), lambda arrival: arrival.identity, stage=self.name
+        )
+        arrivals, valid = found.accepted, found.valid
         excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, now)]
         accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
         accepted += await self._withdrawn([arrivals[n] for n in excess])
@@ -107,7 +113,7 @@ class Detect:
             await self._accept(accepted)
         self._dead.passed(valid, stage=self.name)
         await self._defer([valid[n] for n in excess])
-        await self._bury(poison)  # last: what is valid must not wait for a flood
+        await self._bury(found.poison)  # last: what is valid must not wait for a flood
 
     def _exceeds(self, arrival: Arrival, record: Incoming, now: float) -> bool:
         """Whether the source sends more live content than its budget. Deletes and access changes are always live."""
@@ -262,21 +268,6 @@ class Detect:
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)
-
-
-def _read(batch: Sequence[Incoming]) -> tuple[list[Arrival], list[Incoming], list[tuple[Incoming, Poison]]]:
-    """What the valid records say, the valid records, and the others with what is wrong. Runs in a thread. An invalid
-    event never hides the valid one before it."""
-    arrivals, valid, poison = [], [], []
-    now = datetime.now(UTC)
-    for record in batch:
-        try:
-            arrivals.append(read_event(record, now=now))
-        except Poison as error:
-            poison.append((record, error))
-        else:
-            valid.append(record)
-    return arrivals, valid, poison
 
 
 def _cut(

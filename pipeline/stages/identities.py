@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pipeline.core.errors import Poison
 from pipeline.core.identity import OWN_TAG
 from pipeline.core.model import Lane
+from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
 from pipeline.stages.stage import Incoming, Last
@@ -24,24 +25,20 @@ class Identities(Last):
     topics: dict[Lane, Topic] = {"live": IDENTITIES}  # noqa: RUF012
     batch_size = 100
 
-    def __init__(self, pool: Pool, dead: DeadLetters) -> None:
+    def __init__(self, pool: Pool, dead: DeadLetters, admission: Unchecked = UNCHECKED) -> None:
         self._pool = pool
         self._dead = dead
+        self._admission = admission
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        rows, poison, valid = [], [], []
-        for record in batch:
-            try:
-                message = read_identity(record, now=datetime.now(UTC))
-            except Poison as error:
-                poison.append((record, error))
-            else:
-                valid.append(record)
-                rows.append((message.tenant, message.source, message.principal, message.groups, message.observed_at))
-        if rows:
-            await self._accept(rows)
-        self._dead.passed(valid, stage=self.name)
-        await self._dead.bury_all(poison, stage=self.name)  # last: what is valid must not wait for a flood
+        now = datetime.now(UTC)
+        found = await self._admission.sort(
+            batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name
+        )
+        if found.accepted:
+            await self._accept([(m.tenant, m.source, m.principal, m.groups, m.observed_at) for m in found.accepted])
+        self._dead.passed(found.valid, stage=self.name)
+        await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
         with translated("identities"):

@@ -12,6 +12,7 @@ from itertools import islice
 from pipeline.core.errors import Poison, Retryable
 from pipeline.ledger import letters
 from pipeline.ledger.letters import Letter
+from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.identities import read_identity
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
@@ -56,8 +57,17 @@ class Result:
 
 
 class Replayer:
-    def __init__(self, pool: Pool, producer: Producer, reader: Reader, *, topic_prefix: str) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        producer: Producer,
+        reader: Reader,
+        *,
+        topic_prefix: str,
+        admission: Unchecked = UNCHECKED,
+    ) -> None:
         """reader: of dead-letters.v1."""
+        self._admission = admission
         self._pool = pool
         self._producer = producer
         self._reader = reader
@@ -127,6 +137,8 @@ class Replayer:
             message = read_identity(incoming, now=datetime.now(UTC))
         except Poison as error:
             raise CannotReplay(f"it is still {error.code}: mend it at the source and publish it again") from error
+        if (refusal := await self._admission.refusal(incoming, message)) is not None:
+            raise CannotReplay(f"it is still {refusal.code}: {refusal}")
         with translated("dead letters"):
             async with self._pool.connection() as connection:
                 return not await letters.newer_identity_known(connection, message)

@@ -38,11 +38,13 @@ class DetectWorker:
             parts.pool, parts.producer, parts.dead, parts.announcer, parts.counters, parts.metrics,
             batch_size=parts.batch_size("detect"), grace_seconds=settings.stream.sweep_after_seconds,
             live_per_second=settings.stream.live_documents_per_second,
+            admission=parts.admission,
         )  # fmt: skip
         conversations = Conversations(
-            parts.pool, parts.dead, lambda texts: byte_pairs().count(texts), parts.metrics, settings.conversations
-        )
-        self._stages = [detect, Identities(parts.pool, parts.dead), conversations]
+            parts.pool, parts.dead, lambda texts: byte_pairs().count(texts), parts.metrics, settings.conversations,
+            parts.admission,
+        )  # fmt: skip
+        self._stages = [detect, Identities(parts.pool, parts.dead, parts.admission), conversations]
         return self._stages
 
     def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:

@@ -12,6 +12,7 @@ from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding.choose import token_counter
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist
+from pipeline.stages.admission import admission
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.stage import Stage
@@ -48,6 +49,7 @@ class Parts:
         self.dead = DeadLetters(
             self.pool, self.producer, self.metrics, per_minute=self.settings.stream.dead_letters_per_minute
         )
+        self.admission = admission(self.pool, self.metrics, self.settings.producers)
         self.announcer = Announcer(self.pool, self.producer, self.metrics)
 
     def batch_size(self, name: str) -> int:

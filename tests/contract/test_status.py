@@ -31,7 +31,17 @@ from topics.registry import DOCUMENTS_BACKFILL
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
-LEDGER = {"generations", "freshness", "pending", "dead_letters", "skipped", "connectors", "audit", "embedding"}
+LEDGER = {
+    "generations",
+    "freshness",
+    "pending",
+    "dead_letters",
+    "skipped",
+    "connectors",
+    "audit",
+    "embedding",
+    "producers",
+}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,6 +99,7 @@ async def test_everything_is_told_at_once(town: tuple[Space, Pool]) -> None:
     assert (connector["state"], connector["last_success_at"]) == ("following", "2026-11-20T08:00:00Z")
     assert told["audit"]["last"]["documents"] == 4
     assert told["embedding"] == []
+    assert told["producers"] == {"mode": "off", "enrolled": 0, "refused_in_a_day": 0}
     assert told["canaries"] is None
 
 

@@ -59,6 +59,7 @@ WELL: dict[str, Any] = {
         "divergent_documents": 0, "by": [],
     },
     "embedding": [{"purpose": "document", "tokens": 120_000, "cost": 1.25}],
+    "producers": {"mode": "enforce", "enrolled": 3, "refused_in_a_day": 2},
     "canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 12.0, "keywords": 11.0}}],
     "away": [],
 }  # fmt: skip
@@ -85,6 +86,7 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
         "250 of 1000 documents (25%)", "60 s ago", "in 90 s", "none waits", "clean, background of g1, 60 min ago",
         "2 documents cannot be read at their source (folder: broken 2)",
         "120000 tokens of documents, 1.25", "wiki 12 s ago",
+        "3 enrolled, signatures: enforce, 2 records refused since yesterday",
     ):  # fmt: skip
         assert told in shown, told
 
@@ -140,7 +142,7 @@ def test_why_a_stage_stands_still_is_told() -> None:
 def test_parts_that_are_away_are_named_and_the_others_are_there() -> None:
     nothing = changed(
         stages=None, generations=None, freshness=None, pending=None, dead_letters=None, connectors=None, audit=None,
-        embedding=None, canaries=None, away=["Kafka at 127.0.0.1:9: refused"],
+        embedding=None, producers=None, canaries=None, away=["Kafka at 127.0.0.1:9: refused"],
     )  # fmt: skip
     shown = text(nothing)
     assert "not everything answers" in shown

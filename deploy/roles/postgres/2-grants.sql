@@ -1,8 +1,8 @@
 -- What each process may do. Run by the owner of the tables after every `penstock migrate`; repeats are harmless, and in
 -- one transaction with what they take away, so that no process is ever without its rights.
 --
---   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `forget`, `export`, and what withdraws:
---                        makes and drops tables
+--   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `forget`, `export`, `producer`, and what
+--                        withdraws: makes and drops tables
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
 --   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
@@ -46,6 +46,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON
     documents, manifests, superseded, open_bulks, audit_runs, audit_documents, audit_differences,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_worker;
+-- Who may publish what: enrolled by the owner alone.
+GRANT SELECT ON producers, producer_keys TO penstock_worker, penstock_query;
 GRANT SELECT ON answer_provenance TO penstock_worker;  -- copied while a conversation names it
 -- How its connectors are is shown by detect's metrics, and on the page: never their cursors, nor where they listen.
 GRANT SELECT

@@ -1,0 +1,109 @@
+"""Who may publish for which tenants and sources. Pure: the caller tells the time.
+
+A pattern is ``tenant/source``; in either part ``*`` stands for any characters, none included. A canary's source
+(pipeline.core.canary) is matched only by a pattern whose source begins as such a source does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+
+from pipeline.core.canary import is_canary
+from pipeline.core.errors import Poison
+
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
+"""What a producer may be called."""
+
+
+CODES = ("unsigned", "unknown_key", "key_not_in_force", "bad_signature", "not_allowed")
+"""Why a record is refused."""
+
+
+class Unauthorised(Poison):
+    """No enrolled producer vouches for the record. The text names no content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """From when and until when something holds."""
+
+    since: datetime
+    until: datetime | None
+
+    def holds(self, now: datetime) -> bool:
+        return self.since <= now and (self.until is None or now < self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    name: str
+    allow: tuple[str, ...]
+    """Patterns."""
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    key_id: str
+    producer: str
+    public_key: bytes
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    producers: Mapping[str, Producer]
+    keys: Mapping[str, Key]
+
+    def key(self, key_id: str, now: datetime) -> Key:
+        """The key of that name, if it is in force. Raises Unauthorised."""
+        key = self.keys.get(key_id)
+        if key is None:
+            raise Unauthorised("unknown_key", "it is signed with a key that no producer is enrolled with")
+        if not key.term.holds(now) or not self.producers[key.producer].term.holds(now):
+            raise Unauthorised(
+                "key_not_in_force", f"it is signed with a key of {key.producer} that has expired or was removed"
+            )
+        return key
+
+    def authorise(self, producer: str, tenant: str, source: str) -> None:
+        """Raises Unauthorised."""
+        if not is_allowed(self.producers[producer].allow, tenant, source):
+            raise Unauthorised("not_allowed", f"{producer} may not publish for this tenant and source")
+
+    def authorise_tenant(self, producer: str, tenant: str) -> None:
+        """For what concerns all sources of a tenant. Raises Unauthorised."""
+        if not any(_parts(pattern)[1] == "*" for pattern in self.producers[producer].allow if _of(pattern, tenant)):
+            raise Unauthorised("not_allowed", f"{producer} may not publish for all sources of this tenant")
+
+
+def is_pattern(pattern: str) -> bool:
+    tenant, slash, source = pattern.partition("/")
+    return bool(tenant and slash and source) and "/" not in source and "\x00" not in pattern
+
+
+def is_allowed(allow: Sequence[str], tenant: str, source: str) -> bool:
+    return any(
+        _compiled(_parts(pattern)[1]).fullmatch(source) is not None
+        and is_canary(source) <= is_canary(_parts(pattern)[1])
+        for pattern in allow
+        if _of(pattern, tenant)
+    )
+
+
+def _parts(pattern: str) -> tuple[str, str]:
+    tenant, _, source = pattern.partition("/")
+    return tenant, source
+
+
+def _of(pattern: str, tenant: str) -> bool:
+    return _compiled(_parts(pattern)[0]).fullmatch(tenant) is not None
+
+
+@cache
+def _compiled(part: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(literal) for literal in part.split("*")), re.DOTALL)

@@ -1,0 +1,343 @@
+"""Who may publish: real workers that refuse what no enrolled producer has signed, and the real command that enrols."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from typer.testing import CliRunner, Result
+
+from pipeline.cli.main import app
+from pipeline.core.errors import PenstockError
+from pipeline.kafka import deliver, producer
+from pipeline.ledger import producers
+from pipeline.stores.postgres import open_pool
+from query.access import identify, readable
+from tests.e2e.test_cli import answer, found, run
+from tests.e2e.test_dead import metric, until
+from tests.e2e.test_stream import document
+from tests.space import PROJECT, Space, now
+from topics.codec import Headers
+from topics.messages import AccessChanged, AnyMessage, ConversationForgotten, IdentityChanged
+from topics.registry import CONVERSATIONS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, Topic
+from topics.signatures import key_id, new_private_key, public_key_of
+
+pytestmark = pytest.mark.stack
+
+ENFORCE = {"PENSTOCK_PRODUCERS": "enforce"}
+FORGED, SPACES = 600, 8
+
+
+async def enrol(space: Space, name: str, *allow: str, until: datetime | None = None) -> Path:
+    """A producer of that name; returns its private key's file."""
+    file = space.home / f"{name}.pem"
+    file.write_bytes(new_private_key())
+    public = public_key_of(file.read_bytes())
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await producers.add(connection, name, allow, key_id(public), public, since=None, until=until)
+    return file
+
+
+async def publish(space: Space, key: Path | None, topic: Topic, *messages: AnyMessage) -> None:
+    """Signed with a key, or not at all."""
+    kafka = space.settings.kafka.model_copy(update={"signing_key_file": str(key) if key else None})
+    async with producer(kafka) as sender:
+        await deliver([sender.send(topic, message) for message in messages])
+
+
+async def records(space: Space, topic: Topic) -> list[tuple[bytes, bytes, Headers]]:
+    """All that stand on a topic, as somebody who may read it copies them."""
+    name = f"{space.settings.kafka.topic_prefix}{topic.name}"
+    consumer = AIOKafkaConsumer(bootstrap_servers=space.settings.kafka.bootstrap, auto_offset_reset="earliest")
+    await consumer.start()
+    try:
+        places = [TopicPartition(name, number) for number in range(topic.partitions)]
+        consumer.assign(places)
+        ends = await consumer.end_offsets(places)
+        found = [await consumer.getone() for _ in range(sum(ends.values()))]
+    finally:
+        await consumer.stop()
+    return [(record.key, record.value, list(record.headers)) for record in found]
+
+
+async def who_reads(space: Space, principals: Sequence[str]) -> list[str]:
+    """Those of them who may read some document of the tenant acme."""
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        callers = {name: await identify(connection, "acme", principals=[name]) for name in principals}
+        return [name for name, caller in callers.items() if (await readable(connection, caller)).access_ids]
+
+
+async def codes(space: Space) -> dict[str, int]:
+    return dict(await space.query("SELECT code, count(*) FROM dead_letters GROUP BY 1"))
+
+
+def identity(principal: str, groups: list[str], **fields: object) -> IdentityChanged:
+    return IdentityChanged(
+        **{"tenant": "acme", "source": "wiki", "principal": principal, "groups": groups, "observed_at": now(), **fields}  # type: ignore[arg-type]
+    )
+
+
+def access(name: str, tags: list[str]) -> AccessChanged:
+    return AccessChanged(tenant="acme", source="wiki", external_id=name, observed_at=now(), acl_tags=tags)
+
+
+async def attack(space: Space, stranger: Path, partner: Path) -> int:
+    """All that whoever may write the topics can try without the wiki's key; returns how many records that are."""
+    tries: list[tuple[Path | None, Topic, AnyMessage]] = [
+        (key, topic, message)
+        for key in (None, stranger, partner)
+        for topic, message in (
+            (IDENTITIES, identity("eve", ["board"])),
+            (DOCUMENTS_LIVE, access("merger.md", ["board", "user:eve"])),
+            (DOCUMENTS_BACKFILL, access("merger.md", ["board", "user:eve"])),
+            (DOCUMENTS_LIVE, document("planted.md", "# Planted", acl_tags=["user:eve"])),
+            (CONVERSATIONS, ConversationForgotten(tenant="acme", source="wiki", observed_at=now(), member="ann")),
+        )
+    ]
+    for key, topic, message in tries:
+        await publish(space, key, topic, message)
+    return len(tries)
+
+
+async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space: Space, tmp_path: Path) -> None:
+    wiki = await enrol(space, "wiki", "acme/wiki")
+    partner = await enrol(space, "partner", "globex/*", "acme/shop")
+    stranger = tmp_path / "stranger.pem"
+    subprocess.run(
+        ["openssl", "genpkey", "-algorithm", "ed25519", "-out", stranger], check=True
+    )  # as docs/wire.md says
+    space.start("detect", env=ENFORCE)
+    await publish(space, wiki, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
+    await publish(space, wiki, IDENTITIES, identity("ann", ["board"]), identity("eve", []))
+    await until(space, "SELECT count(*) FROM memberships", 2)
+    await until(space, "SELECT count(*) FROM documents", 1)
+    assert await who_reads(space, ["ann", "eve"]) == ["ann"]
+
+    # Records of the wiki's own, on another topic, under another key and as another type.
+    [genuine] = await records(space, DOCUMENTS_LIVE)
+    [member, *_] = [one for one in await records(space, IDENTITIES) if one[0].endswith(b"ann")]
+    async with producer(space.settings.kafka) as kafka:
+        moved = [
+            (DOCUMENTS_LIVE, b"acme/hr/merger.md", genuine[1], genuine[2]),
+            (IDENTITIES, b"acme/wiki/eve", member[1].replace(b"ann", b"eve"), member[2]),
+            (IDENTITIES, *genuine),
+            (DOCUMENTS_LIVE, *genuine[:2], [*genuine[2], ("ce_type", b"io.penstock.document.deleted.v1")]),
+        ]
+        await deliver([kafka.send_raw(*one) for one in moved])
+    tried = await attack(space, stranger, partner)
+    await until(space, "SELECT count(*) FROM dead_letters", tried + len(moved))
+    assert await who_reads(space, ["ann", "eve"]) == ["ann"]
+    assert await space.query("SELECT external_id FROM documents") == [("merger.md",)]
+    assert await codes(space) == {
+        "unsigned": tried // 3, "unknown_key": tried // 3, "not_allowed": tried // 3, "bad_signature": len(moved),
+    }  # fmt: skip
+
+    # The same record once more, where it belongs, is as harmless as ever; and its signer goes on.
+    async with producer(space.settings.kafka) as kafka:
+        await deliver([kafka.send_raw(DOCUMENTS_BACKFILL, *genuine)])
+    await publish(space, wiki, DOCUMENTS_LIVE, access("merger.md", ["staff"]))
+    await publish(space, wiki, IDENTITIES, identity("ann", []))
+    await until(space, "SELECT count(*) FROM memberships WHERE groups = '{}'", 2)
+    await until(space, "SELECT count(*) FROM access_sets WHERE acl_tags = '{wiki/staff}'", 1)
+    assert sum((await codes(space)).values()) == tried + len(moved)
+
+
+async def test_without_enforcing_one_forged_record_is_enough(space: Space, tmp_path: Path) -> None:
+    """What the test above would see if nothing were refused."""
+    space.start("detect")
+    await publish(space, None, DOCUMENTS_LIVE, document("merger.md", "# Falcon", acl_tags=["board"]))
+    await until(space, "SELECT count(*) FROM documents", 1)
+    await publish(space, None, IDENTITIES, identity("eve", ["board"]))
+    await until(space, "SELECT count(*) FROM memberships", 1)
+    assert await who_reads(space, ["eve"]) == ["eve"]
+
+
+async def test_a_group_called_like_a_persons_own_tag_opens_nothing(space: Space) -> None:
+    space.start("detect")
+    await publish(space, None, DOCUMENTS_LIVE, document("private.md", "# Mine", acl_tags=["user:ann"]))
+    await until(space, "SELECT count(*) FROM documents", 1)
+    await publish(space, None, IDENTITIES, identity("eve", ["user:ann"]), identity("bob", ["users:ann", "User:ann"]))
+    await until(space, "SELECT count(*) FROM memberships", 1)
+    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    assert await codes(space) == {"reserved_group": 1}
+    assert await who_reads(space, ["ann", "bob", "eve"]) == ["ann"]
+
+
+async def test_a_key_that_was_removed_or_has_ended_counts_no_more_and_a_rotated_one_still_does(space: Space) -> None:
+    old = await enrol(space, "wiki", "acme/wiki")
+    gone = await enrol(space, "gone", "acme/*")
+    ended = await enrol(space, "ended", "acme/*", until=now() - timedelta(seconds=1))
+    space.start("detect", env=ENFORCE)
+    await publish(space, gone, DOCUMENTS_LIVE, document("before.md", "# Before"))
+    await until(space, "SELECT count(*) FROM documents", 1)
+    assert run(space, "producer", "remove", "gone").returncode == 0
+    new = space.home / "wiki-2.pem"
+    answer(space, "producer", "rotate", "wiki", "--key-file", str(new))
+    await publish(space, ended, DOCUMENTS_LIVE, document("ended.md", "# Ended"))
+    await publish(space, old, DOCUMENTS_LIVE, document("old.md", "# Old"))
+    await publish(space, new, DOCUMENTS_LIVE, document("new.md", "# New"))  # enrolled while the worker runs
+    await until(space, "SELECT count(*) FROM documents", 3)
+    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    accepted = 3
+    while True:  # at the latest two seconds after it was removed
+        await publish(space, gone, DOCUMENTS_LIVE, document(f"after {accepted}.md", "# After"))
+        done = "SELECT (SELECT count(*) FROM documents) + (SELECT count(*) FROM dead_letters)"
+        await until(space, done, accepted + 2)
+        if await space.query("SELECT count(*) FROM dead_letters") == [(2,)]:
+            break
+        accepted += 1
+    assert await codes(space) == {"key_not_in_force": 2}
+    answer(space, "producer", "rotate", "wiki", "--overlap-days", "0", "--key-file", str(space.home / "wiki-3.pem"))
+    in_force = {one["producer"]: [key["in_force"] for key in one["keys"]] for one in answer(space, "producer", "list")}
+    assert in_force == {"wiki": [False, False, True]}
+
+
+async def test_switching_it_on_warns_first_and_then_refuses_what_is_still_unsigned(space: Space) -> None:
+    wiki = await enrol(space, "wiki", "acme/wiki")
+    space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})
+    await publish(space, None, DOCUMENTS_LIVE, document("old.md", "# Unsigned"))
+    await publish(space, wiki, DOCUMENTS_LIVE, document("signed.md", "# Signed"))
+    await until(space, "SELECT count(*) FROM documents", 2)
+    labels = '{mode="warn",reason="unsigned",stage="detect"}'
+    assert metric(space, f"penstock_unauthorised_records_total{labels}") == 1
+    assert space.stop("detect") == 0
+
+    await publish(space, None, DOCUMENTS_LIVE, document("late.md", "# Unsigned, and read after the switch"))
+    space.start("detect", env=ENFORCE)
+    await until(space, "SELECT count(*) FROM dead_letters", 1)
+    await publish(space, wiki, DOCUMENTS_LIVE, document("new.md", "# Signed"))
+    await until(space, "SELECT count(*) FROM documents", 3)
+    assert await codes(space) == {"unsigned": 1}
+    assert space.stop("detect") == 0
+
+    space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})  # to take it in after all
+    assert run(space, "dead", "replay", "--all", "--yes").returncode == 0
+    await until(space, "SELECT count(*) FROM documents", 4)
+
+
+async def test_what_was_signed_before_its_producer_was_enrolled_is_replayed_without_its_key(space: Space) -> None:
+    private, public = space.home / "p.pem", space.home / "p.pub"
+    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    space.environment["PENSTOCK_PRODUCERS"] = "enforce"
+    space.start("detect")
+    await publish(space, private, DOCUMENTS_LIVE, document("early.md", "# Early"))
+    await publish(space, private, IDENTITIES, identity("ann", ["staff"]))
+    await until(space, "SELECT count(*) FROM dead_letters", 2)
+    refused = run(space, "dead", "replay", "--all", "--yes")
+    assert "it is still unknown_key" in refused.stderr, "a membership is not sent to a compacted topic in vain"
+    await until(space, "SELECT count(*) FROM dead_letters WHERE attempt = 2", 1)
+    answer(space, "producer", "add", "wiki", "--allow", "acme/wiki", "--public-key", str(public))
+    private.unlink()
+    assert run(space, "dead", "replay", "--all", "--yes").returncode == 0
+    await until(space, "SELECT count(*) FROM documents", 1)
+    await until(space, "SELECT count(*) FROM memberships", 1)
+
+
+async def test_a_flood_of_forged_records_in_others_names_holds_up_nobody(space: Space) -> None:
+    """They name the very sources whose revocations and memberships come behind them, while nobody else gets through."""
+    wiki = await enrol(space, "wiki", "acme/*")
+    space.start("detect", env={**ENFORCE, "PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "5"})
+    mine = [document(f"{n}.md", "# Mine", source=f"wiki-{n}") for n in range(SPACES)]
+    async with producer(space.settings.kafka) as kafka:
+        forged = [
+            kafka.send(topic, message)
+            for n in range(FORGED // 2)
+            for topic, message in (
+                (DOCUMENTS_LIVE, document(f"forged {n}.md", "# Forged", source=f"wiki-{n % SPACES}")),
+                (IDENTITIES, identity(f"eve {n}", ["board"], source=f"wiki-{n % SPACES}")),
+            )
+        ]
+        await deliver(forged)
+    await publish(space, wiki, DOCUMENTS_LIVE, *mine)
+    await publish(space, wiki, IDENTITIES, identity("ann", ["staff"], source="wiki-0"))
+    await until(space, "SELECT count(*) FROM documents", SPACES)
+    await until(space, "SELECT count(*) FROM memberships", 1)
+    await until(space, "SELECT count(*) FROM dead_letters WHERE code = 'unsigned'", FORGED)
+    assert metric(space, "penstock_dead_letter_floods_total") == 0
+    assert metric(space, "penstock_moved_poison_total") == 0
+
+
+async def test_our_own_processes_sign_and_say_so_when_they_cannot(space: Space, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    (folder / "dam.md").write_text("# Dam safety\n\nSeepage through the dam wall is measured daily.\n")
+    declared = tmp_path / "connectors.toml"
+    declared.write_text(f'[connector.notes]\nkind = "folder"\npaths = ["{folder}"]\nacl_tags = ["staff"]\n')
+    space.environment |= {"PENSTOCK_PRODUCERS": "enforce", "PENSTOCK_CONNECTORS_FILE": str(declared)}
+    for command in (("ingest", str(folder)), ("watch", str(folder)), ("worker", "canary"), ("worker", "connectors")):
+        refused = run(space, *command)
+        assert (refused.returncode, "PENSTOCK_KAFKA_SIGNING_KEY_FILE" in refused.stderr) == (1, True), refused.stderr
+    key = await enrol(space, "ingest", "default/*")
+    space.environment["PENSTOCK_KAFKA_SIGNING_KEY_FILE"] = str(key)
+    space.start("detect", "vectors", "keywords")
+    loaded = answer(space, "ingest", str(folder), "--wait")
+    assert (loaded["indexed"], loaded["dead"]) == (1, 0)
+    assert found(space, "seepage") == ["dam.md"]
+    foreign = run(space, "ingest", str(PROJECT / "LICENSE"), "--wait", "--tenant", "acme", "--json")
+    assert (foreign.returncode, json.loads(foreign.stdout)["dead"]) == (1, 1)
+
+
+async def test_the_example_in_another_programs_words_is_taken_in(space: Space) -> None:
+    key = await enrol(space, "wiki", "acme/wiki")
+    space.start("detect", env=ENFORCE)
+    given = {
+        "BOOTSTRAP": space.settings.kafka.bootstrap, "TOPIC_PREFIX": space.settings.kafka.topic_prefix,
+        "KEY_FILE": str(key), "TENANT": "acme", "SOURCE": "wiki",
+    }  # fmt: skip
+    argv = [sys.executable, str(PROJECT / "examples" / "producer.py"), "leave policy.md", "Thirty days."]
+    subprocess.run(argv, env={**os.environ, **given}, check=True, timeout=60)
+    await until(space, "SELECT count(*) FROM documents WHERE external_id = 'leave policy.md'", 1)
+    assert await codes(space) == {}
+
+
+def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(space.home))
+
+    def typed(*arguments: str) -> Result:
+        return CliRunner().invoke(app, ["producer", *arguments], catch_exceptions=False)
+
+    def refused(*arguments: str) -> str:
+        with pytest.raises(PenstockError) as error:  # main() makes it one line and the exit code 1
+            typed(*arguments)
+        return str(error.value)
+
+    printed = typed("add", "wiki", "--allow", "acme/wiki", "--allow", "acme/shop-*")
+    assert (printed.exit_code, printed.stdout[:28]) == (0, "-----BEGIN PRIVATE KEY-----\n")
+    assert "PRIVATE" not in printed.stderr
+    assert "rotate" in refused("add", "wiki", "--allow", "acme/wiki")
+    file = space.home / "canary.pem"
+    told = json.loads(typed("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--json").stdout)
+    assert (told["producer"], told["key_file"], told["private_key"]) == ("canary", str(file), None)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    again = ("add", "canary", "--allow", "*/canary.*", "--key-file", str(file), "--if-missing")
+    assert typed(*again).exit_code == 0
+    assert "would be overwritten" in refused("add", "shop", "--allow", "acme/shop", "--key-file", str(file))
+    assert "was enrolled already" in refused("add", "shop", "--allow", "acme/shop", "--public-key", str(file))
+    unused = space.home / "unused.pem"
+    assert "no producer nobody" in refused("rotate", "nobody", "--key-file", str(unused))
+    assert not unused.exists()
+    assert "no producer nobody" in refused("remove", "nobody")
+    assert "no producer nobody" in refused("allow", "nobody", "acme/*")
+    assert typed("allow", "canary", "acme").exit_code == 2
+    assert typed("allow", "canary", "acme/canary.*", "globex/canary.*").exit_code == 0
+    for wrong in (["Wiki", "--allow", "a/b"], ["w", "--allow", "acme"], ["w", "--allow", "a/b/c"], ["w"]):
+        assert typed("add", *wrong).exit_code == 2, wrong
+    listed = json.loads(typed("list", "--json").stdout)
+    assert [(one["producer"], one["allow"], len(one["keys"])) for one in listed] == [
+        ("canary", ["acme/canary.*", "globex/canary.*"], 1), ("wiki", ["acme/wiki", "acme/shop-*"], 1),
+    ]  # fmt: skip
+    assert json.loads(typed("remove", "wiki", "--json").stdout) == {"producer": "wiki", "removed": True}
+    shown = typed("list").stdout
+    assert ("wiki" in shown, "canary  acme/canary.*, globex/canary.*" in shown) == (False, True)
+    assert typed("add", "wiki", "--allow", "acme/wiki").exit_code == 0, "it may come back with another key"
+    everything = {one["producer"]: one["keys"] for one in json.loads(typed("list", "--all", "--json").stdout)}
+    assert [key["in_force"] for key in everything["wiki"]] == [False, True]

@@ -1,0 +1,136 @@
+"""Who published a record: an Ed25519 signature in a header. Kafka does not tell a consumer which login wrote a record.
+
+The signature covers the topic, the header ``ce_type`` (it decides how the value is read), the key and the value, so
+that it is worth nothing on another record or topic. The other headers are not covered: nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from topics.codec import Headers, header_map
+from topics.registry import COPARTITIONED
+
+HEADER = "penstock-signature"
+"""``v1:KEY_ID:SIGNATURE``, the signature in Base64. Of a doubled header the last one counts, as of all headers."""
+VERSION = "v1"
+CONTEXT = b"penstock-signature-v1"
+KEY_ID_DIGITS = 32
+
+
+class NotAKey(Exception):
+    """No Ed25519 key in PEM. One line that does not quote it."""
+
+
+def signing_input(topic: str, ce_type: bytes, key: bytes | None, value: bytes | None) -> bytes:
+    """What is signed: five lines, joined by newlines without one at the end. topic: its full name, with the prefix."""
+    return b"\n".join(
+        (
+            CONTEXT, topic.encode(), ce_type,
+            hashlib.sha256(key or b"").hexdigest().encode(), hashlib.sha256(value or b"").hexdigest().encode(),
+        )
+    )  # fmt: skip
+
+
+def key_id(public_key: bytes) -> str:
+    """The name of a key: the first digits of the SHA-256 of its 32 bytes, in hexadecimal."""
+    return hashlib.sha256(public_key).hexdigest()[:KEY_ID_DIGITS]
+
+
+class Signer:
+    """Signs with one private key. Safe to share between tasks."""
+
+    def __init__(self, pem: bytes) -> None:
+        """pem: the private key, as PKCS #8 without a password. Raises NotAKey."""
+        try:
+            key = serialization.load_pem_private_key(pem, password=None)
+        except (ValueError, TypeError) as error:  # a TypeError: it has a password
+            raise NotAKey("not an Ed25519 private key in PEM (PKCS #8, without a password)") from error
+        if not isinstance(key, Ed25519PrivateKey):
+            raise NotAKey("a private key of another kind than Ed25519")
+        self._key = key
+        self.key_id = key_id(key.public_key().public_bytes_raw())
+
+    def headers(self, topic: str, key: bytes | None, value: bytes | None, headers: Headers) -> Headers:
+        """The record's headers with the signature behind them. topic: its full name."""
+        signed = signing_input(topic, header_map(headers).get("ce_type") or b"", key, value)
+        signature = base64.b64encode(self._key.sign(signed)).decode()
+        return [*headers, (HEADER, f"{VERSION}:{self.key_id}:{signature}".encode())]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What the header says; nothing of it is proved."""
+
+    key_id: str
+    signature: bytes
+
+
+def read_signature(headers: Headers) -> Signature | None:
+    """The signature that a record carries. None: it carries none that this version can read."""
+    try:
+        version, name, signature = (header_map(headers).get(HEADER) or b"").decode("ascii").split(":")
+        decoded = base64.b64decode(signature, validate=True)
+    except (ValueError, binascii.Error):  # a UnicodeDecodeError is a ValueError
+        return None
+    return Signature(name, decoded) if version == VERSION else None
+
+
+def is_valid(
+    public_key: bytes,
+    signature: bytes,
+    topics: Sequence[str],
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+) -> bool:
+    """Whether the key signed this record for any of these topics (full names)."""
+    verifying = Ed25519PublicKey.from_public_bytes(public_key)
+    ce_type = header_map(headers).get("ce_type") or b""
+    for topic in topics:
+        try:
+            verifying.verify(signature, signing_input(topic, ce_type, key, value))
+        except InvalidSignature:
+            continue
+        return True
+    return False
+
+
+def signed_for(topic: str) -> tuple[str, ...]:
+    """The topics for which a record that stands on ``topic`` (its full name) may have been signed: this one, and for a
+    backfill topic its live one, because detect moves bad live records there (docs/adr/0037-floods-by-source.md)."""
+    for live, backfill in COPARTITIONED:
+        if topic.endswith(backfill.name):
+            return topic, topic.removesuffix(backfill.name) + live.name
+    return (topic,)
+
+
+def new_private_key() -> bytes:
+    """A new private key in PEM (PKCS #8, without a password)."""
+    return Ed25519PrivateKey.generate().private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+
+
+def public_key_of(pem: bytes) -> bytes:
+    """The 32 bytes of the public key in a PEM that holds a public or a private key. Raises NotAKey."""
+    if b"PRIVATE" in pem:
+        Signer(pem)
+        private = serialization.load_pem_private_key(pem, password=None)
+        assert isinstance(private, Ed25519PrivateKey)
+        return private.public_key().public_bytes_raw()
+    try:
+        key = serialization.load_pem_public_key(pem)
+    except ValueError as error:
+        raise NotAKey("not an Ed25519 public key in PEM") from error
+    if not isinstance(key, Ed25519PublicKey):
+        raise NotAKey("a public key of another kind than Ed25519")
+    return key.public_bytes_raw()
