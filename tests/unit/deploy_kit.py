@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
 from typer.main import get_command
 
 import query.settings
@@ -18,15 +19,15 @@ from pipeline.credentials import SECRETS_DIR
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
-BESIDE_SETTINGS = {"PENSTOCK_HOME", "PENSTOCK_DIST", SECRETS_DIR, VARIABLE}
-"""Read from the environment without a settings class."""
+BESIDE_SETTINGS = {"PENSTOCK_HOME", "PENSTOCK_DIST", "PENSTOCK_PRODUCERS", SECRETS_DIR, VARIABLE}
+"""Read from the environment without a part of the settings."""
 STOP_SECONDS = 28.0
 
 
 @cache
 def known_variables() -> frozenset[str]:
     """Every environment variable that a part of the settings reads."""
-    whole = (settings.Settings, query.settings.QuerySettings)  # made of parts: no variables of their own
+    whole = (settings.Settings, query.settings.QuerySettings)  # made of parts
     parts = [part for part in settings.Part.__subclasses__() if part not in whole]
     assert len(parts) > 10
     named = {f"{part.model_config['env_prefix']}{field}".upper() for part in parts for field in part.model_fields}
@@ -55,6 +56,8 @@ def assert_is_a_command(arguments: list[str]) -> None:
     group = get_command(app)
     command = group.get_command(group.make_context("penstock", [name]), name)
     assert command is not None, f"no command {name}"
+    if isinstance(command, TyperGroup):
+        command = command.commands[rest.pop(0)]
     if name == "worker":
         assert rest[0] in {"detect", "vectors", "keywords", "connectors", "canary"}
     for option in (word for word in rest if word.startswith("--")):

@@ -29,6 +29,7 @@ OURS = [
 ]
 """The image's own entry point: `penstock`."""
 ONCE = [name for name, service in SERVICES.items() if service["restart"] in ("on-failure", "no")]
+ENROL = ("producer-connectors", "producer-canary", "producer-demo")
 EXAMPLE = dict(
     line.split("=", 1)
     for line in (DEPLOY / "image/example.env").read_text().splitlines()
@@ -160,14 +161,14 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
     assert held == {
         "migrate": "penstock_owner", "demo": "penstock_owner", "detect": "penstock_worker",
         "vectors": "penstock_worker", "keywords": "penstock_worker", "connectors": "penstock_connectors",
-        "canary": "penstock_query", "query": "penstock_query",
+        "canary": "penstock_query", "query": "penstock_query", **dict.fromkeys(ENROL, "penstock_owner"),
     }  # fmt: skip
 
 
 KAFKA_USERS = {
     "migrate": "penstock_migrate", "demo": "penstock_migrate", "detect": "penstock_detect",
     "vectors": "penstock_vectors", "keywords": "penstock_keywords", "connectors": "penstock_connect",
-    "canary": "penstock_canary", "query": "penstock_ask",
+    "canary": "penstock_canary", "query": "penstock_ask", **dict.fromkeys(ENROL, "penstock_migrate"),
 }  # fmt: skip
 
 
@@ -199,6 +200,25 @@ def test_the_step_that_makes_kafkas_users_makes_each_of_the_rights_file() -> Non
     [said] = set(re.findall(r"super\.users=User:(\w+)", KAFKA))
     assert environment("kafka-users")["PENSTOCK_KAFKA_SASL_USERNAME"] == said
     assert unknown(environment("kafka-users")) == []
+
+
+@pytest.mark.parametrize("name", ["connectors", "canary", "demo"])
+def test_whoever_publishes_is_enrolled_and_alone_has_its_key(name: str) -> None:
+    step = SERVICES[f"producer-{name}"]
+    assert SERVICES[name]["depends_on"][f"producer-{name}"] == {"condition": "service_completed_successfully"}
+    assert step["command"][:3] == ["producer", "add", name]
+    holders = {
+        other: volume.split(":")[1:]
+        for other, service in SERVICES.items()
+        for volume in service.get("volumes", ())
+        if volume.startswith(f"{name}-key:")
+    }
+    [[written], [read, mode]] = holders[f"producer-{name}"], holders[name]
+    assert set(holders) == {name, f"producer-{name}"}
+    assert mode == "ro"
+    file = step["command"][step["command"].index("--key-file") + 1].removeprefix(written)
+    assert environment(name)["PENSTOCK_KAFKA_SIGNING_KEY_FILE"] == f"{read}{file}"
+    assert environment("detect")["PENSTOCK_PRODUCERS"] == "enforce"
 
 
 KAFKA = (DEPLOY / "image/kafka/server.properties").read_text()
