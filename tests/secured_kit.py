@@ -88,7 +88,7 @@ class Site(Processes):
 
     def all_secrets(self) -> set[str]:
         passwords = {login.password for login in self.secured.logins.values()}
-        return passwords | {self.key}
+        return passwords | {self.key} | {file.read_text().splitlines()[1] for file in self.home.glob("*.pem")}
 
     # Commands and processes
 
@@ -117,6 +117,14 @@ class Site(Processes):
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+
+    def enrol(self, name: str, *allow: str) -> Path:
+        """A producer, as the owner enrols it (``default/NAME`` where nothing else is said): its private key's file."""
+        file = self.home / f"{name}.pem"
+        patterns = [word for pattern in allow or (f"default/{name}",) for word in ("--allow", pattern)]
+        done = self.penstock(OWNER, "producer", "add", name, *patterns, "--key-file", str(file))
+        assert done[0] == 0, done
+        return file
 
     # The servers, as their administrators
 

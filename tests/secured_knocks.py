@@ -19,7 +19,7 @@ from deploy.local import dist
 from deploy.local.secured import compose_kafka
 from deploy.local.service import Place
 from pipeline.core.errors import PenstockError
-from pipeline.kafka import producer, security
+from pipeline.kafka import producer, security, signature_of
 from pipeline.settings import ElasticsearchSettings, KafkaSettings, PostgresSettings
 from pipeline.stores.elasticsearch import connect, translated
 from pipeline.stores.postgres import open_pool
@@ -118,10 +118,11 @@ def elasticsearch(site: Site, login: str) -> httpx.Client:
 
 
 @asynccontextmanager
-async def producer_of(site: Site, login: str) -> AsyncIterator[Any]:
-    """Our own, whose errors are not translated."""
+async def producer_of(site: Site, login: str, key: Path | None = None) -> AsyncIterator[Any]:
+    """Our own, whose errors are not translated. key: with which it signs."""
     settings = kafka_settings(site, login)
-    async with Producer(settings.bootstrap, "", security(settings)) as kafka:
+    sign = signature_of(settings.model_copy(update={"signing_key_file": key and str(key)}))
+    async with Producer(settings.bootstrap, "", security(settings), sign=sign) as kafka:
         yield kafka
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,11 @@ from tests.secured_rights import (
     KAFKA_DENIES_WRITING,
     POSTGRES_DENIES,
 )
+from topics.codec import encode
+from topics.messages import AccessChanged, IdentityChanged
 from topics.producer import NotDelivered
-from topics.registry import TOPICS
+from topics.registry import IDENTITIES, TOPICS
+from topics.signatures import Signer
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -56,9 +60,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with secured_site(tmp_path_factory.mktemp("secured")) as site:
         (site.home / "folder").mkdir()
         (site.home / "folder" / "numbat.md").write_text("The numbat eats termites, and nothing else.")
+        signed = {"PENSTOCK_PRODUCERS": "enforce", "PENSTOCK_KAFKA_SIGNING_KEY_FILE": str(site.enrol("folder"))}
         for name, login in WORKERS.items():
-            site.start(name, login, "worker", name)
-        site.start("folder", "penstock_connect", "watch", str(site.home / "folder"), "--acl", "staff")
+            site.start(name, login, "worker", name, PENSTOCK_PRODUCERS="enforce")
+        site.start("folder", "penstock_connect", "watch", str(site.home / "folder"), "--acl", "staff", **signed)
         site.start("query", "penstock_ask", "serve", PENSTOCK_AUTH_KEYS_FILE=str(site.keys_file()))
         for name in (*WORKERS, "query"):
             site.await_ready(name)
@@ -79,6 +84,38 @@ def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: S
     for name in site.processes:
         log = site.log(name)
         assert not [word for word in DENIED if word in log], name
+
+
+async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(site: Site) -> None:
+    """The connectors' login, stolen: its ACLs let it write, and one forged membership would be enough."""
+    folder, removed = site.home / "folder.pem", site.enrol("removed", "default/*")
+    assert site.penstock(OWNER, "producer", "remove", "removed")[0] == 0
+    place = {"tenant": "default", "source": "folder", "observed_at": datetime.now(UTC)}
+    forged = [
+        (IDENTITIES, IdentityChanged(**place, principal="eve", groups=["staff"])),
+        (TOPIC["documents.live.v1"], AccessChanged(**place, external_id="numbat.md", acl_tags=["user:eve"])),
+    ]
+    foreign = IdentityChanged(**{**place, "tenant": "globex"}, principal="eve", groups=["board"])
+    elsewhere = Signer(folder.read_bytes()).headers("documents.live.v1", b"", b"", [])
+    async with producer_of(site, "penstock_connect") as kafka:
+        for topic, message in forged:
+            record = encode(message)
+            await (await kafka.send(topic, message))
+            await (await kafka.send_raw(topic, record.key, record.value, [*record.headers, elsewhere[-1]]))
+    for key, messages in ((removed, forged), (folder, [(IDENTITIES, foreign)])):
+        async with producer_of(site, "penstock_connect", key) as kafka:
+            for topic, message in messages:
+                await (await kafka.send(topic, message))
+    wanted = {"unsigned": 2, "bad_signature": 2, "key_not_in_force": 2, "not_allowed": 1}
+    with psycopg.connect(site.secured.postgres(), autocommit=True) as admin:
+        deadline = time.monotonic() + 60
+        while dict(admin.execute("SELECT code, count(*) FROM dead_letters GROUP BY 1").fetchall()) != wanted:
+            assert time.monotonic() < deadline, site.log("detect")[-3000:]
+            await asyncio.sleep(0.2)
+        assert admin.execute("SELECT count(*) FROM memberships WHERE principal = 'eve'").fetchall() == [(0,)]
+        assert admin.execute("SELECT count(*) FROM access_sets WHERE 'folder/user:eve' = ANY(acl_tags)").fetchall() == [
+            (0,)
+        ]
 
 
 # What is refused, and how that is said
