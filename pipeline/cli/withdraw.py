@@ -112,12 +112,12 @@ async def withdraw_all(every: list[Withdrawal], *, what: str, yes: bool, quiet: 
 
 @asynccontextmanager
 async def wire() -> AsyncIterator[tuple[Pool, Producer]]:
-    from pipeline.kafka import producer
+    from pipeline.kafka import publisher
     from pipeline.settings import load
     from pipeline.stores.postgres import open_pool
 
     settings = load()
-    async with open_pool(settings.postgres) as pool, producer(settings.kafka) as kafka:
+    async with open_pool(settings.postgres) as pool, publisher(settings) as kafka:
         yield pool, kafka
 
 
