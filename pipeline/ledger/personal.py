@@ -429,6 +429,8 @@ PLACES: tuple[Place, ...] = (
         free="generation origin replaces position filled filled_at created_at tokens ready_at",
     ),
     Place("fence", free="only_row system_identifier timeline state accepted_at"),
+    Place("producers", free="name allow valid_from valid_until created_at"),
+    Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),
     Place("embedding_days", free="day purpose tokens cost"),
     Place("schema_migrations", free="name applied_at needs"),
 )
