@@ -15,7 +15,7 @@ POSTGRES_DENIES = {
         "INSERT INTO memberships SELECT * FROM memberships", "SELECT * FROM connector_items", "CREATE TABLE mine ()",
     ),
     "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads",
-        "UPDATE producers SET allow = '{*/*}'", "DELETE FROM producer_keys"),
+        "UPDATE producers SET allow = ARRAY['a/b']", "DELETE FROM producer_keys"),
 }  # fmt: skip
 ELASTICSEARCH_DENIES = {
     "penstock_ask": (
