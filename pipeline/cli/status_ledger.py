@@ -14,7 +14,7 @@ from connectors.declared import Declared
 from pipeline.core.errors import Fenced, Misconfigured, PenstockError
 from pipeline.core.producers import CODES
 from pipeline.ledger import generations, skipped
-from pipeline.settings import PostgresSettings, Settings
+from pipeline.settings import PostgresSettings, Producers
 from pipeline.stores import fence
 from pipeline.stores.postgres import Connection, require_migrated, translated
 from query import pipeline_parts as parts
@@ -25,10 +25,11 @@ MOST = 100_000
 """Documents are counted no further: beyond, the planner's estimate is shown."""
 
 
-async def look(everything: Settings, declared: Declared | None, away: list[str]) -> dict[str, Any]:
+async def look(
+    settings: PostgresSettings, declared: Declared | None, away: list[str], *, mode: Producers = "off"
+) -> dict[str, Any]:
     """Parts by name; one that cannot be told is absent and named in ``away``. Raises Retryable, Misconfigured when
-    Postgres itself does not answer."""
-    settings = everything.postgres
+    Postgres itself does not answer. mode: what becomes of unsigned records, as this process is told."""
     told: dict[str, Any] = {}
     with translated(f"Postgres at {address(settings)}"):
         connection: Connection = await psycopg.AsyncConnection.connect(
@@ -46,7 +47,7 @@ async def look(everything: Settings, declared: Declared | None, away: list[str])
             except PenstockError:  # the ledger of a version before: the other parts say what is wrong
                 if not refused:
                     raise
-            for name, ask in _parts(connection, declared, everything).items():
+            for name, ask in _parts(connection, declared, mode).items():
                 try:
                     found = await _asked(connection, name, ask)
                 except PenstockError as error:
@@ -84,7 +85,7 @@ async def _asked(connection: Connection, name: str, ask: Callable[[], Awaitable[
 
 
 def _parts(
-    connection: Connection, declared: Declared | None, settings: Settings
+    connection: Connection, declared: Declared | None, mode: Producers
 ) -> dict[str, Callable[[], Awaitable[Any]]]:
     return {
         "generations": lambda: _generations(connection),
@@ -95,7 +96,7 @@ def _parts(
         "audit": lambda: _audit(connection),
         "embedding": lambda: _embedding(connection),
         "freshness": lambda: _freshness(connection),
-        "producers": lambda: _producers(connection, settings.producers),
+        "producers": lambda: _producers(connection, mode),
     }
 
 
@@ -185,7 +186,7 @@ async def _audit(connection: Connection) -> dict[str, Any]:
     return {"last": last, "divergent_documents": divergence["documents"], "by": divergence["by"]}
 
 
-async def _producers(connection: Connection, mode: str) -> dict[str, Any]:
+async def _producers(connection: Connection, mode: Producers) -> dict[str, Any]:
     """mode: as this process is told; the workers have their own settings."""
     cursor = await connection.execute(
         "SELECT (SELECT count(*) FROM producers WHERE valid_until IS NULL OR valid_until > now()),"

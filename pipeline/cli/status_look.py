@@ -54,7 +54,12 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
     away: list[str] = []
     here, ledger, stages, entries = await asyncio.gather(
         _part(away, "this machine", PART_SECONDS, asyncio.to_thread(local, stack)),
-        _part(away, "Postgres", LEDGER_SECONDS, look_at_ledger(settings, declared_here(), away)),
+        _part(
+            away,
+            "Postgres",
+            LEDGER_SECONDS,
+            look_at_ledger(settings.postgres, declared_here(), away, mode=settings.producers),
+        ),
         _part(away, "Kafka", PART_SECONDS, _stages(settings)),
         _part(away, "Elasticsearch", PART_SECONDS, _elasticsearch(settings)),
     )

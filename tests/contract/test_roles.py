@@ -59,8 +59,9 @@ from topics.messages import IdentityChanged
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
-OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence"}
-"""Which version, which generation and how far its making is, and which server is accepted: the owner's to say."""
+OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence", "producers", "producer_keys"}
+"""Which version, which generation and how far its making is, which server is accepted, and who may publish: the owner's
+to say."""
 
 
 @dataclass
@@ -326,6 +327,8 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
         ("penstock_query", "SELECT changes_cursor FROM connectors"),
         ("penstock_worker", "SELECT changes_cursor FROM connectors"),
         ("penstock_worker", "UPDATE generations SET state = 'retired'"),
+        ("penstock_worker", "UPDATE producers SET allow = '{*/*}'"),
+        ("penstock_query", "INSERT INTO producer_keys SELECT * FROM producer_keys"),
         ("penstock_worker", "DROP TABLE chunks_g1"),
         ("penstock_worker", "TRUNCATE documents CASCADE"),
         ("penstock_worker", "SELECT FROM connector_memory"),

@@ -343,6 +343,7 @@ async def test_stamps_are_given_before_the_source_is_read(bench: Bench) -> None:
 async def test_memberships_are_full_sets_and_only_what_changed_is_published(bench: Bench) -> None:
     bench.world.groups = {
         "staff": ({"ann", "bob"}, {"inner", "user:eve"}), "inner": ({"cy"}, {"ring"}), "ring": (set(), {"inner"}),
+        "user:ann": ({"eve", "mallory"}, {"inner"}),  # a tag that is Ann's alone is no group's
     }  # fmt: skip
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "groups"))
