@@ -35,8 +35,9 @@ class Identities(Last):
         found = await self._admission.sort(
             batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name
         )
-        if found.accepted:
-            await self._accept([(m.tenant, m.source, m.principal, m.groups, m.observed_at) for m in found.accepted])
+        rows = [(m.tenant, m.source, m.principal, m.groups, m.observed_at) for m in found.accepted]
+        if rows:
+            await self._accept(rows)
         self._dead.passed(found.valid, stage=self.name)
         await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
 

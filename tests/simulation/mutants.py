@@ -60,6 +60,7 @@ _ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.s
 _IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.verify", "query.retrieval"
 _COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
 _MEMBERSHIP, _TOLD = "connectors.runner.membership_tables", "connectors.runner.identities"
+_ADMISSION = "pipeline.stages.admission"
 
 _SAFEGUARDS, _PUBLISHING = "tests/unit/test_safeguards.py", "tests/unit/test_runner_publish.py"
 _COMPARING, _ORDERING = "tests/unit/test_runner_compare.py", "tests/unit/test_order.py"
@@ -93,7 +94,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a manifest foreseen from another text is taken", _DETECT, "known is None or known.content_hash != digest", "known is None", (_SAFEGUARDS,)),
     Mutant("no hints are sent", _DETECT, "if a.draws_seq or a.before.pending", "if False"),
     Mutant("a repeated event hints nothing", _DETECT, "if a.draws_seq or a.before.pending", "if a.draws_seq", (_SAFEGUARDS,)),
-    Mutant("a record that nobody can read is dropped", _DETECT, "poison.append((record, error))", "pass"),
+    Mutant("a record that nobody can read is dropped", _ADMISSION, "found.poison.append((record, error))", "pass"),
     Mutant("a record that nobody can read hides the others of its batch", _DETECT, "        if accepted:\n", "        if accepted and not poison:\n"),
     Mutant("a withdrawal is not announced at once", _DETECT, "[self._unsaid[i] for i in folded if i in self._unsaid]", "[]", (_SAFEGUARDS,)),
     Mutant("erased texts keep their manifests", _DOCUMENTS, "if a.erased]", "if False]"),
