@@ -201,7 +201,7 @@ def _last_stamp(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [] if row is None else [(row["observed_at"],)]
 
 
-@written_for("FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)")
+@written_for("FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s);")
 def _find(text: str) -> Statement:
     names = _columns(text, "SELECT ")
 
@@ -211,6 +211,19 @@ def _find(text: str) -> Statement:
         return [_read(names, id_, row) for id_, row in rows if row is not None]
 
     return find
+
+
+@statement("SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items")
+def _sweepable(tx: Transaction, p: Any) -> list[Row]:
+    since, tenant, source, after, limit = p
+    rows = sorted(
+        (key[2], row) for key, row in _mine(tx, ITEMS, tenant, source)
+        if key[2] > after and (not row["gone"] or row["version"] is None or row["problem_code"] is not None)
+    )  # fmt: skip
+    return [
+        {"external_id": id_, "is_published": _is_published(row), "is_old": row["swept_at"] < since}
+        for id_, row in rows[:limit]
+    ]
 
 
 @written_for("FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s")
@@ -227,11 +240,6 @@ def _page(text: str) -> Statement:
 
 @statement("INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt_since) SELECT")
 async def _intend(tx: Transaction, p: Any) -> int:
-    if isinstance(p, dict):
-        if not await _holds(tx, p["tenant"], p["source"], p["epoch"]):
-            return 0
-        p = [p[name] for name in ("tenant", "source", "stamp", "ids", "versions")]
-        await _stamped(tx, *p[:3])
     tenant, source, stamp, ids, versions = p
     for id_, version in zip(ids, versions, strict=True):
         row = await tx.lock(ITEMS, tenant, source, id_) or changed(NEW_ITEM, swept_at=tx.now())
@@ -269,54 +277,14 @@ async def _stamp(tx: Transaction, p: Any) -> int:
     return 1
 
 
-@statement("UPDATE connector_items SET swept_at = clock_timestamp(), access_at = CASE")
-async def _seen(tx: Transaction, p: Any) -> int:
-    unchanged, stamp, tenant, source, ids = p
-
-    def seen(id_: str) -> Callable[[Row], Row]:
-        return lambda row: changed(
-            row,
-            swept_at=tx.now(),
-            access_at=_greatest(row["access_at"], stamp)
-            if row["in_doubt_since"] is None and id_ in unchanged
-            else row["access_at"],
-        )
-
-    return sum([await _change(tx, ITEMS, [(tenant, source, id_)], seen(id_)) for id_ in sorted(set(ids))])
-
-
 def _is_published(row: Row) -> bool:
     return row["version"] is not None and not row["gone"]
-
-
-@statement("SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL")
-def _count(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    return [(sum(_is_published(row) for _, row in _mine(tx, ITEMS, *p)),)]
 
 
 @statement("SELECT problem_code, count(*) FROM connector_items")
 def _problems(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     codes = sorted(row["problem_code"] for _, row in _mine(tx, ITEMS, *p) if row["problem_code"] is not None)
     return [(code, codes.count(code)) for code in dict.fromkeys(codes)]
-
-
-@statement("SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL")
-def _unlisted(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    tenant, source, since = p
-    return sorted((k[2],) for k, r in _mine(tx, ITEMS, tenant, source) if _is_published(r) and r["swept_at"] < since)
-
-
-@statement("SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items")
-def _sweepable(tx: Transaction, p: Any) -> list[Row]:
-    since, tenant, source, after, limit = p
-    rows = sorted(
-        (key[2], row) for key, row in _mine(tx, ITEMS, tenant, source)
-        if key[2] > after and (not row["gone"] or row["version"] is None or row["problem_code"] is not None)
-    )  # fmt: skip
-    return [
-        {"external_id": id_, "is_published": _is_published(row), "is_old": row["swept_at"] < since}
-        for id_, row in rows[:limit]
-    ]
 
 
 @statement("UPDATE connector_items SET unlisted_since = %s")
@@ -329,8 +297,8 @@ async def _mark_unlisted(tx: Transaction, p: Any) -> int:
 
 @statement("^DELETE FROM connector_items WHERE tenant = %s AND source = %s AND")
 async def _forget_unpublished(tx: Transaction, p: Any) -> int:
-    tenant, source, *some, since = p
-    rows = [(k, r) for k, r in _mine(tx, ITEMS, tenant, source) if not some or k[2] in some[0]]
+    tenant, source, ids, since = p
+    rows = [(k, r) for k, r in _mine(tx, ITEMS, tenant, source) if k[2] in ids]
     gone = [k for k, r in rows if r["version"] is None and r["swept_at"] < since]
     for key in gone:
         await tx.put(ITEMS, None, *key)
@@ -339,9 +307,9 @@ async def _forget_unpublished(tx: Transaction, p: Any) -> int:
 
 @statement("UPDATE connector_items SET problem_code = NULL")
 async def _forget_problems(tx: Transaction, p: Any) -> int:
-    tenant, source, *some, since = p
-    rows = [(k, r) for k, r in _mine(tx, ITEMS, tenant, source) if not some or k[2] in some[0]]
-    keys = [k for k, r in rows if r["gone"] and (some or r["problem_code"] is not None) and r["swept_at"] < since]
+    tenant, source, ids, since = p
+    rows = _mine(tx, ITEMS, tenant, source)
+    keys = [k for k, r in rows if k[2] in ids and r["gone"] and r["swept_at"] < since]
     return await _change(tx, ITEMS, keys, lambda row: changed(row, problem_code=None, problem_message=None))
 
 
@@ -428,8 +396,7 @@ def _handled(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
 
 @statement("INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, swept_at")
 async def _doubt(tx: Transaction, p: Any) -> int:
-    tenant, source, stamp, *_, ids, versions, kinds = p
-    await _stamped(tx, tenant, source, stamp)
+    tenant, source, stamp, ids, versions, kinds = p
     count = 0
     for id_, version, kind in sorted(zip(ids, versions, kinds, strict=True)):
         row = await tx.lock(ITEMS, tenant, source, id_)
