@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from random import Random
 
 from pipeline.core.model import Lane
@@ -32,8 +32,10 @@ class Page:
     acl: tuple[str, ...] = ("staff",)
     required: tuple[str, ...] = ()
     author: str | None = None
-    metadata: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, int | list[str]] = field(default_factory=dict)
     media_type: str = "text/markdown"
+    source_url: str | None = None
+    modified_at: datetime | None = None
 
 
 def section(n: int) -> str:
@@ -42,6 +44,8 @@ def section(n: int) -> str:
         f"Detail {k * 7919 % 1000 + n} of {word} stands in line {k} and is told at some length here."
         for k in range(4 + n % 5)
     )
+    if n % 3 == 0:
+        sentences += f"\n\n## Ticket REF-{1000 + n}\n\nIt is seen in src/part{n}.py and told of under REF-{1000 + n}."
     return f"# Section {n}\n\nThis is about {word}. {sentences}"
 
 
@@ -93,7 +97,14 @@ class Story:
     def retitle(self, name: str, rng: Random) -> list[Published]:
         page = self._page(name, rng)
         n = rng.randrange(1000)
-        change = rng.choice(({"title": f"Title {n}"}, {"author": f"author {n}"}, {"metadata": {"n": n}}))
+        modified_at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=n)
+        change = rng.choice(
+            (
+                {"title": f"Title {n} of REF-{n}", "source_url": f"https://wiki.example.com/{n}"},
+                {"author": f"author {n}", "modified_at": modified_at},
+                {"metadata": {"n": n, "labels": [f"label{n % 7}"]}},
+            )
+        )
         return self._put(name, replace(page, **change))  # type: ignore[arg-type]
 
     def retype(self, name: str, rng: Random) -> list[Published]:
@@ -215,7 +226,7 @@ class Story:
             tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng), version=version,
             title=page.title, content="\n\n".join(section(n) for n in page.sections), media_type=page.media_type,
             acl_tags=list(page.acl), required_tags=list(page.required), author=page.author,
-            metadata=dict(page.metadata),
+            metadata=dict(page.metadata), source_url=page.source_url, source_modified_at=page.modified_at,
         )  # fmt: skip
 
     def _tick(self, rng: Random | None) -> datetime:
