@@ -38,7 +38,8 @@ test: setup  ## everything, against real services started by the tests
 	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
-	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} $(BIN)/pytest tests/faults --timeout 3600
+	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} FAULTS_FIGURES=$${FAULTS_FIGURES:-tests/faults/figures.json} \
+		$(BIN)/pytest tests/faults --timeout 5400 -n $${FAULTS_JOBS:-2} --dist worksteal
 
 simulate: setup  ## random histories on virtual services (SIMULATE_HISTORIES or SIMULATE_SECONDS; SIMULATE_SEED to replay)
 	$(BIN)/python -m tests.simulation.run

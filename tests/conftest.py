@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from deploy.local.stack import SERVERS, Stack
-from tests.faults.wires import WiredKafka
+from tests.faults.wires import WiredKafka, wire_ports
 from tests.space import Space
 
 LOG_SHOWN = 6_000
@@ -34,10 +34,11 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack of our own. PENSTOCK_TEST_HOME names a state folder whose running stack is used instead (for quick
     rounds while developing)."""
-    if home := os.environ.get("PENSTOCK_TEST_HOME"):
-        yield Stack(Path(home))
-        return
     servers = {**SERVERS, WiredKafka.name: WiredKafka()}
+    if home := os.environ.get("PENSTOCK_TEST_HOME"):
+        plain = Stack(Path(home))
+        yield Stack(Path(home), servers=servers) if wire_ports(plain) is not None else plain
+        return
     stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:

@@ -17,6 +17,23 @@ from tests.space import PROJECT
 PACKAGES = ("topics", "pipeline", "connectors", "query", "deploy")
 FILES = ("pyproject.toml", "README.md", "LICENSE")
 
+EXPANSION = """
+-- Every table that there is gets a column: who reads or writes rows by their order or by `*` would stumble over it.
+DO $$
+DECLARE
+    stored regclass;
+BEGIN
+    FOR stored IN
+        SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'public' AND c.relkind = 'r' ORDER BY c.relname
+    LOOP
+        EXECUTE format('ALTER TABLE %s ADD COLUMN next_tier text NOT NULL DEFAULT ''plain''', stored);
+    END LOOP;
+END $$;
+CREATE TABLE next_things (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, document_id uuid REFERENCES documents);
+CREATE INDEX documents_next_tier ON documents (next_tier) WHERE next_tier <> 'plain';
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Installed:
@@ -36,11 +53,7 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
     tree = PROJECT
     if change is not None:
         tree = folder / "tree"
-        for package in PACKAGES:
-            shutil.copytree(PROJECT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-        for file in FILES:
-            shutil.copy2(PROJECT / file, tree)
-        change(tree)
+        copy_tree(tree, change)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
     _run(
         *pip,
@@ -64,6 +77,33 @@ def install(folder: Path, change: Callable[[Path], None] | None = None) -> Insta
     version = re.fullmatch(r"penstock-(.+)-py3-none-any\.whl", wheel.name)
     assert version is not None, wheel.name
     return Installed(version.group(1), python, packages)
+
+
+def copy_tree(tree: Path, change: Callable[[Path], None]) -> None:
+    """A copy of this tree at ``tree``, and ``change`` made to it."""
+    for package in PACKAGES:
+        shutil.copytree(PROJECT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in FILES:
+        shutil.copy2(PROJECT / file, tree)
+    change(tree)
+
+
+def next_version(tree: Path) -> None:
+    """What a version may change: its number, a migration that adds, a field in every message, outer and inner."""
+
+    def edit(file: str, old: str, new: str) -> None:
+        path = tree / file
+        text = path.read_text()
+        assert text.count(old) == 1, f"{file} no longer has {old!r} once"
+        path.write_text(text.replace(old, new))
+
+    version = 'version = "'
+    [line] = [line for line in (tree / "pyproject.toml").read_text().splitlines() if line.startswith(version)]
+    major, minor, _ = line.removeprefix(version).rstrip('"').split(".")
+    edit("pyproject.toml", line, f'version = "{major}.{int(minor) + 1}.0"')
+    (tree / "pipeline" / "stores" / "migrations" / "9000_next.sql").write_text(EXPANSION)
+    last = '    """When the source was *about to be* read. Grows per source."""\n'
+    edit("topics/messages.py", last, last + '    next_tier: str = "gold"\n    """New."""\n')
 
 
 def _run(*command: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 from pipeline.settings import dist
 from tests.oracle import assert_equal
 from tests.space import Space, now
-from tests.wheels import Installed, install
+from tests.wheels import Installed, install, next_version
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE
 
@@ -26,46 +26,11 @@ pytestmark = pytest.mark.stack
 FLEET = ("detect", "detect#2", "vectors", "keywords")
 """Two of detect: while they are exchanged both versions share a consumer group."""
 
-EXPANSION = """
--- Every table that there is gets a column: who reads or writes rows by their order or by `*` would stumble over it.
-DO $$
-DECLARE
-    one regclass;
-BEGIN
-    FOR one IN
-        SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = 'public' AND c.relkind = 'r' ORDER BY c.relname
-    LOOP
-        EXECUTE format('ALTER TABLE %s ADD COLUMN next_tier text NOT NULL DEFAULT ''plain''', one);
-    END LOOP;
-END $$;
-CREATE TABLE next_things (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, document_id uuid REFERENCES documents);
-CREATE INDEX documents_next_tier ON documents (next_tier) WHERE next_tier <> 'plain';
-"""
-
 
 class NextUpserted(DocumentUpserted):
     """As the next version's connectors publish it."""
 
     next_tier: str = "gold"
-
-
-def next_version(tree: Path) -> None:
-    """What a version may change: its number, a migration that adds, a field in every message, outer and inner."""
-
-    def edit(file: str, old: str, new: str) -> None:
-        path = tree / file
-        text = path.read_text()
-        assert text.count(old) == 1, f"{file} no longer has {old!r} once"
-        path.write_text(text.replace(old, new))
-
-    version = 'version = "'
-    [line] = [one for one in (tree / "pyproject.toml").read_text().splitlines() if one.startswith(version)]
-    major, minor, _ = line.removeprefix(version).rstrip('"').split(".")
-    edit("pyproject.toml", line, f'version = "{major}.{int(minor) + 1}.0"')
-    (tree / "pipeline" / "stores" / "migrations" / "9000_next.sql").write_text(EXPANSION)
-    last = '    """When the source was *about to be* read. Grows per source."""\n'
-    edit("topics/messages.py", last, last + '    next_tier: str = "gold"\n    """New."""\n')
 
 
 class Changes:

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.faults import tally
-from tests.faults.world import SESSION_SECONDS, WORKERS, World, mended
+from tests.faults.kafka_logs import make_topic_anew, more_partitions
+from tests.faults.world import BUILD, CUT_OVER, SESSION_SECONDS, WORKERS, World, mended
 
 REWOUND_SECONDS = 8.0
 """`penstock recover` has rewound detect by then, or it says that detect must be stopped, and gives up."""
@@ -22,7 +23,7 @@ Fault = Callable[[World, Random], Awaitable[None]]
 
 
 async def kill(world: World, rng: Random) -> None:
-    with world.taking(rng.choice(world.workers)) as names:
+    async with world.taking(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGKILL)
             tally.FAULTS[f"kill of {name}"] += 1
@@ -32,7 +33,7 @@ async def kill(world: World, rng: Random) -> None:
 
 async def kill_all(world: World, rng: Random) -> None:
     """As when the machine loses power."""
-    with world.taking(*world.workers) as names:
+    async with world.taking(*world.workers) as names:
         for name in names:
             tally.FAULTS[f"kill of {name}"] += 1
         await asyncio.gather(*(world.end(name, signal.SIGKILL) for name in names))
@@ -42,7 +43,7 @@ async def kill_all(world: World, rng: Random) -> None:
 async def kill_connectors(world: World, rng: Random) -> None:
     """A few times in a row: anywhere in a look at its sources, or between Kafka's acknowledgement and the row."""
     for _ in range(rng.randint(1, 3)):
-        with world.taking("connectors") as names:
+        async with world.taking("connectors") as names:
             for name in names:
                 await world.end(name, signal.SIGKILL)
                 if rng.random() < 2 / 3:
@@ -69,9 +70,7 @@ async def _die_after_sending(world: World, name: str, rng: Random) -> None:
 
 async def kill_at_an_await(world: World, rng: Random) -> None:
     """A second worker of a stage joins, and dies in the middle of its work."""
-    name = f"{rng.choice(WORKERS)}#dying"
-    if name in world.space.processes:
-        return
+    name = world.helper(rng.choice(WORKERS))
     await world.start(name, dying={"FAULTS_AWAIT": str(rng.randint(3, 60))})
     if (process := world.space.processes.get(name)) is None:
         return
@@ -86,10 +85,10 @@ async def kill_at_an_await(world: World, rng: Random) -> None:
 
 async def stop_and_continue(world: World, rng: Random) -> None:
     """SIGSTOP for longer than the session: its partitions go to another one, and then it comes back."""
-    with world.taking(rng.choice(world.workers)) as names:
+    async with world.taking(rng.choice(world.workers)) as names:
         for name in names:
-            if rng.random() < 0.5 and f"{name}#2" not in world.space.processes:
-                await world.start(f"{name}#2")
+            if rng.random() < 0.5:
+                await world.start(world.helper(name))
             world.space.processes[name].send_signal(signal.SIGSTOP)
             await asyncio.sleep(SESSION_SECONDS + 1.5)
             world.space.processes[name].send_signal(signal.SIGCONT)
@@ -97,7 +96,7 @@ async def stop_and_continue(world: World, rng: Random) -> None:
 
 
 async def drain(world: World, rng: Random) -> None:
-    with world.taking(rng.choice(world.workers)) as names:
+    async with world.taking(rng.choice(world.workers)) as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
             tally.FAULTS["stop by SIGTERM in mid-work"] += 1
@@ -105,9 +104,7 @@ async def drain(world: World, rng: Random) -> None:
 
 
 async def join_and_leave(world: World, rng: Random) -> None:
-    name = f"{rng.choice(world.workers)}#2"
-    if name in world.space.processes:
-        return
+    name = world.helper(rng.choice(world.workers))
     await world.start(name)
     tally.FAULTS["rebalance: one joins"] += 1
     await asyncio.sleep(rng.random())
@@ -214,7 +211,7 @@ async def rebuild(world: World, rng: Random) -> None:
 
 async def recover(world: World, rng: Random) -> None:
     """An operator has the ledger catch up with Kafka, detect standing still as the command asks."""
-    with world.taking("detect") as names:
+    async with world.taking("detect") as names:
         for name in names:
             await world.end(name, signal.SIGTERM)
             recovering = asyncio.create_task(world.operate("recover", "--since", "1h", "--json"))
@@ -275,6 +272,94 @@ async def postgres_full(world: World, rng: Random) -> None:
     await world.execute("DROP FUNCTION IF EXISTS disk_full() CASCADE")
 
 
+async def slow_disk(world: World, rng: Random) -> None:
+    """Every commit of Postgres waits a tenth of a second before it is on disk: the longest that it can be told to, in
+    place of a disk whose fsync is slow."""
+    database = await world.database()
+    await world.execute(
+        f'ALTER DATABASE "{database}" SET commit_delay = 100000', f'ALTER DATABASE "{database}" SET commit_siblings = 0'
+    )
+    await sessions_ended(world, rng)
+    tally.FAULTS["Postgres: slow disk (each commit 0.1 s)"] += 1
+    await asyncio.sleep(2 + rng.random() * 4)
+    await world.execute(
+        f'ALTER DATABASE "{database}" RESET commit_delay', f'ALTER DATABASE "{database}" RESET commit_siblings'
+    )
+    await sessions_ended(world, rng)
+
+
+async def stutter(world: World, rng: Random) -> None:
+    """A server that gets a tenth of the time, as one whose disk or processor is busy with something else."""
+    name = rng.choice(("postgres", "elasticsearch", "kafka"))
+    async with world.restarting[name]:
+        processes = world.server_processes(name)
+        tally.FAULTS[f"the server {name} slow (a tenth of the time)"] += 1
+        for _ in range(rng.randint(10, 30)):
+            try:
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.suspend()
+                await asyncio.sleep(0.18)
+            finally:
+                for process in processes:
+                    with suppress(psutil.NoSuchProcess):
+                        process.resume()
+            await asyncio.sleep(0.02)
+
+
+CLOCKS = {"connectors": (-3_600, -200, 20, 200), "detect": (-200, 200, 3_600)}
+"""Seconds. Beyond five minutes between a connector's clock and detect's, what is observed in the future is refused, as
+docs/guarantees.md says: that is no fault to recover from."""
+OTHER_CLOCKS = (-3_600, -200, 200, 3_600)
+
+
+async def clock_step(world: World, rng: Random) -> None:
+    """The clock of a worker's machine jumps while it works, and is set right some seconds later."""
+    async with world.taking(rng.choice(world.workers)) as names:
+        for name in names:
+            ahead = rng.choice(CLOCKS.get(name, OTHER_CLOCKS))
+            if name == "connectors":
+                world.connectors_ahead_seconds = max(world.connectors_ahead_seconds, ahead)
+            begins = 4 + rng.random() * 2
+            seconds = 3 + rng.random() * 5
+            await world.end(name, rng.choice((signal.SIGTERM, signal.SIGKILL)))
+            await world.start(
+                name,
+                program=("-m", "tests.faults.other_clock"),
+                more_environment={"FAULTS_CLOCK": f"{ahead},{begins},{begins + seconds}"},
+            )
+            tally.FAULTS[f"clock of {name} set {'forward' if ahead > 0 else 'back'}"] += 1
+            await asyncio.sleep(begins + seconds)
+
+
+async def next_version(world: World, rng: Random) -> None:
+    """A worker of the next version takes over from one of this version, beside all others of this one; whoever starts
+    it next takes it back."""
+    environment = await world.next_tree.environment(world)
+    if not environment:
+        return  # the migration could not be applied now
+    async with world.taking(rng.choice(world.workers)) as names:
+        for name in names:
+            await world.end(name, rng.choice((signal.SIGTERM, signal.SIGKILL)))
+            await world.start(name, more_environment=environment)
+            tally.FAULTS[f"{name} of the next version"] += 1
+            await asyncio.sleep(2 + rng.random() * 3)
+
+
+async def cut_over(world: World, rng: Random) -> None:
+    """An operator takes another way of cutting into use; killed now and then while it is built."""
+    tokens = 60 if await world.chunk_tokens() == 80 else 80
+    kill_after_seconds = 1 + rng.random() * 4 if rng.random() < 1 / 3 else None
+    build = (*BUILD, "--chunk-tokens", str(tokens))
+    if await world.operate(*build, kill_after_seconds=kill_after_seconds):
+        await world.operate(*CUT_OVER)
+
+
+async def roll_back(world: World, rng: Random) -> None:
+    """An operator goes back to the generation before, where there is one."""
+    await world.operate("generation", "rollback", "--json")
+
+
 async def sessions_ended(world: World, rng: Random) -> None:
     await world.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
@@ -287,13 +372,19 @@ FAULTS: dict[Fault, int] = {
     kill: 12, kill_all: 4, kill_at_an_await: 14, stop_and_continue: 4, drain: 5, join_and_leave: 5, kill_postgres: 6,
     kill_kafka: 2, kill_elasticsearch: 2, cut: 12, unreachable: 6, slow: 5, swallow: 8, model_fails: 10,
     items_put_off: 5, elasticsearch_full: 5, postgres_full: 6, sessions_ended: 6, freeze_a_server: 8, one_way: 8,
-    repair: 4, rebuild: 4, recover: 3,
+    repair: 4, rebuild: 4, recover: 3, slow_disk: 4, stutter: 5, clock_step: 6, next_version: 5, cut_over: 4,
+    roll_back: 2, more_partitions: 3,
 }  # fmt: skip
 """Each with its weight."""
 
 
-def choose(rng: Random) -> list[Fault]:
-    """One to three; one time in twelve none."""
+KAFKA_LOSES: dict[Fault, int] = {make_topic_anew: 5}
+"""What takes records along that nobody has read: only a producer that knows what it sent can publish them again."""
+
+
+def choose(rng: Random, *, kafka_loses: bool) -> list[Fault]:
+    """One to three; one time in twelve none. kafka_loses: whether records may be lost that nobody has read."""
+    faults = FAULTS | KAFKA_LOSES if kafka_loses else FAULTS
     if rng.random() < 1 / 12:
         return []
-    return rng.choices(list(FAULTS), list(FAULTS.values()), k=rng.randint(1, 3))
+    return rng.choices(list(faults), list(faults.values()), k=rng.randint(1, 3))

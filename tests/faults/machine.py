@@ -362,7 +362,7 @@ class Machine(RuleBasedStateMachine):
                 and result.passage.chunk_id in wanted_chunks(library.generation, document)
                 for document in possible
             ):
-                tally.FOUND["leaks"] += 1
+                tally.FOUND["leaked"] += 1
                 raise AssertionError(f"{mode}: a chunk of {result.passage.external_id} leaked to {sorted(tags)}")
 
     # Calm, then the oracle
@@ -422,7 +422,7 @@ class Machine(RuleBasedStateMachine):
                 self.bench, alive, vector=self.bench.embeddings.vector, refused=lambda text: UNEMBEDDABLE in text
             )
         except AssertionError as error:
-            kind = "lost" if "lack" in str(error) else "orphans" if alive else "resurrected"
+            kind = "lost" if "lack" in str(error) else "orphaned" if alive else "undead"
             tally.FOUND[kind] += 1
             raise
         [(letters,)] = await self.bench.query("SELECT count(*) FROM dead_letters")

@@ -9,7 +9,7 @@ settled: it is computed from these operations alone, never from anything that th
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from connectors.git.playground import GitPlayground
 from connectors.kinds import source_class
 from connectors.slack.playground import SlackPlayground
 from connectors.source import Playground
+from topics.messages import DocumentUpserted
 
 TENANT = "default"
 POLL_SECONDS, SWEEP_SECONDS, GROUPS_SECONDS = 1.0, 4.0, 2.0
@@ -180,6 +181,13 @@ class Office:
         """The documents whose readers an operation changes: one, or all of them where members move."""
         return [self.pages[name]] if name in self.pages else [] if name else list(self.pages.values())
 
+    def check(self, page: Page, message: DocumentUpserted) -> None:
+        """What is published of a document is what its source says. Raises AssertionError."""
+        assert page.text in " ".join(message.content.split()), f"{self.key(page)} is published with another text"
+        for name, value in FIELDS[self.source](page, message).items():
+            published = getattr(message, name)
+            assert published == value, f"{self.key(page)} is published with {name} {published!r} instead of {value!r}"
+
     async def do(self, operation: str, name: str, text: str) -> None:
         match operation:
             case "write":
@@ -213,6 +221,20 @@ class Office:
                 raise ValueError(operation)
 
 
+def _file(page: Page, message: DocumentUpserted) -> dict[str, object]:
+    return {"title": f"{page.name}.md", "author": None, "source_url": Path(page.external_id).as_uri()}
+
+
+FIELDS: Mapping[str, Callable[[Page, DocumentUpserted], dict[str, object]]] = {
+    "docs": _file,
+    INGESTED: _file,
+    "git": lambda _page, _message: {"title": "page.md", "author": "Ada Author"},
+    "confluence": lambda page, _message: {"title": page.name},
+    "slack": lambda page, message: {"title": f"{page.text} · {message.title.rpartition(' · ')[2]}"},
+}
+"""Source → what its newest event must say of a page, by the source's own word."""
+
+
 @dataclass
 class Offices:
     """Every source of a world, and how the connectors' worker is told of them."""
@@ -228,6 +250,14 @@ class Offices:
             shown.setdefault(office.person, {}).update(office.expected())
             shown.setdefault(office.play.outside, {})
         return shown
+
+    async def clear(self) -> None:
+        """Remove every document from its source, and speak of it no more."""
+        for office in self.offices.values():
+            for page in office.pages.values():
+                if page.alive:
+                    await office.do("remove", page.name, "")
+            office.pages.clear()
 
     def draw(self, rng: Random, names: list[str]) -> tuple[Office, str, str]:
         """An office, an operation that is possible there, and the document's name."""

@@ -29,7 +29,7 @@ from tests.faults.breakage import (
     stop_and_continue,
     swallow,
 )
-from tests.faults.scenario import Past, play
+from tests.faults.scenario import Past, Scenario, play, replay, report, rounds
 from tests.faults.world import World
 
 A_SPACE = 20
@@ -47,12 +47,13 @@ FIXED: tuple[Sequence[Fault], ...] = (
 async def test_random_scenarios(stack: Stack, tmp_path: Path, block: int, capsys: pytest.CaptureFixture[str]) -> None:
     first = tally.SEED + block * A_SPACE
     count = min(A_SPACE, (tally.SCENARIOS or 2) - block * A_SPACE)
-    await _scenarios(stack, tmp_path, [(first + n, choose(Random(first + n))) for n in range(count)], capsys)
+    scenarios = [Scenario(first + n, choose(Random(first + n), kafka_loses=tally.SCENARIOS > 0)) for n in range(count)]
+    await _play(stack, tmp_path, rounds(scenarios), capsys)
 
 
 @pytest.mark.timeout(600)
 async def test_the_faults_that_matter_most(stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    await _scenarios(stack, tmp_path, [(n, faults) for n, faults in enumerate(FIXED, 1)], capsys)
+    await _play(stack, tmp_path, [[Scenario(n, faults)] for n, faults in enumerate(FIXED, 1)], capsys)
 
 
 @pytest.mark.timeout(600)
@@ -60,25 +61,22 @@ async def test_without_faults_hints_alone_suffice(
     stack: Stack, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The sweeper is a net: with nothing broken, everything settles long before it would look."""
-    await _scenarios(stack, tmp_path, [(1, [])], capsys, sweep_after_seconds=3600)
+    await _play(stack, tmp_path, [[Scenario(1, [])]], capsys, sweep_after_seconds=3600)
 
 
-async def _scenarios(
-    stack: Stack, folder: Path, scenarios: Sequence[tuple[int, Sequence[Fault]]], capsys: pytest.CaptureFixture[str],
+async def _play(
+    stack: Stack, folder: Path, rounds: Sequence[Sequence[Scenario]], capsys: pytest.CaptureFixture[str],
     *, sweep_after_seconds: float = 10,
 ) -> None:  # fmt: skip
+    """One round after the other, the scenarios of each at the same time."""
     async with World.create(stack, folder, sweep_after_seconds=sweep_after_seconds) as world:
         past = Past()
-        for seed, faults in scenarios:
+        for scenarios in rounds:
             began = time.monotonic()
-            names = ", ".join(fault.__name__ for fault in faults) or "no fault"  # type: ignore[attr-defined]
             try:
-                await play(world, past, seed, faults)
+                await play(world, past, scenarios)
             except BaseException as error:
-                error.add_note(
-                    f"scenario {seed} ({names}). Replay: FAULTS_SEED={seed} FAULTS_SCENARIOS=1"
-                    " .venv/bin/pytest tests/faults/test_processes.py -k random"
-                )
+                error.add_note(replay(scenarios, "test_processes.py"))
                 raise
-            with capsys.disabled():
-                print(f"\nscenario seed {seed}: {names}: {time.monotonic() - began:.1f} s", end="", flush=True)
+            finally:
+                report(capsys, "processes", scenarios, time.monotonic() - began)

@@ -53,7 +53,7 @@ class Watch:
         for result in found.results:
             id_ = result.passage.document_id
             if id_ in before and not before[id_][1] and before[id_] == after.get(id_):
-                tally.FOUND["leaks"] += 1
+                tally.FOUND["leaked"] += 1
                 self.leaks.append(f"{mode}: {result.passage.external_id} to {tags}")
 
     async def _readable(self, tags: list[str]) -> dict[UUID, tuple[int, bool]]:

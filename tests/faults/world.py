@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
@@ -33,17 +35,23 @@ from query.retrieval import Search, open_search
 from tests.fakes.openai import FakeOpenAI, Faults
 from tests.faults import tally
 from tests.faults.elastic import Gate, gated
+from tests.faults.model import Event
 from tests.faults.story import UNEMBEDDABLE
 from tests.faults.wires import Wire, wire_ports, wired
 from tests.space import PROJECT, Space
+from tests.wheels import copy_tree, next_version
+from topics.codec import decode
 from topics.messages import AnyMessage
 from topics.producer import Producer
-from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE, Topic
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
 WORKERS = ("detect", "vectors", "keywords")
 DIMENSIONS = 64
+OURS = ("-m", "pipeline.cli.main")
 DYING = {"FAULTS_AWAIT": "tests.faults.dies_at_an_await", "FAULTS_SENDS": "tests.faults.dies_after_sending"}
 """The variable that says when, and the program that is killed then."""
+BUILD = ("generation", "build", "--wait", "--yes", "--json")
+CUT_OVER = ("generation", "cutover", "--no-evaluation", "--json")
 LONGEST_COMMAND_SECONDS = 180.0
 SESSION_SECONDS = 6.0
 """The least that a broker allows (group.min.session.timeout.ms)."""
@@ -64,9 +72,15 @@ class World:
     kafka: Producer
     environment: dict[str, str]
     restarting: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
-    taken: set[str] = field(default_factory=set)
-    """Workers that a fault is at."""
+    holding: dict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By worker: whoever starts and ends it."""
     workers: tuple[str, ...] = WORKERS
+    published: list[tuple[str, AnyMessage]] = field(default_factory=list)
+    """What a topic that loses records may have lost: everything since ``settled``, by lane."""
+    next_tree: NextTree = field(default_factory=lambda: NextTree())
+    connectors_ahead_seconds: float = 0.0
+    """How far the connectors' clock was ever set forward: their stamps may be that much later than the moment."""
+    _helpers: int = 1
     while_nobody_looks: Callable[[], Awaitable[None]] | None = None
     """What the sources do between the death of whoever publishes them and the next look."""
 
@@ -124,32 +138,33 @@ class World:
 
     # Workers
 
-    @contextmanager
-    def taking(self, *names: str) -> Iterator[list[str]]:
-        """Those of these workers that run and that no other fault is at; until the end they are the caller's."""
-        mine = [name for name in names if name in self.space.processes and name not in self.taken]
-        self.taken.update(mine)
-        try:
-            yield mine
-        finally:
-            self.taken.difference_update(mine)
+    @asynccontextmanager
+    async def taking(self, *names: str) -> AsyncIterator[list[str]]:
+        """Those of these workers that run, once no other fault is at any of them; until the end they are the
+        caller's."""
+        async with AsyncExitStack() as held:
+            for name in sorted(names):
+                await held.enter_async_context(self.holding[name])
+            yield [name for name in names if name in self.space.processes]
 
-    async def start(self, name: str, *, dying: Mapping[str, str] | None = None) -> None:
+    async def start(
+        self,
+        name: str,
+        *,
+        dying: Mapping[str, str] | None = None,
+        program: Sequence[str] = OURS,
+        more_environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start a worker, again and again while the world is too broken for it to come up.
 
         ``dying`` is the environment of one that is meant to die: it may do so before it is ready.
         """
+        if dying is not None:
+            program = ["-m", DYING[next(iter(dying))]]
+        environment = {**self.environment, **(dying or {}), **(more_environment or {})}
         for _ in range(8):
             with suppress(AssertionError):
-                if dying is None:
-                    await asyncio.to_thread(self.space.start, name, env=self.environment)
-                else:
-                    await asyncio.to_thread(
-                        self.space.start,
-                        name,
-                        program=["-m", DYING[next(iter(dying))]],
-                        env={**self.environment, **dying},
-                    )
+                await asyncio.to_thread(self.space.start, name, program=program, env=environment)
                 return
             process = self.space.processes.pop(name)
             process.kill()
@@ -192,16 +207,30 @@ class World:
 
         await insist(once)
 
-    async def chunk_table(self) -> str:
-        """The active generation's, again until Postgres is there."""
-        names: list[str] = []
+    async def ask(self, statement: str) -> Any:
+        """The one value that it returns, again until Postgres is there."""
+        values: list[Any] = []
 
         async def once() -> None:
-            rows = await self.space.query("SELECT chunk_table FROM generations WHERE state = 'active'")
-            names.extend(name for (name,) in rows)
+            [(value,)] = await self.space.query(statement)
+            values.append(value)
 
         await insist(once)
-        return names[-1]
+        return values[-1]
+
+    async def chunk_table(self) -> str:
+        return str(await self.ask("SELECT chunk_table FROM generations WHERE state = 'active'"))
+
+    async def chunk_tokens(self) -> int:
+        return int(await self.ask("SELECT params ->> 'target' FROM generations WHERE state = 'active'"))
+
+    async def database(self) -> str:
+        return str(await self.ask("SELECT current_database()"))
+
+    def helper(self, stage: str) -> str:
+        """A name for one more worker of a stage."""
+        self._helpers += 1
+        return f"{stage}#{self._helpers}"
 
     async def set_index(self, settings: dict[str, object]) -> None:
         """Settings of every index, again until Elasticsearch is there."""
@@ -218,15 +247,15 @@ class World:
         parents = self.stack._server_processes(name)
         return [*parents, *(child for parent in parents for child in parent.children(recursive=True))]
 
-    async def operate(self, *arguments: str, kill_after_seconds: float | None = None) -> bool:
+    async def operate(self, *arguments: str, kill_after_seconds: float | None = None, tree: Path | None = None) -> bool:
         """Run a command of ours through the wires; returns whether it ended well. It may fail, in one clear line: never
-        with a traceback."""
+        with a traceback. tree: of another version."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "pipeline.cli.main",
             *arguments,
-            env={**self.space.environment, **self.environment},
+            env={**self.space.environment, **self.environment, **(of_tree(tree) if tree else {})},
             cwd=PROJECT,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -242,22 +271,28 @@ class World:
         assert not killed or kill_after_seconds is not None, f"penstock {arguments[0]} does not end: {said}"
         assert "Traceback" not in said, said
         fate = "kill of" if killed else "ends well:" if process.returncode == 0 else "gives up:"
-        tally.FAULTS[f"{fate} penstock {arguments[0]}"] += 1
+        tally.FAULTS[f"{fate} penstock {' '.join(takewhile(str.isalpha, arguments))}"] += 1
         return process.returncode == 0
 
     async def finish_rebuild(self) -> None:
-        """Whoever killed a rebuild runs it again."""
+        """Whoever killed a rebuild, or the build of a generation, runs it again."""
         rows = await self.space.query(
-            "SELECT replaces FROM builds JOIN generations ON name = generation WHERE state = 'building'"
+            "SELECT replaces, params ->> 'target' FROM builds JOIN generations ON name = generation"
+            " WHERE state = 'building'"
         )
-        for (replaces,) in rows:
-            assert await self.operate("rebuild", replaces[0], "--yes", "--json"), "a rebuild cannot be finished"
+        for replaces, target in rows:
+            if len(replaces) == 1:
+                done = await self.operate("rebuild", replaces[0], "--yes", "--json")
+            else:
+                done = await self.operate(*BUILD, "--chunk-tokens", target) and await self.operate(*CUT_OVER)
+            assert done, "what was being built cannot be finished"
 
     # Events
 
     async def publish(self, published: Iterable[tuple[str, AnyMessage]]) -> None:
         """Until Kafka has them, in this order; an event may come twice."""
         for lane, event in published:
+            self.published.append((lane, event))
             for _ in range(60):
                 try:
                     topic = DOCUMENTS_LIVE if lane == "live" else DOCUMENTS_BACKFILL
@@ -267,6 +302,31 @@ class World:
                     await asyncio.sleep(0.5)
             else:
                 raise AssertionError("Kafka does not come back")
+
+    async def publish_again(self) -> None:
+        """As a producer does that is told that Kafka has lost records."""
+        again, self.published = self.published, []
+        await self.publish(again)
+
+    async def document_events(self) -> dict[str, list[Event]]:
+        """Every document's events that Kafka has, by ``source/external_id``, whoever published them."""
+        kafka = self.space.settings.kafka
+        events: dict[str, list[Event]] = defaultdict(list)
+        names = [kafka.topic_prefix + topic.name for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL)]
+        consumer = AIOKafkaConsumer(*names, bootstrap_servers=kafka.bootstrap, auto_offset_reset="earliest")
+        await consumer.start()
+        try:
+            ends = await consumer.end_offsets(consumer.assignment())
+            for partition, end in ends.items():
+                while await consumer.position(partition) < end:
+                    for records in (await consumer.getmany(timeout_ms=200)).values():
+                        for record in records:
+                            event = decode(record.value, record.headers)
+                            assert isinstance(event, Event)
+                            events[f"{event.source}/{event.external_id}"].append(event)
+        finally:
+            await consumer.stop()
+        return events
 
     async def committed(self) -> list[str]:
         """What is not committed to the end yet: a line for each partition."""
@@ -280,19 +340,22 @@ class World:
             for stage, topics in READS.items():
                 group = f"{kafka.topic_prefix}penstock-{stage}"
                 offsets = await admin.list_consumer_group_offsets(group)
-                ends = await consumer.end_offsets(self._partitions(topics))
+                names = {kafka.topic_prefix + topic.name for topic in topics}
+                partitions = [
+                    TopicPartition(topic["topic"], partition["partition"])
+                    for topic in await admin.describe_topics(None)
+                    if topic["topic"] in names
+                    for partition in topic["partitions"]
+                ]
+                ends = await consumer.end_offsets(partitions)
                 for partition, end in ends.items():
                     at = offsets[partition].offset if partition in offsets else -1
-                    if end and at < end:
+                    if end and at != end:  # behind it, or beyond the end of a log that has become shorter
                         behind.append(f"{stage}: {partition.topic}:{partition.partition} at {at} of {end}")
         finally:
             await consumer.stop()
             await admin.close()
         return behind
-
-    def _partitions(self, topics: Iterable[Topic]) -> list[TopicPartition]:
-        prefix = self.space.settings.kafka.topic_prefix
-        return [TopicPartition(prefix + topic.name, n) for topic in topics for n in range(topic.partitions)]
 
     async def pending(self) -> list[str]:
         rows = await self.space.query(
@@ -316,6 +379,7 @@ class World:
                 left = await self.pending() or await self.committed()
             except (KafkaError, OSError) as error:
                 left = [type(error).__name__]
+        self.published.clear()
 
     def signs(self) -> str:
         """What the workers say of themselves, for a failed test."""
@@ -333,6 +397,28 @@ class World:
             wire.heal()
         self.wires["elasticsearch"].port = urlsplit(self.space.settings.elasticsearch.url).port or 9200
         self.model.faults = mended()
+
+
+class NextTree:
+    """The next version of the product, as tests/e2e/test_upgrade.py makes it, beside the present one."""
+
+    def __init__(self) -> None:
+        self._path: Path | None = None
+        self._making = asyncio.Lock()
+
+    async def environment(self, world: World) -> dict[str, str]:
+        """What a process needs to be of it. The database is migrated first."""
+        async with self._making:
+            if self._path is None:
+                path = world.space.home / "next"
+                await asyncio.to_thread(copy_tree, path, next_version)
+                if await world.operate("migrate", tree=path):
+                    self._path = path
+        return of_tree(self._path) if self._path is not None else {}
+
+
+def of_tree(tree: Path) -> dict[str, str]:
+    return {"PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1", "PENSTOCK_DIST": str(dist())}
 
 
 async def insist(action: Callable[[], Awaitable[None]]) -> None:

@@ -1,0 +1,109 @@
+"""Faults of Kafka's topics under running workers: one made anew, more partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
+
+from tests.faults import tally
+from tests.faults.world import World
+from topics.registry import COPARTITIONED, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
+
+LOSING = (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL)
+
+
+async def make_topic_anew(world: World, rng: Random) -> None:
+    """Somebody deletes a topic with all that is in it, and makes it again."""
+    topic = rng.choice(LOSING)
+    name = f"{world.space.settings.kafka.topic_prefix}{topic.name}"
+    partitions = await _partitions(world, name)
+
+    async def delete(admin: Any) -> None:
+        _require(await admin.delete_topics([name]), but=UnknownTopicOrPartitionError)
+        while name in await admin.list_topics():
+            await asyncio.sleep(0.1)
+
+    async def make(admin: Any) -> None:
+        again = NewTopic(name, partitions, 1, topic_configs=topic.configs(replication=1))
+        _require(await admin.create_topics([again]), but=TopicAlreadyExistsError)
+        while name not in await admin.list_topics():
+            await asyncio.sleep(0.1)
+
+    await _insist(world, delete)
+    tally.FAULTS[f"topic {topic.name} made anew"] += 1
+    await asyncio.sleep(rng.random() * 2)
+    await _insist(world, make)
+    await world.publish_again()
+
+
+async def more_partitions(world: World, rng: Random) -> None:
+    """An operator gives both topics of a pair one or two partitions more: keys move to other partitions."""
+    pair = rng.choice(COPARTITIONED)
+    names = [f"{world.space.settings.kafka.topic_prefix}{topic.name}" for topic in pair]
+    wanted = await _partitions(world, names[0]) + rng.randint(1, 2)
+
+    async def add(admin: Any) -> None:
+        for name in names:
+            if await _count(admin, name) < wanted:
+                _require(await admin.create_partitions({name: NewPartitions(wanted)}))
+
+    await _insist(world, add)
+    tally.FAULTS[f"{pair[0].name} and its backfill get more partitions"] += 1
+
+
+async def _partitions(world: World, name: str) -> int:
+    counts: list[int] = []
+
+    async def count(admin: Any) -> None:
+        counts.append(await _count(admin, name))
+
+    await _insist(world, count)
+    return counts[-1]
+
+
+async def _count(admin: Any, name: str) -> int:
+    [count] = [len(topic["partitions"]) for topic in await admin.describe_topics(None) if topic["topic"] == name]
+    return count
+
+
+def _require(answer: Any, but: type[KafkaError] | None = None) -> None:
+    """Raises the error that the answer names; ``but`` means that somebody was there before."""
+    for error in getattr(answer, "topic_errors", None) or answer.topic_error_codes:
+        kind = for_code(error[1])
+        if error[1] and kind is not but:
+            raise kind(f"{error[0]}")
+
+
+@asynccontextmanager
+async def _admin(world: World) -> AsyncIterator[Any]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=world.space.settings.kafka.bootstrap)
+    try:
+        await admin.start()
+        yield admin
+    finally:
+        await admin.close()
+
+
+async def _insist(world: World, action: Callable[[Any], Awaitable[None]]) -> None:
+    """Again while Kafka is away. Raises what it raised for two minutes."""
+    for left in reversed(range(120)):
+        try:
+            async with asyncio.timeout(30), _admin(world) as admin:
+                await action(admin)
+            return
+        except (KafkaError, KafkaConnectionError, OSError, ValueError):
+            if not left:
+                raise
+            await asyncio.sleep(1)
