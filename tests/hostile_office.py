@@ -106,6 +106,25 @@ def reading_docx(secret: str = "file:///etc/passwd") -> bytes:
     return repacked(plain_docx(), {"word/document.xml": xml.decode().encode("utf-16")})
 
 
+_SHEET = (
+    "<worksheet xmlns='http://schemas.openxmlformats.org/spreadsheetml/2006/main'><sheetData><row r='1'>"
+    "<c r='A1' t='inlineStr'><is><t>{}</t></is></c></row></sheetData></worksheet>"
+)
+
+
+def misnamed_xlsx(encoding: str = "utf-8") -> bytes:
+    """Entities in a sheet whose name is that of a picture: the relationships say what it is."""
+    dtd = '<!DOCTYPE d [<!ENTITY a "hahaha"><!ENTITY b "&a;&a;&a;&a;&a;&a;&a;&a;">]>'
+    data = _xlsx()
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        rels = archive.read("xl/_rels/workbook.xml.rels").replace(b"worksheets/sheet1.xml", b"media/image1.png")
+        types = archive.read("[Content_Types].xml").replace(b"worksheets/sheet1.xml", b"media/image1.png")
+    sheet = f"<?xml version='1.0' encoding='{encoding}'?>".encode() + (dtd + _SHEET.format("&b;")).encode(encoding)
+    return repacked(
+        data, {"xl/_rels/workbook.xml.rels": rels, "[Content_Types].xml": types, "xl/media/image1.png": sheet}
+    )
+
+
 def fetching_docx(address: str) -> bytes:
     """A template, a picture and a frame on another machine."""
     kind = "http://schemas.openxmlformats.org/officeDocument/2006/relationships/"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
 from typing import IO, Literal
 
@@ -24,8 +25,20 @@ _MAIN_TYPES: tuple[tuple[bytes, Family], ...] = (
 _CONTENT_TYPES = "[Content_Types].xml"
 _MAX_CONTENT_TYPES = 8 * 1024**2
 _ENCRYPTED_FLAG = 0x1
-_DTD = b"<!doctype"
+_XML_ENDINGS = (".xml", ".rels", ".vml")
+_DOCTYPE = b"<!doctype"
+_DECLARATIONS = (b"<!entity", b"<!attlist", b"<!element", b"<!notation")
+"""What a document type holds that changes a text; nothing else in markup begins like this."""
+_LONGEST = max(map(len, (_DOCTYPE, *_DECLARATIONS)))
 _BLOCK = 256 * 1024
+_BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe \t\r\n"
+"""Byte order marks and white space: an XML parser takes nothing else before the first ``<``."""
+_EBCDIC = b"\x4c\x6f\xa7\x94"
+"""``<?xm`` there; parsers know it by these bytes (XML 1.0, appendix F)."""
+_XML_DECLARATION = re.compile(rb"<\?xml\s(.{0,1000}?)\?>", re.DOTALL)
+_ENCODING = re.compile(rb"""\bencoding\s*=\s*["']\s*([^"']*?)\s*["']""")
+_READABLE = re.compile(rb"utf-?(?:8|16|32)(?:[bl]e)?|(?:us-)?ascii|iso[-_]8859-\d+|latin-?1|windows-125\d")
+"""Encodings in which a declaration looks as it does in ASCII, but for zeros. Not so UTF-7, EBCDIC, ISO 2022."""
 
 
 def checked(file: IO[bytes], limits: Limits) -> Family:
@@ -42,8 +55,7 @@ def checked(file: IO[bytes], limits: Limits) -> Family:
                 raise Unreadable("encrypted", "is protected by a password: save it without one")
             family = _family(archive)
             for entry in entries:
-                if entry.filename.lower().endswith((".xml", ".rels", ".vml")):
-                    _check_xml(archive, entry)
+                _check_markup(archive, entry)
             return family
     except zipfile.BadZipFile as error:
         raise _damaged(file) from error
@@ -95,12 +107,36 @@ def _family(archive: zipfile.ZipFile) -> Family:
     raise Unreadable("unsupported", "is an Office file of another kind: save it as .docx, .pptx or .xlsx")
 
 
-def _check_xml(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Office files hold no DTD (ECMA-376 Part 2 forbids it), which is where entities come from."""
-    tail = b""
+def _check_markup(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+    """Office files hold no DTD (ECMA-376 Part 2 forbids it), which is where entities come from. Any part may be read as
+    XML: relationships and content types say what a part is, not its name. Pictures and the like are told by their
+    first byte. A web page or a drawing in an Office file may name its document type, and declare nothing."""
+    wanted = _DECLARATIONS
+    if entry.filename.lower().endswith(_XML_ENDINGS):
+        wanted = (_DOCTYPE, *_DECLARATIONS)
     with archive.open(entry) as part:
-        while block := part.read(_BLOCK):
-            seen = tail + block.replace(b"\x00", b"").lower()  # UTF-16 without its zeros is searched alike
-            if _DTD in seen:
+        block = part.read(_BLOCK)
+        seen = _as_ascii(block).lstrip(_BEFORE_MARKUP)
+        if block.startswith(_EBCDIC) or not _is_readable(seen):
+            raise Unreadable("broken", "is written in an encoding that Office files never have")
+        if seen and not seen.startswith(b"<"):
+            return
+        while block:
+            if any(declaration in seen for declaration in wanted):
                 raise Unreadable("bomb", "holds a document type declaration, which Office files never do")
-            tail = seen[-len(_DTD) :]
+            block = part.read(_BLOCK)
+            seen = seen[-_LONGEST:] + _as_ascii(block)
+
+
+def _as_ascii(block: bytes) -> bytes:
+    """In lower case; UTF-16 and UTF-32 without their zeros are searched like ASCII."""
+    return block.replace(b"\x00", b"").lower()
+
+
+def _is_readable(start: bytes) -> bool:
+    if not start.startswith(b"<?xml"):
+        return True
+    if (declaration := _XML_DECLARATION.match(start)) is None:
+        return False
+    encoding = _ENCODING.search(declaration[1])
+    return encoding is None or _READABLE.fullmatch(encoding[1]) is not None

@@ -18,7 +18,7 @@ from pptx.util import Inches
 from connectors.extraction import sandbox
 from connectors.folder.read import read
 from tests.extraction_kit import SMALL, Extract, saved
-from tests.hostile_office import repacked
+from tests.hostile_office import plain_docx, repacked
 
 
 @pytest.fixture
@@ -163,3 +163,11 @@ async def test_a_folder_takes_office_files_too(tmp_path: Path) -> None:
     found = (await asyncio.to_thread(read, str(path), path.stat())).extracted
     assert found is not None
     assert (found.text, found.title) == ("# Minutes\n", "Minutes")
+
+
+async def test_a_drawing_or_a_page_in_an_office_file_may_name_its_document_type(extract: Extract) -> None:
+    drawing = (
+        b'<?xml version="1.0" standalone="no"?>\n<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "svg11.dtd"><svg/>'
+    )
+    parts = {"word/media/a.svg": drawing, "word/a.htm": b"<!DOCTYPE html><p>x", "word/a.bin": b"\x00\x01<!ENTITY"}
+    assert (await extract("a.docx", repacked(plain_docx(), parts))).text == "Harmless words.\n"
