@@ -1,24 +1,111 @@
-"""HTML → Markdown: what a reader of the page sees, as text."""
+"""HTML → Markdown: what a reader of the page sees, as text.
+
+Pages are hostile: every step takes time in proportion to the page, whatever stands in it. Elements are left out while
+the page is parsed: taking one out of a tree, like some of what ``markdownify`` does, looks at all its siblings.
+"""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import Any
 
-from bs4 import BeautifulSoup, Comment, Doctype
-from bs4.element import Declaration, ProcessingInstruction, Tag
+from bs4 import BeautifulSoup, CData
+from bs4.element import NavigableString, Tag
 from markdownify import MarkdownConverter
 
-_HIDDEN_TAGS = ("script", "style", "template", "noscript", "head", "svg", "iframe", "object", "embed", "canvas")
+from pipeline.core.errors import Poison
+
+_HIDDEN_TAGS = frozenset(
+    ("script", "style", "template", "noscript", "head", "svg", "iframe", "object", "embed", "canvas")
+)
 _HIDDEN_STYLE = re.compile(
     r"display\s*:\s*none|visibility\s*:\s*hidden|font-size\s*:\s*0(?![.\d])|opacity\s*:\s*0(?![.\d])"
 )
+_SPACE = re.compile(r"[\t \r\n]+")
 _MAX_HTML_DEPTH = 150
 """Deeper elements are flattened to their text: the Markdown converter is recursive."""
+_MAX_NUMBER = 999_999_999
+"""Of a list's item, as Markdown has it (CommonMark, "List items")."""
+_MAX_COLUMNS = 1_000
+"""Of one cell, as browsers have it (the HTML standard, "Attributes common to td and th elements")."""
+MAX_MARKDOWN = 16 * 1024**2
+"""Characters. Quotations in quotations and cells of many columns grow: four times the most that a page may have."""
+
+
+class _Visible(BeautifulSoup):
+    """A page without what its reader does not see: hidden elements, comments, declarations."""
+
+    def __init__(self, html: str) -> None:
+        self._hidden = 0
+        """Open elements that are not kept, because the outermost of them is hidden."""
+        self._flattened = 0
+        """Open elements that are not kept, because they are too deep; their text is."""
+        self._preformatted = 0
+        super().__init__(html, "lxml")
+
+    def reset(self) -> None:
+        self._hidden = self._flattened = self._preformatted = 0
+        super().reset()
+
+    def handle_starttag(self, name: str, namespace: Any, nsprefix: Any, attrs: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._hidden or name in _HIDDEN_TAGS or _is_hidden(attrs):
+            self.endData()
+            self._hidden += 1
+            return None
+        if len(self.tagStack) > _MAX_HTML_DEPTH:
+            self.handle_data(" ")
+            self._flattened += 1
+            return None
+        tag = super().handle_starttag(name, namespace, nsprefix, attrs, *args, **kwargs)
+        self._preformatted += name == "pre"
+        return tag
+
+    def handle_endtag(self, name: str, nsprefix: str | None = None) -> None:
+        if self._hidden:
+            self.current_data = []
+            self._hidden -= 1
+        elif self._flattened:
+            self.handle_data(" ")
+            self._flattened -= 1
+        else:
+            super().handle_endtag(name, nsprefix)
+            self._preformatted -= name == "pre"
+
+    def endData(self, containerClass: Any = None) -> None:
+        if self._hidden or containerClass not in (None, NavigableString, CData):
+            self.current_data = []
+        elif self.current_data and not self._preformatted:
+            self.current_data = [_SPACE.sub(_one_space, "".join(self.current_data))]
+        super().endData(containerClass)
+
+
+def _one_space(match: re.Match[str]) -> str:
+    """As the converter does it, which looks at long runs again for each of their characters."""
+    return "\n" if "\n" in match[0] or "\r" in match[0] else " "
+
+
+def _is_hidden(attributes: Any) -> bool:
+    if "hidden" in attributes or str(attributes.get("aria-hidden", "")).lower() == "true":
+        return True
+    return bool(_HIDDEN_STYLE.search(str(attributes.get("style", "")).lower()))
 
 
 class _Converter(MarkdownConverter):
     """No images (their alternative text stays), and of links only those that lead somewhere."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._items: Counter[int] = Counter()
+        """Of each list that is being converted, by its element's identity."""
+        self._with_head: dict[int, bool] = {}
+        """Whether a table has a ``thead``, likewise."""
+
+    def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
+        text = str(super().process_tag(node, parent_tags))  # type: ignore[misc]
+        if len(text) > MAX_MARKDOWN:
+            raise Poison("too_large", f"as Markdown it is longer than {MAX_MARKDOWN:,} characters: split it")
+        return text
 
     def convert_img(self, element: Tag, text: str, parent_tags: set[str]) -> str:
         return str(element.get("alt") or "")
@@ -29,35 +116,71 @@ class _Converter(MarkdownConverter):
             return str(super().convert_a(element, text, parent_tags))  # type: ignore[misc]
         return text
 
+    def convert_li(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        """Numbered by counting; the library counts the items before each anew."""
+        bullet = "- "
+        if (parent := element.parent) is not None and parent.name == "ol":
+            bullet = f"{_number(parent.get('start'), 1, _MAX_NUMBER) + self._items[id(parent)]}. "
+            self._items[id(parent)] += 1
+        text = text.strip()
+        if not text:
+            return "\n"
+        indented = "\n".join(" " * len(bullet) + line if line else "" for line in text.split("\n"))
+        return f"{bullet}{indented[len(bullet) :]}\n"
+
+    def convert_pre(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        if not text:
+            return ""
+        start = text[: len(text) - len(text.lstrip(" \n"))]
+        return f"\n\n```{_language(element)}\n{text[start.rfind(chr(10)) + 1 :].rstrip(' ' + chr(10))}\n```\n\n"
+
+    def convert_td(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        return " " + text.strip().replace("\n", " ") + " |" * _columns(element)
+
+    convert_th = convert_td
+
+    def convert_tr(self, element: Tag, text: str, parent_tags: set[str]) -> str:
+        """A table's first row is its head, unless a ``thead`` says otherwise."""
+        row = f"|{text}\n"
+        if element.find_previous_sibling() is not None:
+            return row
+        cells = element.find_all(["td", "th"])
+        columns = sum(map(_columns, cells))
+        rule = "| " + " | ".join(["---"] * columns) + " |\n"
+        parent = element.parent
+        if parent is None or parent.name != "tbody" or not self._has_head(parent.parent):
+            return row + rule
+        if all(cell.name == "th" for cell in cells):
+            return row + rule
+        if parent.find_previous_sibling() is None:  # its head comes later
+            return "| " + " | ".join([""] * columns) + " |\n" + rule + row
+        return row
+
+    def _has_head(self, table: Tag | None) -> bool:
+        if table is None:
+            return False
+        if (known := self._with_head.get(id(table))) is None:
+            known = self._with_head[id(table)] = table.find("thead") is not None
+        return known
+
+
+def _columns(cell: Tag) -> int:
+    return max(1, _number(cell.get("colspan"), 1, _MAX_COLUMNS))
+
+
+def _number(value: Any, default: int, most: int) -> int:
+    """Of an attribute that ought to hold one."""
+    told = str(value or "")
+    return min(int(told[:20]), most) if told.isascii() and told.isdigit() else default
+
 
 def to_markdown(html: str) -> str:
-    """HTML as Markdown, without what a reader does not see."""
-    soup = BeautifulSoup(html, "lxml")
-    for node in soup.find_all(
-        string=lambda string: isinstance(string, Comment | Doctype | Declaration | ProcessingInstruction)
-    ):
-        node.extract()
-    for element in soup.find_all(_HIDDEN_TAGS):
-        element.extract()
-    for element in soup.find_all(_is_hidden):
-        element.extract()
-    _flatten(soup)
+    """HTML as Markdown, without what a reader does not see. Raises Poison."""
     markdown = _Converter(
-        heading_style="atx",
-        bullets="-",
-        escape_asterisks=False,
-        escape_underscores=False,
-        table_infer_header=True,
-        code_language_callback=_language,
-    ).convert_soup(soup)
-    markdown = re.sub(r"[ \t]+$", "", str(markdown), flags=re.MULTILINE)
+        heading_style="atx", escape_asterisks=False, escape_underscores=False, table_infer_header=True
+    ).convert_soup(_Visible(html))
+    markdown = "\n".join(line.rstrip(" \t") for line in markdown.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", markdown).strip("\n") + "\n" if markdown.strip() else ""
-
-
-def _is_hidden(element: Tag) -> bool:
-    if element.has_attr("hidden") or str(element.get("aria-hidden", "")).lower() == "true":
-        return True
-    return bool(_HIDDEN_STYLE.search(str(element.get("style", "")).lower()))
 
 
 def _language(element: Tag) -> str:
@@ -68,14 +191,3 @@ def _language(element: Tag) -> str:
                 if match := re.fullmatch(r"(?:language|lang|highlight)-([\w+#-]{1,30})", str(name)):
                     return match[1]
     return ""
-
-
-def _flatten(soup: BeautifulSoup) -> None:
-    """Replace what is nested too deep by its text."""
-    stack: list[tuple[Any, int]] = [(soup, 0)]
-    while stack:
-        element, depth = stack.pop()
-        if depth >= _MAX_HTML_DEPTH:
-            element.string = element.get_text(" ")
-            continue
-        stack.extend((child, depth + 1) for child in element.children if isinstance(child, Tag))

@@ -19,7 +19,7 @@ _CODE = re.compile(
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
 _MARKDOWN_COMMENT = re.compile(r"^[ \t]{0,3}\[[^\]\n]{0,100}\]:[ \t]*(?:#|<>)[ \t]*[(\"'].*$", re.MULTILINE)
 """``[//]: # (…)``: a link definition that nothing uses and no page shows."""
-_ELEMENT = re.compile(r"<([a-z][a-z0-9]*)\b([^<>]{0,2000})>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)([a-z][a-z0-9]*)\b([^<>]{0,2000})>", re.IGNORECASE)
 _HIDDEN_ELEMENTS = frozenset(("script", "style", "template", "noscript", "head", "object", "iframe", "svg", "title"))
 _VOID = frozenset(("area", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"))
 _HIDDEN_STYLE = re.compile(
@@ -90,28 +90,20 @@ def _outside_code(text: str, change: Changer) -> str:
 
 
 def _without_hidden(text: str) -> str:
-    """An element that does not end in this passage hides all of the rest of it."""
+    """An element that does not end in this passage hides all of the rest of it. One walk over all tags: a passage may
+    hold a hundred thousand hidden elements, each of another name."""
     parts, at = [], 0
-    lower = text.lower()
-    for element in _ELEMENT.finditer(text):
-        if element.start() < at:
-            continue
-        name, attributes = element[1].lower(), element[2]
-        if name not in _HIDDEN_ELEMENTS and not _HIDDEN_STYLE.search(attributes):
-            continue
-        parts.append(text[at : element.start()])
-        if attributes.endswith("/") or name in _VOID:
-            at = element.end()
-            continue
-        at = _end_of(lower, name, element.end())
+    hidden, depth = "", 0  # the name of the hidden element that is open, and how many of that name are
+    for tag in _TAG.finditer(text):
+        is_end, name, attributes = bool(tag[1]), tag[2].lower(), tag[3]
+        if depth:
+            if name == hidden:
+                depth += -1 if is_end else 1
+            if not depth:
+                at = tag.end()
+        elif not is_end and (name in _HIDDEN_ELEMENTS or _HIDDEN_STYLE.search(attributes)):
+            parts.append(text[at : tag.start()])
+            at = tag.end()
+            if not attributes.endswith("/") and name not in _VOID:
+                hidden, depth, at = name, 1, len(text)
     return "".join([*parts, text[at:]])
-
-
-def _end_of(lower: str, name: str, at: int) -> int:
-    """Where the element that was opened before ``at`` is over, those of its kind within it counted."""
-    depth = 1
-    for tag in re.compile(rf"<(/?){name}\b[^<>]{{0,2000}}>").finditer(lower, at):
-        depth += -1 if tag[1] else 1
-        if depth == 0:
-            return tag.end()
-    return len(lower)

@@ -151,3 +151,13 @@ def test_hidden_elements_without_end_take_no_more_than_a_moment() -> None:
         visible(hostile)
         quotable(hostile)
         sentences(hostile)
+
+
+def test_a_hundred_thousand_hidden_elements_are_one_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of another name: a pattern made for each took seconds of every caller's processor."""
+    monkeypatch.setattr(re, "compile", None)
+    assert visible("".join(f"<a{n:06d} hidden>no</a{n:06d}>" for n in range(100_000)) + "seen") == "seen"
+
+
+def test_letters_that_grow_in_lower_case_do_not_move_what_is_hidden() -> None:
+    assert visible("İİİİİİ<b hidden>no</b><i>seen</i>") == "İİİİİİ<i>seen</i>"

@@ -124,3 +124,28 @@ def test_the_quick_looks_miss_no_character_that_a_rule_is_about() -> None:
     }
     hidden |= {c for c in every if rules._SELECTORS.search(c + c)}
     assert hidden <= {c for c in every if rules._HIDDEN.match(c)}
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<ol>" + "<li>x" * 15_000, "a<b hidden></b>" * 40_000, "a<!---->" * 60_000, "<p>a" + " " * 200_000 + "b",
+     "<pre>a" + " " * 200_000 + "b", "<table><thead>" + "<tr><td>x" * 6_000,
+     "<table><thead><tr><td>h</thead>" + "<tbody><tr><td>x" * 5_000],
+    ids=lambda page: page[:30],
+)  # fmt: skip
+def test_no_page_takes_longer_than_its_length_allows(page: str) -> None:
+    """Each took ten times this, and a hundred times as long if ten times as large: a worker was busy for hours."""
+    began = time.process_time()
+    normalise(page, "text/html")
+    assert time.process_time() - began < 10
+
+
+def test_a_page_that_would_become_far_longer_is_refused() -> None:
+    with pytest.raises(Poison, match="longer than"):
+        normalise("<table><tr>" + "<td colspan=1000>x" * 12_000, "text/html")
+
+
+@pytest.mark.parametrize("number", ["²", "9" * 5000, "-1", "x", "½"])
+def test_numbers_that_are_none_do_not_stop_a_page(number: str) -> None:
+    page = f"<ol start='{number}'><li>one</ol><table><tr><td colspan='{number}'>two</table>"
+    assert "one" in normalise(page, "text/html")[0]
