@@ -10,6 +10,7 @@ from typing import Any
 import structlog
 
 from connectors.declared import Declared
+from connectors.extraction.settings import confinement
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
@@ -35,11 +36,15 @@ async def run(settings: Settings, declared: Declared) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics = Metrics()
+    metrics.extraction.labels(confinement()["files"]).set(1)
     instances: dict[str, Instance] = {}
     address = ""
 
     def report() -> dict[str, Any]:
-        return {"stages": [], "http": address, "connectors": [one.report() for one in instances.values()]}
+        return {
+            "stages": [], "http": address, "extraction": confinement(),
+            "connectors": [one.report() for one in instances.values()],
+        }  # fmt: skip
 
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
@@ -61,7 +66,10 @@ async def run(settings: Settings, declared: Declared) -> None:
         )  # fmt: skip
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
         running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
-        log.info("worker_started", worker="connectors", address=address, connectors=sorted(instances))
+        log.info(
+            "worker_started", worker="connectors", address=address, connectors=sorted(instances),
+            extraction=confinement(),
+        )  # fmt: skip
         try:
             await _until_stopped(stop, running)
         finally:

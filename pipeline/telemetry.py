@@ -72,6 +72,12 @@ class Metrics:
             " recovered, or is a standby",
             registry=r,
         )
+        self.extraction = Gauge(
+            "penstock_extraction",
+            "1 for how PDF, Office and mail files are read by a connectors worker: confined, refused, unconfined",
+            ["files"],
+            registry=r,
+        )
         self.batch_seconds = Histogram(
             "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
         )

@@ -7,23 +7,60 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+from connectors.extraction import landlock, seccomp
 from connectors.extraction.limits import Limits
 
 GRACE_SECONDS = 5
 """Beyond its wall-clock limit it ends itself, should whoever started it have died."""
-_CLONE_NEWUSER = 0x10000000  # linux/sched.h
-_CLONE_NEWNET = 0x40000000
+_PR_SET_DUMPABLE = 4
+_THREADS = Path("/proc/self/task")
 _FORBIDDEN = (
     "socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request",
     "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn",
 )  # fmt: skip
 """Audit events of CPython (docs.python.org, "Audit events table")."""
+_OF_THE_SYSTEM = (
+    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache",
+    "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/dev/urandom", "/dev/zero",
+    "/var/cache/fontconfig",
+)  # fmt: skip
+"""What programs that recognise text run and read. Neither ``/etc`` nor ``/home`` as a whole: secrets lie there."""
 
 
-def confine(limits: Limits, *, may_start_programs: bool = False) -> None:
-    """may_start_programs: OCR is several processes; each inherits all of this but the ban on them."""
+class Unconfined(Exception):
+    """The kernel does not let a process confine itself. The text says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What this machine's kernel offers. Whether it can be used is only certain once a process has used it."""
+
+    landlock: int
+    """The version of its ABI; 0: none."""
+    seccomp: bool
+
+    @property
+    def is_complete(self) -> bool:
+        return self.landlock > 0 and self.seccomp
+
+    def __str__(self) -> str:
+        of_files = f"Landlock {self.landlock}" if self.landlock else "no Landlock"
+        return f"{of_files}, {'seccomp' if self.seccomp else 'no seccomp'}"
+
+
+@cache
+def available() -> Confinement:
+    return Confinement(landlock.abi(), seccomp.is_available())
+
+
+def limit(limits: Limits, *, may_start_programs: bool = False) -> None:
+    """What it may use up. may_start_programs: OCR is several processes; each inherits all of this."""
     wanted = [
         (resource.RLIMIT_AS, limits.memory_bytes), (resource.RLIMIT_CPU, limits.cpu_seconds), (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, limits.written_bytes), (resource.RLIMIT_NOFILE, limits.open_files),
@@ -36,17 +73,62 @@ def confine(limits: Limits, *, may_start_programs: bool = False) -> None:
         with suppress(ValueError, OSError):  # macOS knows some of these by name only
             resource.setrlimit(what, (most, most))
     signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds + GRACE_SECONDS)
-    _leave_the_network()
-    if not may_start_programs:
-        sys.addaudithook(_refuse)
 
 
-def _leave_the_network() -> None:
-    """Into an empty network namespace, where the system lets us (Linux with user namespaces, or root). Not needed by
-    anything here: libraries that fetch nothing, held to it."""
+def confine(readable: Sequence[Path] = ()) -> None:
+    """From here on it computes on what it has open, and nothing else: no file but those below ``readable``, no network,
+    no process or thread, no signal, no look at another process. All that it needs is imported before. Raises
+    Unconfined."""
+    _require_one_thread()
+    _be_private()
+    try:
+        landlock.restrict([(path, landlock.READ) for path in readable])
+        seccomp.allow_only([*seccomp.COMPUTING, *(seccomp.READING if readable else ())])
+    except OSError as error:
+        raise Unconfined(str(error)) from error
+
+
+def confine_program(program: Path, folder: Path) -> None:
+    """For a program that this process becomes, and all that it starts: what the system has installed may be run and
+    read, ``folder`` alone may be written. No network. Raises Unconfined."""
+    _require_one_thread()
+    installed = [*map(Path, _OF_THE_SYSTEM), *_around(program), Path(sys.base_prefix), Path(sys.prefix)]
+    try:
+        landlock.restrict(
+            [*((path, landlock.RUN) for path in installed), (folder, landlock.CHANGE),
+             (Path(os.devnull), landlock.CHANGE)]
+        )  # fmt: skip
+        seccomp.refuse(seccomp.FOREIGN)
+    except OSError as error:
+        raise Unconfined(str(error)) from error
+
+
+def forbid() -> None:
+    """Where it cannot be confined and may run all the same: CPython itself refuses. Native code passes it."""
+    _be_private()
+    sys.addaudithook(_refuse)
+
+
+def _around(program: Path) -> list[Path]:
+    """The folders of a program, and of what its links lead to, each with the ``lib`` and ``share`` beside it."""
+    folders = {program.parent, program.resolve().parent}
+    return [*folders, *(folder.parent / name for folder in folders for name in ("lib", "lib64", "share"))]
+
+
+def _require_one_thread() -> None:
+    """Landlock holds for the thread that asks for it."""
+    try:
+        count = len(os.listdir(_THREADS))
+    except OSError as error:
+        raise Unconfined("its threads cannot be counted (no /proc)") from error
+    if count != 1:
+        raise Unconfined(f"it has {count} threads")
+
+
+def _be_private() -> None:
+    """Neither its memory nor its descriptors are open to other processes of its user."""
     with suppress(OSError, AttributeError):
-        flags = _CLONE_NEWNET if os.geteuid() == 0 else _CLONE_NEWUSER | _CLONE_NEWNET
-        ctypes.CDLL(None).unshare(flags)
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _refuse(event: str, _arguments: tuple[object, ...]) -> None:

@@ -1,62 +1,92 @@
-"""Reads one document from standard input and writes what it holds into ``answer.json`` in the current folder:
-{"text", "media_type", "title", "author", "metadata"}, or {"code", "message"}.
+"""Reads one document from standard input and writes what it holds to standard output: {"text", "media_type", "title",
+"author", "metadata"}, {"family"} of an Office file, or {"code", "message"}.
 
-A program of its own, ``python -m connectors.extraction.process KIND LIMITS``: a hostile file may crash it, fill its
-memory or never end. With KIND ``run`` it confines itself and becomes the program named after LIMITS.
+A program of its own, ``python -m connectors.extraction.process KIND LIMITS CONFINEMENT``: a hostile file may crash it,
+fill its memory, never end, or take it over. CONFINEMENT: ``required`` (without it nothing is read) or ``optional``.
+With KIND ``run`` it confines itself and becomes the program named after that.
 """
 
 from __future__ import annotations
 
+import encodings
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module, util
 from io import BytesIO
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import IO
 
-from connectors.extraction.confine import confine
+from connectors.extraction.confine import Unconfined, confine, confine_program, forbid, limit
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
 from connectors.extraction.unreadable import Unreadable
 
-ANSWER = "answer.json"
+Reader = Callable[[IO[bytes], Limits], "Extracted | str"]
+"""Gives what a document holds, or of an Office file its family, which is the kind to read it as. Raises Unreadable, and
+whatever a library raises for a file that it does not understand."""
 
 
-def read(kind: str, file: IO[bytes], limits: Limits) -> Extracted:
-    """Raises Unreadable, and whatever a library raises for a file that it does not understand."""
+_CODECS = (
+    "ascii", "charmap", "cp1252", "cp437", "idna", "latin_1", "raw_unicode_escape", "unicode_escape", "utf_16",
+    "utf_16_be", "utf_16_le", "utf_32", "utf_8", "utf_8_sig",
+)  # fmt: skip
+"""Those that libraries for PDF and Office files use."""
+
+
+def prepared(kind: str) -> tuple[Reader, list[Path]]:
+    """The reader, with all that it will need imported, and the folders that it reads later on all the same."""
+    _import_codecs(_CODECS)
     match kind:
         case "pdf":
             from connectors.extraction.pdf import read_pdf
 
-            return read_pdf(file.read(), limits)
+            return lambda file, limits: read_pdf(file.read(), limits), [_folder_of("pdfminer") / "cmap"]
         case "mail":
             from connectors.extraction.mail import read_mail
 
-            return read_mail(file.read(), limits)
-    from connectors.extraction.zips import checked
-
-    packed = BytesIO(file.read())
-    family = checked(packed, limits)
-    packed.seek(0)
-    match family:
+            import_module("pipeline.core.html")
+            _import_codecs(module.name for module in iter_modules(encodings.__path__))  # a mail names any of them
+            return lambda file, limits: read_mail(file.read(), limits), []
         case "word":
             from connectors.extraction.word import read_word
 
-            return read_word(packed, limits)
+            return lambda file, limits: read_word(BytesIO(file.read()), limits), []
         case "slides":
             from connectors.extraction.slides import read_slides
 
-            return read_slides(packed, limits)
+            return lambda file, limits: read_slides(BytesIO(file.read()), limits), []
         case "sheets":
+            sys.modules["numpy"] = None  # type: ignore[assignment]  # openpyxl would import it, and it starts threads
             from connectors.extraction.sheets import read_sheets
 
-            return read_sheets(packed, limits)
+            return lambda file, limits: read_sheets(BytesIO(file.read()), limits), []
+    from connectors.extraction.zips import checked
+
+    return lambda file, limits: checked(BytesIO(file.read()), limits), []
 
 
-def answer(kind: str, file: IO[bytes], limits: Limits) -> dict[str, object]:
+def _folder_of(package: str) -> Path:
+    found = util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
+
+
+def _import_codecs(names: Iterable[str]) -> None:
+    """Python loads each when it is first named."""
+    for name in names:
+        with suppress(ImportError):  # those of another system
+            import_module(f"encodings.{name}")
+
+
+def answer(read: Reader, file: IO[bytes], limits: Limits) -> dict[str, object]:
     try:
-        found = read(kind, file, limits)
+        found = read(file, limits)
     except Unreadable as error:
         return {"code": error.code, "message": str(error)}
     except MemoryError:
@@ -65,6 +95,8 @@ def answer(kind: str, file: IO[bytes], limits: Limits) -> dict[str, object]:
         return {"code": "bomb", "message": "is nested more deeply than any document made to be read"}
     except Exception as error:  # noqa: BLE001  # whatever a library does with a damaged file; its words may quote content
         return {"code": "broken", "message": f"is damaged: its reader gave up ({type(error).__name__})"}
+    if isinstance(found, str):
+        return {"family": found}
     if not found.text.strip():
         return {"code": "empty", "message": "holds no text"}
     if len(found.text.encode("utf-8", "replace")) > limits.text_bytes:
@@ -72,12 +104,31 @@ def answer(kind: str, file: IO[bytes], limits: Limits) -> dict[str, object]:
     return asdict(found)
 
 
+def _become(program: list[str], *, is_required: bool) -> None:
+    try:
+        confine_program(Path(program[0]), Path.cwd())
+    except Unconfined:
+        if is_required:
+            raise
+    os.execv(program[0], program)  # noqa: S606
+
+
 def main() -> None:
-    kind, limits = sys.argv[1], Limits(**json.loads(sys.argv[2]))
-    confine(limits, may_start_programs=kind == "run")
+    kind, limits, is_required = sys.argv[1], Limits(**json.loads(sys.argv[2])), sys.argv[3] == "required"
+    limit(limits, may_start_programs=kind == "run")
     if kind == "run":
-        os.execvp(sys.argv[3], sys.argv[3:])  # noqa: S606
-    Path(ANSWER).write_text(json.dumps(answer(kind, sys.stdin.buffer, limits)))
+        _become(sys.argv[4:], is_required=is_required)
+    read, readable = prepared(kind)
+    try:
+        confine(readable)
+        told = answer(read, sys.stdin.buffer, limits)
+    except Unconfined as error:
+        if is_required:
+            told = {"code": "unconfined", "message": f"is not read: its reader cannot be confined ({error})"}
+        else:
+            forbid()
+            told = answer(read, sys.stdin.buffer, limits)
+    sys.stdout.write(json.dumps(told))
 
 
 if __name__ == "__main__":

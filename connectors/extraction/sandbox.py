@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -22,16 +23,18 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from connectors.extraction import kinds, ocr
+from connectors.extraction.confine import available
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.kinds import Kind
 from connectors.extraction.limits import Limits
-from connectors.extraction.process import ANSWER
 from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 from connectors.extraction.titles import tidy
 from connectors.extraction.unreadable import CODES, Code, Unreadable
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
+FAMILIES = frozenset({"word", "slides", "sheets"})
+"""Of Office files: whoever has looked at the archive says which, and a second process reads it."""
 MUCH = 0.6
 """Of the memory limit: who dies having held this much died of it."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
@@ -123,6 +126,8 @@ class Job:
 
     def run(self) -> Extracted:
         """Raises Unreadable."""
+        if self.settings.unconfined == "refuse" and not available().is_complete:
+            raise Unreadable("unconfined", f"is not read: this machine cannot confine its reader ({available()})")
         with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as name:
             folder = Path(name)
             try:
@@ -140,7 +145,7 @@ class Job:
         with given.open("wb") as copy:
             shutil.copyfileobj(self.file, copy)
         limits = self.settings.ocr_limits()
-        ended = self._watch(["run", _json(limits), *ocr.command(program, given, made, self.settings)], folder, limits)
+        ended, _ = self._watch("run", folder, limits, ocr.command(program, given, made, self.settings))
         if not ended.in_time:
             raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR took more than {limits.wall_seconds} s")
         if ended.code != 0 or not made.is_file():
@@ -150,21 +155,45 @@ class Job:
         return Extracted(found.text, found.media_type, found.title, found.author, {**found.metadata, "ocr": True})
 
     def _read(self, folder: Path) -> Extracted:
+        answer = self._answer(self.kind, folder)
+        if self.kind == "office" and "family" in answer:
+            if (family := str(answer["family"])) not in FAMILIES:
+                raise _without_an_answer()
+            answer = self._answer(family, folder)
+        return _believed(answer)
+
+    def _answer(self, kind: str, folder: Path) -> dict[str, Any]:
+        """What a process of its own says of the document; of which only this is certain: it is an object of JSON."""
         self.file.seek(0)
         limits = self.settings.limits()
-        ended = self._watch([self.kind, _json(limits)], folder, limits)
+        ended, told = self._watch(kind, folder, limits)
         if (refusal := _refusal(ended, limits)) is not None:
             raise refusal
-        return _believed(folder / ANSWER, limits)
+        try:
+            answer = json.loads(told)
+        except (ValueError, RecursionError) as error:
+            raise _without_an_answer() from error
+        if not isinstance(answer, dict):
+            raise _without_an_answer()
+        return answer
 
-    def _watch(self, arguments: list[str], folder: Path, limits: Limits) -> Ended:
-        """The process and all that it started are gone when this returns."""
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments], stdin=self.file, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder,
-            env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(folder),
-                 "TMPDIR": str(folder)},
-            start_new_session=True,
-        )  # fmt: skip
+    def _watch(self, kind: str, folder: Path, limits: Limits, program: Sequence[str] = ()) -> tuple[Ended, bytes]:
+        """How it ended, and what it wrote to standard output. The process and all that it started are gone when this
+        returns."""
+        confinement = "required" if self.settings.unconfined == "refuse" else "optional"
+        with tempfile.TemporaryFile(buffering=0) as told:
+            process = subprocess.Popen(
+                [*PROGRAM, kind, _json(limits), confinement, *program], stdin=self.file, stdout=told,
+                stderr=subprocess.DEVNULL, cwd=folder,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(folder),
+                     "TMPDIR": str(folder)},
+                start_new_session=True,
+            )  # fmt: skip
+            ended = self._awaited(process, limits)
+            told.seek(0)
+            return ended, told.read(limits.written_bytes)
+
+    def _awaited(self, process: subprocess.Popen[bytes], limits: Limits) -> Ended:
         deadline, pause, in_time, peak = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True, 0
         try:
             # Not reaped yet: until it is, nobody else can be given its number.
@@ -213,17 +242,19 @@ def _refusal(ended: Ended, limits: Limits) -> Unreadable | None:
     return Unreadable("crashed", f"made its reader crash ({how}): it is damaged, or made to do so")
 
 
-def _believed(path: Path, limits: Limits) -> Extracted:
+def _believed(answer: dict[str, Any]) -> Extracted:
     """The answer of a process that a document may have taken over: nothing in it is trusted to have its shape."""
     try:
-        with path.open("rb") as file:
-            answer = json.loads(file.read(limits.written_bytes))
         found = _refused(answer) if "code" in answer else _extracted(answer)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Unreadable("crashed", "made its reader end without an answer") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _without_an_answer() from error
     if isinstance(found, Unreadable):
         raise found
     return found
+
+
+def _without_an_answer() -> Unreadable:
+    return Unreadable("crashed", "made its reader end without an answer")
 
 
 def _refused(answer: dict[str, Any]) -> Unreadable:

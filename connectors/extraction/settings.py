@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from typing import Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from connectors.extraction.confine import available
 from connectors.extraction.limits import Limits
 from pipeline.core.errors import Misconfigured
 
@@ -29,6 +31,9 @@ class ExtractionSettings(BaseSettings):
     wall_seconds: int = Field(_DEFAULT.wall_seconds, ge=1)
     pages: int = Field(_DEFAULT.pages, ge=1)
     cells: int = Field(_DEFAULT.cells, ge=1)
+    unconfined: Literal["refuse", "allow"] = "refuse"
+    """What becomes of files where the kernel offers no confinement (Landlock and seccomp): ``allow`` reads them in a
+    process that, if a file takes it over, may do what its user may."""
     ocr: bool = False
     """Have ``ocrmypdf`` (when it is installed) recognise the text of scanned PDFs."""
     ocr_languages: str = Field("eng", pattern=r"^[A-Za-z_]{3,20}(\+[A-Za-z_]{3,20})*$")
@@ -61,3 +66,10 @@ def from_environment() -> ExtractionSettings:
         found = error.errors(include_url=False, include_input=False)[0]
         name = "_".join(["PENSTOCK_EXTRACTION", *map(str, found["loc"])]).upper()
         raise Misconfigured(f"{name}: {found['msg']}") from error
+
+
+def confinement() -> dict[str, str]:
+    """For people: how files are read on this machine (``files``: confined, refused or unconfined), and what its
+    kernel offers. Raises Misconfigured."""
+    waived = {"refuse": "refused", "allow": "unconfined"}[from_environment().unconfined]
+    return {"files": "confined" if available().is_complete else waived, "kernel": str(available())}

@@ -6,7 +6,8 @@ from typing import Literal, get_args
 
 Code = Literal[
     "binary", "bomb", "broken", "changing", "crashed", "empty", "encoding", "encrypted", "io_error", "needs_ocr",
-    "not_a_file", "permission", "too_large", "too_much_memory", "too_slow", "truncated", "unsupported", "vanished",
+    "not_a_file", "permission", "too_large", "too_much_memory", "too_slow", "truncated", "unconfined",
+    "unsupported", "vanished",
 ]  # fmt: skip
 CODES: frozenset[str] = frozenset(get_args(Code))
 
@@ -15,6 +16,9 @@ OF_THE_CONTENT: frozenset[str] = frozenset(
      "too_much_memory", "too_slow", "truncated", "unsupported"}
 )  # fmt: skip
 """The same bytes fail in the same way again: not read again until they change (a hostile file costs its limit once)."""
+
+OF_THE_MACHINE: frozenset[str] = frozenset({"unconfined"})
+"""Not the file's fault: it is read again, although it is unchanged."""
 
 
 class Unreadable(Exception):

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from connectors.clock import version_at
+from connectors.extraction.unreadable import OF_THE_MACHINE
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from topics.messages import MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
 
@@ -137,7 +138,8 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
     """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
     row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
     row = replace(
-        row, problem_code=one_line(code)[:100], problem_message=one_line(message), revision=clipped(entry.revision),
+        row, problem_code=one_line(code)[:100], problem_message=one_line(message),
+        revision=None if code in OF_THE_MACHINE else clipped(entry.revision),
         content_at=seen.at, in_doubt_since=None,
     )  # fmt: skip
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))

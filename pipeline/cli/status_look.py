@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from elasticsearch import AuthorizationException
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.extraction.settings import confinement
 from deploy.local.stack import Stack
 from pipeline.cli.status_ledger import address, declared_here
 from pipeline.cli.status_ledger import look as look_at_ledger
@@ -75,6 +76,7 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
         "stages": stages,
         **{name: (ledger or {}).get(name) for name in LEDGER},
         "canaries": await _canaries(here["workers"]),
+        "extraction": confinement(),
         "away": away,
     }  # fmt: skip
 

@@ -22,6 +22,7 @@ MENDING = {
     "encrypted": "put a version without a password at the source",
     "unsupported": "put a version in a format that is read at the source (docs/connectors)",
     "permission": "let the connector's account read it at the source",
+    "unconfined": "run the connectors where the kernel has Landlock and seccomp (docs/extraction.md)",
 }
 """By the code of what a connector cannot read; of any other the message says enough."""
 BY_HAND = {
@@ -31,6 +32,7 @@ BY_HAND = {
     "unsupported": "convert it to a format that is read (docs/extraction.md)",
     "empty": "put text into it",
     "permission": "let whoever ingests read it",
+    "unconfined": "ingest it where the kernel has Landlock and seccomp (docs/extraction.md)",
     "io_error": "mend the disk or the share that it is on",
     "changing": "let whatever writes it finish",
 }

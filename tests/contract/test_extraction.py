@@ -87,10 +87,11 @@ async def test_a_scan_with_a_stamp_on_each_page_needs_ocr_and_says_what_to_do(ex
 
 
 def program(folder: Path, script: str) -> str:
-    """A PATH on which ``ocrmypdf`` is this shell script; ``$given`` and ``$made`` are its files."""
+    """A PATH on which ``ocrmypdf`` is this shell script; ``$given`` and ``$made`` are its files, ``$beside`` its
+    folder."""
     path = folder / "bin" / "ocrmypdf"
     path.parent.mkdir()
-    path.write_text('#!/bin/sh\nfor last; do given="$made"; made="$last"; done\n' + script)
+    path.write_text(f'#!/bin/sh\nbeside={path.parent}\nfor last; do given="$made"; made="$last"; done\n{script}')
     path.chmod(0o755)
     return f"{path.parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -102,17 +103,34 @@ OCR = SMALL.model_copy(update={"ocr": True})
 async def test_ocrmypdf_is_used_when_it_is_installed_and_switched_on(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recognised = tmp_path / "recognised.pdf"
-    recognised.write_bytes(typeset([Sheet([Line(72, 700, "What the scan says")], picture=True)]))
-    noted = f'echo "$@" > {tmp_path}/arguments; ulimit -v > {tmp_path}/limit'
-    script = f'grep -q /I1 "$given" && cp {recognised} "$made"; {noted}'
+    script = f"""
+        test "$(ulimit -v)" = {OCR.ocr_memory_bytes // 1024} || exit 9
+        case "$*" in *--skip-text*) ;; *) exit 1 ;; esac
+        grep -q /I1 "$given" && cp "$beside/recognised.pdf" "$made"
+    """
     monkeypatch.setenv("PATH", program(tmp_path, script))
+    recognised = typeset([Sheet([Line(72, 700, "What the scan says")], picture=True)])
+    (tmp_path / "bin" / "recognised.pdf").write_bytes(recognised)
     assert (await extract.refused("scan.pdf", SCAN)).code == "needs_ocr"
-    assert not (tmp_path / "arguments").exists()
     found = await extract("scan.pdf", SCAN, OCR)
     assert (found.text, found.metadata) == ("What the scan says", {"pages": 1, "ocr": True})
-    assert "--skip-text" in (tmp_path / "arguments").read_text()
-    assert int((tmp_path / "limit").read_text()) == OCR.ocr_memory_bytes // 1024
+
+
+async def test_ocr_may_write_nothing_but_its_own_folder_and_read_no_secret(
+    extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "secret").write_text("a token")
+    script = f"""
+        cat {tmp_path}/secret && exit 1
+        cat /etc/passwd && exit 2
+        cat /proc/$PPID/environ && exit 3
+        echo planted > "$beside/planted" && exit 4
+        kill -0 $PPID && exit 5
+        exit 15
+    """
+    monkeypatch.setenv("PATH", program(tmp_path, script))
+    assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
+    assert not (tmp_path / "bin" / "planted").exists()
 
 
 async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
@@ -121,15 +139,14 @@ async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "not installed" in str(await extract.refused("scan.pdf", SCAN, OCR))
     monkeypatch.undo()
-    monkeypatch.setenv(
-        "PATH", program(tmp_path, f"test -e {tmp_path}/endless || exit 3\nsleep 1000 & echo $! > {tmp_path}/pid\nwait")
-    )
+    sleep = ["sleep", f"{1000 + os.getpid()}.25"]
+    script = f'test -e "$beside/endless" || exit 3\n{" ".join(sleep)} &\nwait'
+    monkeypatch.setenv("PATH", program(tmp_path, script))
     assert "missing" in str(await extract.refused("scan.pdf", SCAN, OCR))
-    (tmp_path / "endless").touch()
+    (tmp_path / "bin" / "endless").touch()
     error = await extract.refused("scan.pdf", SCAN, OCR.model_copy(update={"ocr_wall_seconds": 5}))
     assert "more than 5 s" in str(error)
-    pid = int((tmp_path / "pid").read_text())
-    await until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    await until(lambda: not any(one.info["cmdline"] == sleep for one in psutil.process_iter(["cmdline"])))
 
 
 async def test_sentences_go_on_over_pages_and_contents_lists_are_no_headings(extract: Extract) -> None:

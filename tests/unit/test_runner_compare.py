@@ -194,6 +194,8 @@ def test_when_a_listed_document_has_to_be_fetched() -> None:
     unreadable = Unreadable(external_id="d", code="encrypted", message="m", acl_tags=["a"], revision="1")
     assert not is_stale(after(unreadable), shown("1"))
     assert is_stale(after(unreadable), shown("2"))
+    unconfined = Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1")
+    assert is_stale(after(unconfined), shown("1"))  # the machine's fault: it may have been mended
 
 
 def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]

@@ -61,6 +61,7 @@ WELL: dict[str, Any] = {
     "embedding": [{"purpose": "document", "tokens": 120_000, "cost": 1.25}],
     "producers": {"mode": "enforce", "enrolled": 3, "refused_in_a_day": 2},
     "canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 12.0, "keywords": 11.0}}],
+    "extraction": {"files": "confined", "kernel": "Landlock 7, seccomp"},
     "away": [],
 }  # fmt: skip
 
@@ -122,6 +123,10 @@ def worker(**changes: Any) -> list[dict[str, Any]]:
         (
             {"canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 900.0}}]},
             "the canary of wiki is not found",
+        ),
+        (
+            {"extraction": {"files": "refused", "kernel": "no Landlock, seccomp"}},
+            "files are refused: this machine has no Landlock",
         ),
     ],
 )
