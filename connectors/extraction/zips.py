@@ -111,7 +111,7 @@ def _check_markup(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
     """Office files hold no DTD (ECMA-376 Part 2 forbids it), which is where entities come from. Any part may be read as
     XML: relationships and content types say what a part is, not its name. Pictures and the like are told by their
     first byte. A web page or a drawing in an Office file may name its document type, and declare nothing."""
-    wanted = _DECLARATIONS
+    wanted: tuple[bytes, ...] = _DECLARATIONS
     if entry.filename.lower().endswith(_XML_ENDINGS):
         wanted = (_DOCTYPE, *_DECLARATIONS)
     with archive.open(entry) as part:
