@@ -145,6 +145,12 @@ class Metrics:
             " source counts versions backwards",
             registry=r,
         )
+        self.lost_addresses = Counter(
+            "penstock_dropped_addresses",
+            "Documents accepted without their source_url, because it is no address that may be shown as a link",
+            ["lane"],
+            registry=r,
+        )
         self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
         self.freshness = Histogram(
             "penstock_freshness_seconds",

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from pipeline.core.addresses import openable
 from pipeline.core.errors import PenstockError
 from pipeline.core.normalise import clean
 
@@ -54,6 +55,10 @@ class Passage:
     author: str | None = None
     media_type: str | None = None
     source_modified_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        """Rows may be older than the check at intake."""
+        object.__setattr__(self, "source_url", openable(self.source_url))
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,6 +265,8 @@ class Detect:
         for document in folded.values():
             for arrival, step in document.steps:
                 self._metrics.events.labels(outcome(step), arrival.lane).inc()
+                if arrival.has_lost_its_address:
+                    self._metrics.lost_addresses.labels(arrival.lane).inc()
                 note(document.identity.id, {"penstock.outcome": outcome(step)})
             if document.state.alive and not document.state.acl_tags:
                 log.warning("nobody_may_read", document=str(document.identity.id), tenant=document.identity.tenant)

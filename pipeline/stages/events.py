@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from pipeline.core.addresses import openable
 from pipeline.core.errors import Poison
 from pipeline.core.fingerprint import content_hash, meta_hash
 from pipeline.core.fold import Access, Delete, Event, Upsert
@@ -32,6 +33,8 @@ class Arrival:
     lane: Lane
     text: str | None = None
     fields: Fields | None = None
+    has_lost_its_address: bool = False
+    """Its ``source_url`` was none that may be shown as a link."""
 
 
 def read_event(record: Incoming, *, now: datetime) -> Arrival:
@@ -68,8 +71,9 @@ def check_record(record: Incoming, message: AnyMessage, *, now: datetime) -> Non
 
 def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arrival:
     text, media_type = normalise(message.content, message.media_type)
+    address = openable(message.source_url)
     fields = Fields(
-        message.title.replace("\x00", ""), message.source_url, message.author, media_type,
+        message.title.replace("\x00", ""), address, message.author, media_type,
         message.source_modified_at, dict(message.metadata),
     )  # fmt: skip
     event = Upsert(
@@ -83,4 +87,6 @@ def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arriva
         qualify(message.source, message.acl_tags),
         qualify(message.source, message.required_tags),
     )  # fmt: skip
-    return Arrival(identity, event, message.kind, lane, text, fields)
+    return Arrival(
+        identity, event, message.kind, lane, text, fields, has_lost_its_address=address != message.source_url
+    )

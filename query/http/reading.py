@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from pipeline.core.addresses import openable
 from pipeline.stores.postgres import Connection
 from query.access import Caller, readable
 
@@ -33,6 +34,10 @@ class Document:
     source_modified_at: datetime | None
     text: str
     """Normalised, whole, in reading order."""
+
+    def __post_init__(self) -> None:
+        """Rows may be older than the check at intake."""
+        object.__setattr__(self, "source_url", openable(self.source_url))
 
 
 _MAY_READ = """

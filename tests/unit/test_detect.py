@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -12,6 +13,8 @@ from pipeline.ledger.documents import Known
 from pipeline.stages.events import Arrival, read_event
 from pipeline.stages.folding import fold_batch
 from pipeline.stages.stage import Incoming
+from query.http.reading import Document
+from query.model import Passage
 from topics.codec import encode
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted, IdentityChanged
 
@@ -88,3 +91,30 @@ def test_what_the_ledger_holds_already_needs_no_chunking() -> None:
     [other] = fold_batch([read(upsert(2, 1, media_type="text/markdown"))], {first.identity.id: known}).values()
     assert other.needs_chunking, "the same text is cut otherwise"
     assert first.before.state == State()
+
+
+SCRIPTS = [
+    "javascript:alert(1)", "JavaScript://x/%0aalert(1)", "java\tscript:alert(1)", " javascript:alert(1)",
+    "data:text/html,<script>", "vbscript:x", "//evil.example", "https:evil", "http://a\nb", "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", SCRIPTS)
+def test_an_address_that_is_a_script_is_dropped_and_the_document_accepted(address: str) -> None:
+    arrival = read(upsert(source_url=address))
+    assert arrival.fields is not None
+    assert (arrival.fields.source_url, arrival.has_lost_its_address) == (None, True)
+
+
+@pytest.mark.parametrize("address", ["https://wiki.example.org/a?b=c#d", "HTTP://x", "file:///srv/a%20b.pdf", None])
+def test_an_address_that_a_person_can_open_is_kept(address: str | None) -> None:
+    arrival = read(upsert(source_url=address))
+    assert arrival.fields is not None
+    assert (arrival.fields.source_url, arrival.has_lost_its_address) == (address, False)
+
+
+def test_an_address_that_was_stored_before_it_was_checked_is_not_shown() -> None:
+    one, other = uuid4(), uuid4()
+    assert Passage(one, other, "d", "s", "T", "javascript:alert(1)", 0).source_url is None
+    whole = Document(other, "d", "s", "T", "javascript:alert(1)", None, None, None, "text")
+    assert whole.source_url is None

@@ -1,0 +1,14 @@
+"""Where a person opens a document: an address that is safe to show as a link. Pure."""
+
+from __future__ import annotations
+
+import re
+
+_OPENABLE = re.compile(r"(?:https?|file)://[^\x00-\x1f\x7f]+", re.IGNORECASE)
+"""``file``: what the folder connector reads. Browsers drop tabs and line ends within an address, and run what is left
+of ``java\\tscript:``."""
+
+
+def openable(address: str | None) -> str | None:
+    """The address, or None where it is of any other scheme (``javascript:``, ``data:`` and the like) or of none."""
+    return address if address is not None and _OPENABLE.fullmatch(address) else None
