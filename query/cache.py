@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from uuid import UUID
 
-from cachetools import LRUCache, TTLCache
+from cachetools import TTLCache
 
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedder, Vectors
@@ -26,6 +26,8 @@ from query.model import Mode, Result, Step
 
 KEPT_SECONDS = 300.0
 """However quiet it is: what the ledger cannot tell (a restored index, another server's analysis) shows after this."""
+VECTORS_KEPT_SECONDS = 3_600.0
+"""What somebody asked stands in memory no longer than this (`penstock forget` says so)."""
 MOST_CHANGES = 1_000
 """Settled documents that are looked at one by one; after more of them an answer is worked out anew."""
 
@@ -79,7 +81,7 @@ class Cache:
 
     def __init__(self, size: int) -> None:
         """size: questions whose vectors are kept, and answers; 0: none of either."""
-        self._vectors: LRUCache[tuple[str, str, int, str], Embedded] = LRUCache(size)
+        self._vectors: TTLCache[tuple[str, str, int, str], Embedded] = TTLCache(size, VECTORS_KEPT_SECONDS)
         self._answers: TTLCache[Key, Remembered] = TTLCache(size, KEPT_SECONDS)
         self.enabled = size > 0
 

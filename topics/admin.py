@@ -47,6 +47,25 @@ async def ensure_topics(
         await admin.close()
 
 
+async def retention_ms(
+    bootstrap: str, *, prefix: str = "", security: Mapping[str, object] | None = None
+) -> dict[str, int]:
+    """How long Kafka keeps the records of each topic that is not compacted, in milliseconds; -1: for ever. Names come
+    without the prefix. Raises TopicsNotReady or TopicRefused."""
+    admin = AIOKafkaAdminClient(
+        bootstrap_servers=bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS, **dict(security or {})
+    )
+    wanted = {f"{prefix}{topic.name}": {"retention.ms": ""} for topic in TOPICS if topic.cleanup == "delete"}
+    try:
+        await admin.start()
+        found = await _configs(admin, wanted)
+        return {name.removeprefix(prefix): int(configs["retention.ms"]) for name, configs in found.items()}
+    except (KafkaError, TimeoutError, OSError) as error:
+        raise TopicsNotReady(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
+    finally:
+        await admin.close()
+
+
 async def _ensure(admin: Any, wanted: Mapping[str, Topic], replication: int) -> list[str]:
     before = await _partitions(admin, wanted)
     missing = [name for name in wanted if name not in before]

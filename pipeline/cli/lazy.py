@@ -33,6 +33,8 @@ COMMANDS: Mapping[str, str] = {
     "connector": "connector:connector",
     "document": "withdraw:document",
     "tenant": "withdraw:tenant",
+    "forget": "forget:forget",
+    "export": "forget:export",
     "golden": "golden:golden",
     "generation": "generation:generation",
     "producer": "producer:producer",

@@ -7,9 +7,10 @@ to forget it. So duplicates, replays and any order end alike.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from uuid import UUID
 
 from pipeline.conversations import tables
 from pipeline.conversations.tables import Member, Mention
@@ -60,13 +61,13 @@ class Conversations(Last):
     def __init__(
         self,
         pool: Pool,
-        dead: DeadLetters,
+        dead: DeadLetters | None,
         count_tokens: CountTokens,
         metrics: Metrics,
         settings: ConversationSettings,
         admission: Unchecked = UNCHECKED,
     ) -> None:
-        """count_tokens: as the gate is measured (cl100k), whatever model embeds."""
+        """dead: for whoever handles records. count_tokens: as the gate is measured (cl100k), whatever model embeds."""
         self._admission = admission
         self._pool = pool
         self._dead = dead
@@ -75,6 +76,7 @@ class Conversations(Last):
         self._settings = settings
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
+        assert self._dead is not None
         now = datetime.now(UTC)
         found = await self._admission.sort(
             batch, lambda record: read_conversation(record, now=now), lambda message: message, stage=self.name,
@@ -89,7 +91,27 @@ class Conversations(Last):
         await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
+        assert self._dead is not None
         await self._dead.bury(record, stage=self.name, error=error)
+
+    async def erase(self, tenant: str, answers: Collection[UUID]) -> int:
+        """Remove the pairs that were recorded as one of these answers, wherever they were said; returns how many."""
+        if not answers:
+            return 0
+        with translated("conversations"):
+            async with self._pool.connection() as connection:
+                members = await tables.members_answered(connection, tenant, answers)
+            erased = 0
+            for who in members:
+                async with self._pool.connection() as connection, connection.transaction():
+                    await tables.lock(connection, who)
+                    touched = await tables.erase_answers(connection, who, answers)
+                    before = await tables.times(connection, who, touched)
+                    if (place := first_change(before, {})) is not None:
+                        await tables.settle_pairs(connection, who, touched)
+                        await self._regroup(connection, who, place)
+                    erased += len(before)
+        return erased
 
     async def _accept(self, who: Member, messages: Sequence[Said]) -> None:
         """One transaction a member."""

@@ -233,3 +233,28 @@ async def replace_chunks(
         " WHERE (c.position, c.first_at, c.last_at) <> (excluded.position, excluded.first_at, excluded.last_at)",
         [(who.tenant, who.member, c.digest, c.position, c.first_at, c.last_at, tokens, c.text) for c, tokens in chunks],
     )
+
+
+async def members_answered(connection: Connection, tenant: str, answers: Collection[UUID]) -> list[Member]:
+    """Whose conversations name one of these answers."""
+    cursor = await connection.execute(
+        "SELECT DISTINCT member FROM conversation_mentions WHERE tenant = %s AND answer_id = ANY(%s) ORDER BY member",
+        [tenant, list(answers)],
+    )
+    return [Member(tenant, member) for (member,) in await cursor.fetchall()]
+
+
+async def erase_answers(connection: Connection, who: Member, answers: Collection[UUID]) -> set[bytes]:
+    """Remove every mention of the pairs that were recorded as one of these answers; returns the pairs' digests."""
+    cursor = await connection.execute(
+        "DELETE FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(member)s AND digest IN"
+        " (SELECT digest FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(member)s"
+        "  AND answer_id = ANY(%(answers)s)) RETURNING digest, answer_id",
+        {"tenant": who.tenant, "member": who.member, "answers": list(answers)},
+    )
+    removed = await cursor.fetchall()
+    await connection.execute(
+        "DELETE FROM conversation_provenance WHERE tenant = %s AND answer_id = ANY(%s)",
+        [who.tenant, [answer for _, answer in removed if answer is not None]],
+    )
+    return {digest for digest, _ in removed}

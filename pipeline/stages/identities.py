@@ -17,6 +17,10 @@ from topics.codec import BadMessage, decode
 from topics.messages import IdentityChanged
 from topics.registry import IDENTITIES, Topic
 
+TOMBSTONE = ("penstock-forget", b"1")
+"""The header of a record without a value that `penstock forget` sends, so that compaction forgets a person's name.
+Without it such a record is refused: whoever leaves has an empty set of groups, which a tombstone would take away."""
+
 
 class Identities(Last):
     """The stage. See pipeline.stages.stage.Stage for its law."""
@@ -31,6 +35,7 @@ class Identities(Last):
         self._admission = admission
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
+        batch = [record for record in batch if record.value is not None or TOMBSTONE not in record.headers]
         now = datetime.now(UTC)
         found = await self._admission.sort(
             batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name

@@ -1,4 +1,4 @@
-"""docs/guarantees.md names tests that exist: a promise does not outlive its proof."""
+"""docs/guarantees.md and docs/retention.md name tests and settings that exist: a promise does not outlive its proof."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.ledger.personal import PLACES
+from pipeline.settings import DEAD_LETTER_DAYS, RetentionSettings
+from topics.registry import DAY_MS, DEAD_LETTERS
+
 ROOT = Path(__file__).parent.parent.parent
-NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", (ROOT / "docs" / "guarantees.md").read_text())))
+RETENTION = (ROOT / "docs" / "retention.md").read_text()
+TEXTS = (ROOT / "docs" / "guarantees.md").read_text() + RETENTION
+NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXTS)))
 
 
 @pytest.mark.parametrize(("file", "test"), NAMED, ids=lambda value: value or "whole file")
@@ -21,3 +27,18 @@ def test_every_guarantee_names_its_proof() -> None:
     rows = [line for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines() if line.startswith("| **")]
     assert len(rows) > 20
     assert all("`tests/" in row for row in rows)
+
+
+def test_the_table_of_retention_names_every_setting_and_only_those() -> None:
+    table = RETENTION.partition("\n## ")[0]
+    assert {name.lower() for name in re.findall(r"`(\w+_DAYS)`", table)} == RetentionSettings.model_fields.keys()
+    assert {place.age.setting for place in PLACES if place.age} | {
+        "backups_days"
+    } == RetentionSettings.model_fields.keys()
+
+
+def test_who_left_is_known_for_longer_than_a_dead_letter_can_be_replayed() -> None:
+    assert DEAD_LETTERS.retention_ms == DAY_MS * DEAD_LETTER_DAYS
+    assert RetentionSettings().memberships_days > DEAD_LETTER_DAYS
+    with pytest.raises(ValueError, match="more than 90"):
+        RetentionSettings(memberships_days=90)

@@ -1,0 +1,514 @@
+"""``penstock forget`` and ``penstock export``: erasure of a document, source, tenant or person; all about a person.
+
+First what is to be erased is withdrawn by the usual wire; when the ledger and both stores have followed, what is left
+of it is erased where it stands (pipeline.ledger.personal). The receipt says what was erased where, and what remains
+until when. Every step may be repeated: a command that was cut off is finished by the same command again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from pipeline.cli.output import Json, print_json, stdout
+from pipeline.cli.withdraw import Document, Source, Tenant, Yes, agreed, the_document, wire, withdrawal
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pipeline.ledger.personal import Scope, Subject
+    from pipeline.settings import Settings
+    from pipeline.stores.postgres import Pool
+    from topics.producer import Producer
+
+PAGE = 200
+"""Documents whose rest is erased in one transaction."""
+LOOK_SECONDS = 0.2
+ANSWERS_KEPT, VECTORS_KEPT = timedelta(minutes=5), timedelta(hours=1)
+"""In the memory of query services (query.cache)."""
+
+forget = typer.Typer(name="forget", help="Erase a document, source, tenant or person.", no_args_is_help=True)
+Wait = Annotated[float, typer.Option("--wait", metavar="SECONDS", help="Most to wait until both stores have followed.")]
+
+
+@forget.command("document")
+def forget_document(
+    name: Document, tenant: Tenant = "default", source: Source = None, yes: Yes = False, wait: Wait = 300.0,
+    json_output: Json = False,
+) -> None:  # fmt: skip
+    """Erase one document, whether or not its source still has it: a later event of it makes it anew.
+
+    Example: penstock forget document docs/jane.md --yes --json
+    """
+
+    async def run(work: Work) -> Receipt | None:
+        _, of_source, external_id = await the_document(work.pool, tenant, name, source)
+        if not agreed(f"Erase {of_source}/{external_id}?", yes=yes, quiet=json_output):
+            return None
+        await work.documents(tenant, of_source, [external_id])
+        return await work.receipt("document", name)
+
+    _run(run, wait, json_output)
+
+
+@forget.command("source")
+def forget_source(
+    name: Annotated[str, typer.Argument(help="The source, as its connector is called.", show_default=False)],
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose, where several have one.")] = None,
+    yes: Yes = False, wait: Wait = 300.0, json_output: Json = False,
+) -> None:  # fmt: skip
+    """Erase everything that came from a source. Its connector is removed first.
+
+    Example: penstock forget source wiki --yes --json
+    """
+
+    async def run(work: Work) -> Receipt | None:
+        from connectors.withdraw import tenant_of
+
+        of_tenant = await tenant_of(work.pool, name, tenant)
+        count = (await withdrawal(work.pool, work.producer, of_tenant, name).extent()).documents
+        if not agreed(f"Erase source {name} of tenant {of_tenant}: {count} documents?", yes=yes, quiet=json_output):
+            return None
+        await work.source(of_tenant, name)
+        return await work.receipt("source", name)
+
+    _run(run, wait, json_output)
+
+
+@forget.command("tenant")
+def forget_tenant(
+    name: Annotated[str, typer.Argument(help="The tenant.", show_default=False)],
+    yes: Yes = False, wait: Wait = 300.0, json_output: Json = False,
+) -> None:  # fmt: skip
+    """Erase everything of a tenant: all sources, conversations, reviews, feedback, golden questions.
+
+    Example: penstock forget tenant acme --yes --json
+    """
+
+    async def run(work: Work) -> Receipt | None:
+        from connectors.withdraw import sources_of
+
+        sources = await sources_of(work.pool, name)
+        if not agreed(f"Erase tenant {name} with its {len(sources)} sources?", yes=yes, quiet=json_output):
+            return None
+        await work.tenant(name, sources)
+        return await work.receipt("tenant", name)
+
+    _run(run, wait, json_output)
+
+
+@forget.command("person")
+def forget_person(
+    name: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    yes: Yes = False, wait: Wait = 300.0, json_output: Json = False,
+) -> None:  # fmt: skip
+    """Erase what is kept about a person: memberships, conversations, reviews and feedback of theirs, golden questions
+    that are asked as them, and their name as an author. Texts that speak of them are documents: forget those.
+
+    Example: penstock forget person jane@acme.com --tenant acme --yes --json
+    """
+
+    async def run(work: Work) -> Receipt | None:
+        about = await _about(work.pool, tenant, name)
+        rows = sum(len(one) for one in about.values())
+        if not agreed(f"Erase {name} of tenant {tenant}: {rows} rows?", yes=yes, quiet=json_output):
+            return None
+        await work.person(tenant, name)
+        return await work.receipt("person", name)
+
+    _run(run, wait, json_output)
+
+
+def export(
+    person: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    json_output: Json = False,
+) -> None:
+    """Everything that is stored about a person, as one JSON document on stdout: rows by table, without embeddings.
+
+    Example: penstock export jane@acme.com --tenant acme > jane.json
+    """
+
+    async def run() -> dict[str, Any]:
+        from pipeline.settings import load
+        from pipeline.stores.postgres import open_pool
+
+        async with open_pool(load().postgres) as pool:
+            about = await _about(pool, tenant, person)
+        at = datetime.now(UTC).isoformat()
+        return {"person": person, "tenant": tenant, "at": at, "postgres": about}
+
+    del json_output  # it is JSON in any case
+    print_json(asyncio.run(run()))
+
+
+def _run(run: Callable[[Work], Awaitable[Receipt | None]], wait: float, json_output: bool) -> None:
+    async def working() -> Receipt | None:
+        from pipeline.settings import load
+
+        async with wire() as (pool, producer):
+            return await run(Work(load(), pool, producer, wait))
+
+    receipt = asyncio.run(working())
+    if json_output:
+        print_json({"done": False} if receipt is None else receipt.json())
+    elif receipt is not None:
+        for where, count in sorted(receipt.erased.items()):
+            stdout.print(f"  erased   {count:>8}  {where}", markup=False)
+        for one in receipt.remains:
+            stdout.print(
+                f"  remains  {one['until'] or '':>8}  {one['where']}: {one['why']}", markup=False, soft_wrap=True
+            )
+    if receipt is None:
+        raise typer.Exit(1)
+
+
+@dataclass(slots=True)
+class Receipt:
+    forgot: str
+    name: str
+    at: datetime
+    erased: dict[str, int]
+    """Rows, entries or messages, by where they stood."""
+    remains: list[dict[str, Any]]
+    """where, until (RFC 3339; None: see why), why."""
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "done": True, "forgot": self.forgot, "name": self.name, "at": self.at.isoformat(), "erased": self.erased,
+            "remains": self.remains,
+        }  # fmt: skip
+
+
+@dataclass
+class Work:
+    """Of one command. Raises Retryable while a service is away, PenstockError where the workers did not follow."""
+
+    settings: Settings
+    pool: Pool
+    producer: Producer
+    wait_seconds: float
+    erased: Counter[str] = field(default_factory=Counter)
+    left_entries: int = 0
+    """In Elasticsearch, although the ledger wants none of them."""
+
+    async def documents(self, tenant: str, source: str, names: Sequence[str]) -> None:
+        """These of one source, that nobody is about to publish again."""
+        from pipeline.core.identity import document_id
+
+        ids = [document_id(tenant, source, name) for name in names]
+        chunks = await self._judged(tenant, ids)
+        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents(names)
+        await self._until(
+            "SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND d.deleted_floor >= %(stamp)s"
+            f" AND {_SETTLED}", "the document's deletion", ids=ids, stamp=stamp, wanted=len(ids),
+        )  # fmt: skip
+        await self._erase_documents(tenant, source, ids, names, chunks)
+
+    async def source(self, tenant: str, name: str) -> None:
+        one = withdrawal(self.pool, self.producer, tenant, name)
+        principals = [who for (who,) in await self._all(
+            "SELECT principal FROM memberships WHERE tenant = %(tenant)s AND source = %(source)s UNION SELECT principal"
+            " FROM connector_principals WHERE tenant = %(tenant)s AND source = %(source)s", tenant=tenant, source=name,
+        )]  # fmt: skip
+        last = UUID(int=0)
+        chunks: set[UUID] = set()
+        await one.remove()
+        while page := await self._all(
+            "SELECT id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
+            " AND deleted_at IS NULL ORDER BY id LIMIT %(page)s", tenant=tenant, source=name, last=last, page=PAGE,
+        ):  # fmt: skip
+            last = page[-1][0]
+            chunks |= await self._judged(tenant, [id_ for (id_,) in page])
+        await one.whole()
+        [(sent,)] = await self._all("SELECT clock_timestamp()")
+        await self._until(
+            "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="
+            f" %(source)s AND ((d.deleted_at IS NULL AND d.version IS NOT NULL) OR NOT ({_SETTLED})))"
+            " FROM handled WHERE stage IN ('detect', 'identities') AND until > %(sent)s",
+            f"the deletions of source {name}", tenant=tenant, source=name, sent=sent,
+        )  # fmt: skip
+        while page := await self._all(
+            "SELECT id, external_id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s"
+            " AND NOT starts_with(external_id, 'erased:') LIMIT %(page)s", tenant=tenant, source=name, page=PAGE,
+        ):  # fmt: skip
+            await self._erase_documents(tenant, name, [id_ for id_, _ in page], [n for _, n in page], chunks)
+        await self._erase("source", _scope(tenant, source=name))
+        await self._tombstones(tenant, {name: principals})
+
+    async def tenant(self, name: str, sources: Sequence[str]) -> None:
+        for source in sources:
+            await self.source(name, source)
+        members = [who for (who,) in await self._all(
+            "SELECT member FROM conversation_members WHERE tenant = %(tenant)s", tenant=name
+        )]  # fmt: skip
+        for member in members:
+            await self._conversations(name, member)
+        await self._erase("tenant", _scope(name))
+        await self._access_sets(name, "true")
+
+    async def person(self, tenant: str, name: str) -> None:
+        scope = await _person(self.pool, tenant, name)
+        rows = await self._all(
+            "SELECT source FROM memberships WHERE tenant = %(tenant)s AND principal = %(person)s UNION"
+            " SELECT source FROM connector_principals WHERE tenant = %(tenant)s AND principal = %(person)s",
+            tenant=tenant, person=name,
+        )  # fmt: skip
+        for (source,) in rows:
+            stamp = await withdrawal(self.pool, self.producer, tenant, source).principals([name])
+            await self._until(
+                "SELECT EXISTS (SELECT FROM memberships WHERE tenant = %(tenant)s AND source = %(source)s"
+                " AND principal = %(person)s AND observed_at >= %(stamp)s)", f"the groups in source {source}",
+                tenant=tenant, source=source, person=name, stamp=stamp,
+            )  # fmt: skip
+        await self._conversations(tenant, name)
+        wrote = [id_ for (id_,) in await self._all(
+            "SELECT id FROM documents WHERE tenant = %(tenant)s AND author = %(person)s", tenant=tenant, person=name
+        )]  # fmt: skip
+        await self._erase("person", scope)
+        await self._entries_again(wrote)
+        await self._tombstones(tenant, {source: [name] for (source,) in rows})
+        named = "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags)"
+        named += " tag WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)"
+        await self._access_sets(tenant, named, tag=f"user:{name}")
+
+    async def receipt(self, forgot: str, name: str) -> Receipt:
+        from pipeline.kafka import security
+        from topics.admin import retention_ms
+        from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
+
+        now = datetime.now(UTC)
+        kafka = self.settings.kafka
+        kept = await retention_ms(kafka.bootstrap, prefix=kafka.topic_prefix, security=security(kafka))
+        of_people = {CONVERSATIONS.name, DEAD_LETTERS.name}
+        remains = [
+            _left(f"Kafka {topic}", now + timedelta(milliseconds=ms), "what was sent before expires with its topic")
+            for topic, ms in sorted(kept.items())
+            if ms >= 0
+            and (topic in of_people if forgot == "person" else topic != CONVERSATIONS.name or forgot == "tenant")
+        ]
+        if forgot != "document":
+            why = "compacted: its tombstones go about a day after the next compaction, and the names with them"
+            remains.append(_left(f"Kafka {IDENTITIES.name}", None, why))
+        days = self.settings.retention.backups_days
+        again = "run the same command again after restoring one" + (
+            "" if days else "; PENSTOCK_RETENTION_BACKUPS_DAYS is 0"
+        )
+        remains += [
+            _left("backups of Postgres", now + timedelta(days=days) if days else None, again),
+            _left("memory of query services: answers", now + ANSWERS_KEPT, "never given again, and dropped by then"),
+            _left("memory of query services: vectors of questions", now + VECTORS_KEPT, "with the questions' words"),
+        ]
+        if forgot == "person":
+            why = (
+                "documents that name the person, and access tags that their source still gives: forget or change those"
+            )
+            remains.append(_left("documents", None, why))
+        else:
+            why = "a row under the id alone, so that the deletion holds against late events"
+            remains.append(_left("Postgres documents", None, why))
+        if self.left_entries:
+            why = f"{self.left_entries} entries that the ledger does not want: `penstock audit --repair` removes them"
+            remains.append(_left("Elasticsearch", None, why))
+        if self.erased["postgres uploads"]:
+            why = "the files, until the connectors' worker next looks for what nothing needs"
+            remains.append(_left("the connectors' folder", None, why))
+        return Receipt(forgot, name, now, dict(self.erased), remains)
+
+    # Steps
+
+    async def _judged(self, tenant: str, ids: Sequence[UUID]) -> set[UUID]:
+        """The passages of documents about which somebody gave feedback, while it is known whose they are."""
+        found = await self._all(
+            "SELECT chunk_id FROM answer_feedback WHERE tenant = %(tenant)s AND chunk_id IN"
+            " (SELECT unnest(chunk_ids) FROM manifests WHERE document_id = ANY(%(ids)s))", tenant=tenant, ids=list(ids),
+        )  # fmt: skip
+        return {one for (one,) in found}
+
+    async def _erase_documents(
+        self, tenant: str, source: str, ids: Sequence[UUID], names: Sequence[str], chunks: Collection[UUID]
+    ) -> None:
+        from pipeline.conversations.record import Conversations
+        from pipeline.embedding.tokens import byte_pairs
+        from pipeline.telemetry import Metrics
+
+        made_from = await self._all(
+            " UNION ".join(
+                f"SELECT answer_id FROM {table} WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]"
+                for table in ("answer_reviews", "answer_provenance", "conversation_provenance")
+            ),
+            tenant=tenant, ids=list(ids),
+        )  # fmt: skip
+        scope = _scope(
+            tenant, source=source, ids=list(ids), names=list(names), chunks=list(chunks),
+            answers=[one for (one,) in made_from],
+        )  # fmt: skip
+        sets = [one for (one,) in await self._all(
+            "SELECT DISTINCT access_id FROM documents WHERE id = ANY(%(ids)s) AND access_id IS NOT NULL",
+            ids=list(ids),
+        )]  # fmt: skip
+        count = byte_pairs().count
+        conversations = Conversations(
+            self.pool, None, lambda texts: count(texts), Metrics(), self.settings.conversations
+        )
+        if pairs := await conversations.erase(scope.tenant, scope.answers):
+            self.erased["postgres conversation_pairs"] += pairs
+        await self._erase("document", scope)
+        await self._access_sets(scope.tenant, "id = ANY(%(sets)s)", sets=sets)
+        await self._entries(scope.ids)
+
+    async def _erase(self, subject: Subject, scope: Scope) -> None:
+        from pipeline.ledger.personal import erase
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection, connection.transaction():
+                counts = await erase(connection, subject, scope)
+        self.erased.update({f"postgres {table}": count for table, count in counts.items()})
+
+    async def _access_sets(self, tenant: str, which: str, **given: Any) -> None:
+        from pipeline.ledger.personal import erase_access_sets
+        from pipeline.stores.postgres import translated
+
+        found = await self._all(
+            f"SELECT id FROM access_sets WHERE tenant = %(tenant)s AND ({which})", tenant=tenant, **given
+        )
+        if found:
+            with translated("erasure"):
+                async with self.pool.connection() as connection, connection.transaction():
+                    count = await erase_access_sets(connection, tenant, [id_ for (id_,) in found])
+            if count:
+                self.erased["postgres access_sets"] += count
+
+    async def _entries(self, ids: Sequence[UUID]) -> None:
+        """The workers have deleted them; what an accident has left is named."""
+        from pipeline.stores.elasticsearch import connect
+
+        es = connect(self.settings.elasticsearch)
+        try:
+            for (index,) in await self._all("SELECT DISTINCT keyword_index FROM generations WHERE state <> 'retired'"):
+                if await es.indices.exists(index=index):
+                    await es.indices.refresh(index=index)
+                    query = {"terms": {"document_id": [str(id_) for id_ in ids]}}
+                    self.left_entries += (await es.count(index=index, query=query))["count"]
+        finally:
+            await es.close()
+
+    async def _entries_again(self, ids: Sequence[UUID]) -> None:
+        """Have the keyword entries of these documents written anew."""
+        from pipeline.ledger.repair import want_again
+        from pipeline.stores.postgres import translated
+
+        if not ids:
+            return
+        generations = await self._all("SELECT name FROM generations WHERE state <> 'retired'")
+        for id_ in ids:
+            with translated("erasure"):
+                async with self.pool.connection() as connection, connection.transaction():
+                    await connection.execute("SELECT FROM documents WHERE id = %s FOR UPDATE", [id_])
+                    for (name,) in generations:
+                        await want_again(connection, name, "keywords", id_)
+                    await connection.execute(
+                        "UPDATE index_state SET next_at = now() WHERE document_id = %s AND store = 'keywords'", [id_]
+                    )
+        await self._until(
+            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",
+            "the author's documents", ids=list(ids), wanted=len(ids),
+        )  # fmt: skip
+        self.erased["elasticsearch authors"] += len(ids)
+
+    async def _conversations(self, tenant: str, member: str) -> None:
+        from pipeline.core.conversations import subject_digest
+        from pipeline.kafka import deliver
+        from topics.messages import ConversationForgotten
+        from topics.registry import CONVERSATIONS
+
+        stamp = datetime.now(UTC)
+        [(pairs,)] = await self._all(
+            "SELECT count(*) FROM conversation_pairs WHERE tenant = %(tenant)s AND member = %(member)s",
+            tenant=tenant, member=member,
+        )  # fmt: skip
+        message = ConversationForgotten(tenant=tenant, source="erasure", member=member, observed_at=stamp)
+        await deliver([self.producer.send(CONVERSATIONS, message)])
+        await self._until(
+            "SELECT EXISTS (SELECT FROM conversation_floors WHERE tenant = %(tenant)s AND subject = %(subject)s"
+            " AND forgotten_at >= %(stamp)s)", "the conversations",
+            tenant=tenant, subject=subject_digest(member), stamp=stamp,
+        )  # fmt: skip
+        if pairs:
+            self.erased["postgres conversation_pairs"] += pairs
+
+    async def _tombstones(self, tenant: str, principals: dict[str, list[str]]) -> None:
+        """So that compaction takes the keys, and the names in them, out of the topic. After their empty sets were
+        accepted: until then nobody may lose those."""
+        from pipeline.kafka import deliver
+        from pipeline.stages.identities import TOMBSTONE
+        from topics.registry import IDENTITIES
+
+        keys = [f"{tenant}/{source}/{name}".encode() for source, names in principals.items() for name in names]
+        await deliver(self.producer.send_raw(IDENTITIES, key, None, [TOMBSTONE]) for key in keys)
+
+    async def _until(self, statement: str, what: str, **given: Any) -> None:
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                while not (await self._all(statement, **given))[0][0]:  # noqa: ASYNC110 # another process does it
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise PenstockError(
+                f"{what}: not followed within {self.wait_seconds:g} s, so not everything is erased yet; are the workers"
+                " running? The same command again goes on"
+            ) from None
+
+    async def _all(self, statement: str, **given: Any) -> list[tuple[Any, ...]]:
+        return await _all(self.pool, statement, **given)
+
+
+_SETTLED = """
+    d.announced_seq >= d.seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id
+        AND s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired'))
+"""
+
+
+def _scope(tenant: str, **fields: Any) -> Scope:
+    from pipeline.ledger.personal import Scope
+
+    return Scope(tenant, **fields)
+
+
+async def _all(pool: Pool, statement: str, **given: Any) -> list[tuple[Any, ...]]:
+    from pipeline.stores.postgres import translated
+
+    with translated("erasure"):
+        async with pool.connection() as connection:
+            return await (await connection.execute(statement.encode(), given)).fetchall()
+
+
+async def _person(pool: Pool, tenant: str, name: str) -> Scope:
+    from query.review import givers_of
+
+    answers = await _all(
+        pool, "SELECT DISTINCT answer_id FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(person)s"
+        " AND answer_id IS NOT NULL", tenant=tenant, person=name,
+    )  # fmt: skip
+    return _scope(tenant, person=name, givers=givers_of(tenant, name), answers=[one for (one,) in answers])
+
+
+async def _about(pool: Pool, tenant: str, name: str) -> dict[str, list[dict[str, Any]]]:
+    from pipeline.ledger import personal
+    from pipeline.stores.postgres import translated
+
+    scope = await _person(pool, tenant, name)
+    with translated("export"):
+        async with pool.connection() as connection:
+            return await personal.export(connection, scope)
+
+
+def _left(where: str, until: datetime | None, why: str) -> dict[str, Any]:
+    return {"where": where, "until": until and until.isoformat(timespec="seconds"), "why": why}

@@ -1,0 +1,260 @@
+"""Erasure on real services: a name is planted wherever it may come to stand, and looked for everywhere afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from psycopg import sql
+
+from pipeline.core.identity import document_id
+from pipeline.kafka import producer
+from pipeline.stages.identities import TOMBSTONE
+from pipeline.stores.elasticsearch import connect
+from query.review import givers_of
+from tests.space import Space, now
+from topics.messages import ConversationRecorded, DocumentUpserted, IdentityChanged, Pair
+from topics.registry import CONVERSATIONS, DOCUMENTS_LIVE, IDENTITIES, TOPICS
+
+pytestmark = pytest.mark.stack
+
+NAME = "xanthippequux"
+PERSON = f"{NAME}@acme.com"
+OLD = "now() - interval '1 hour'"
+
+
+@pytest.fixture
+async def working(space: Space) -> Space:
+    space.environment["PENSTOCK_STREAM_VITALS_SECONDS"] = "0.5"
+    space.start("detect", "vectors", "keywords")
+    return space
+
+
+def written(external_id: str, content: str, **fields: Any) -> DocumentUpserted:
+    given = {"acl_tags": ["staff"], "title": external_id, "media_type": "text/markdown", **fields}
+    return DocumentUpserted(
+        tenant="acme", source="hr", external_id=external_id, observed_at=now(), version=1, content=content, **given
+    )
+
+
+async def until(space: Space, condition: str) -> None:
+    async with asyncio.timeout(60):
+        while (await space.query(condition))[0] != (True,):
+            await asyncio.sleep(0.1)
+
+
+async def plant(space: Space) -> DocumentUpserted:
+    """The name in every place that a document or a person can leave it in."""
+    jane = written(
+        f"terminations/{NAME}.md", f"# About {NAME}\n\nreason: illness of {NAME}", title=f"Termination of {NAME}",
+        author=PERSON, source_url=f"https://hr/{NAME}", metadata={"employee": NAME}, acl_tags=["hr", f"user:{PERSON}"],
+    )  # fmt: skip
+    rules = written("rules.md", "Be kind to each other.", author=PERSON)
+    await space.publish(jane, rules)
+    member = IdentityChanged(tenant="acme", source="hr", principal=PERSON, groups=["staff"], observed_at=now())
+    await space.publish(member, topic=IDENTITIES)
+    await space.settled([jane, rules])
+    id_ = document_id("acme", "hr", jane.external_id)
+    made, asked = uuid4(), uuid4()
+    await space.execute("INSERT INTO answer_provenance VALUES ('acme', %s, %s)", made, [id_])
+    await space.publish(
+        *(
+            ConversationRecorded(
+                tenant="acme", source="chat", member=who, conversation="c", observed_at=now(),
+                pairs=[Pair(question=f"Where is {NAME}?", answer=f"{NAME} is ill.", asked_at=now(), answer_id=answer)],
+            )
+            for who, answer in ((PERSON, asked), ("ada", made))
+        ),
+        topic=CONVERSATIONS,
+    )  # fmt: skip
+    async with producer(space.settings.kafka) as kafka:
+        broken = json.dumps({"title": NAME}).encode()
+        await (await kafka.send_raw(DOCUMENTS_LIVE, jane.key.encode(), broken, [("ce_type", b"penstock.nonsense.v1")]))
+    for answer in (made, asked):
+        await space.execute(
+            "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons,"
+            " documents, chunks, answer, unsupported)"
+            " VALUES (%s, 'acme', %s, 'm', 'm', 0, 0, '{}', %s, '{}', %s, '{}')",
+            answer, f"Where is {NAME}?", [id_] if answer == made else [], f"{NAME} is ill.",
+        )  # fmt: skip
+    [(chunk,)] = await space.query("SELECT chunk_ids[1] FROM manifests WHERE document_id = %s", id_)
+    for giver, subject in ((b"x", "passage"), (givers_of("acme", PERSON)[0], "person")):
+        await space.execute(
+            "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict, note)"
+            " VALUES ('acme', %s, %s, %s, %s, 'up', %s)", giver, subject.encode(),
+            chunk if subject == "passage" else uuid4(), NAME, f"about {NAME}",
+        )  # fmt: skip
+    for principals, judged in (([], jane.external_id), ([PERSON], "rules.md")):
+        query = uuid4()
+        await space.execute(
+            "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference)"
+            " VALUES (%s, 'acme', %s, %s, '{}', %s)",
+            query, f"Who is {NAME}? {len(principals)}", principals, NAME,
+        )  # fmt: skip
+        await space.execute("INSERT INTO eval_judgements VALUES (%s, 'hr', %s, '', 1)", query, judged)
+    await space.execute(
+        f"INSERT INTO superseded SELECT id, 1, {OLD}, '', '', %s, NULL, NULL, NULL, NULL, '{{}}', %s FROM documents"
+        " WHERE id = %s", NAME, NAME, id_,
+    )  # fmt: skip
+    await space.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('acme', 'hr', 'theirs')")
+    await space.execute(
+        "INSERT INTO connector_items (tenant, source, external_id, scope, version, content_at)"
+        f" VALUES ('acme', 'hr', %s, '', 1, {OLD})", jane.external_id,
+    )  # fmt: skip
+    await space.execute("INSERT INTO connector_groups VALUES ('acme', 'hr', 'staff', %s, '{}', now())", [PERSON])
+    await space.execute("INSERT INTO connector_principals VALUES ('acme', 'hr', %s, 'x', now())", PERSON)
+    await space.execute(
+        "INSERT INTO connector_asks (tenant, source, action, argument) VALUES ('acme', 'hr', 'document', %s)",
+        jane.external_id,
+    )
+    await space.execute(
+        "INSERT INTO uploads (id, tenant, source, external_id, version, file_name, sha256, size, acl_tags,"
+        " required_tags, metadata, changed) VALUES (%s, 'acme', 'hr', %s, 1, %s, '', 1, '{}', '{}', '{}', 1)",
+        uuid4(), jane.external_id, f"{NAME}.md",
+    )  # fmt: skip
+    await until(
+        space,
+        "SELECT (SELECT count(*) FROM dead_letters) = 1 AND (SELECT count(*) FROM conversation_provenance) = 1"
+        " AND (SELECT count(*) FROM conversation_pairs) = 2 AND (SELECT count(*) FROM memberships) = 1",
+    )
+    return jane
+
+
+async def in_postgres(space: Space) -> set[str]:
+    """Tables of all schemas that hold the name anywhere, also within bytes."""
+    found = set()
+    tables = await space.query(
+        "SELECT table_schema, table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE'"
+        " AND table_schema NOT IN ('pg_catalog', 'information_schema')"
+    )
+    for schema, table in tables:
+        rows = await space.query(
+            sql.SQL("SELECT 1 FROM {} t WHERE t::text ILIKE %s OR t::text LIKE %s LIMIT 1")
+            .format(sql.Identifier(schema, table)).as_string(None),
+            f"%{NAME}%", f"%{NAME.encode().hex()}%",
+        )  # fmt: skip
+        found |= {table for _ in rows}
+    return found
+
+
+async def in_elasticsearch(space: Space) -> int:
+    es = connect(space.settings.elasticsearch)
+    try:
+        every = f"{space.settings.elasticsearch.index_prefix}*"
+        await es.indices.refresh(index=every)
+        answer = await es.search(index=every, size=1000, query={"match_all": {}})
+        assert answer["hits"]["total"]["value"] < 1000
+        return sum(NAME in json.dumps(hit) for hit in answer["hits"]["hits"])
+    finally:
+        await es.close()
+
+
+async def in_kafka(space: Space) -> dict[str, list[tuple[bytes | None, bytes | None, Any]]]:
+    """By topic: (key, value, headers) of the records that name it."""
+    kafka = space.settings.kafka
+    partitions = [
+        TopicPartition(f"{kafka.topic_prefix}{topic.name}", n) for topic in TOPICS for n in range(topic.partitions)
+    ]
+    found: dict[str, list[tuple[bytes | None, bytes | None, Any]]] = {}
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, max_partition_fetch_bytes=2**25)
+    await consumer.start()
+    try:
+        consumer.assign(partitions)
+        await consumer.seek_to_beginning()
+        ends = await consumer.end_offsets(partitions)
+        while any([await consumer.position(p) < end for p, end in ends.items()]):
+            for p, records in (await consumer.getmany(timeout_ms=200)).items():
+                for r in records:
+                    if NAME.encode() in (r.key or b"") + (r.value or b"") + repr(r.headers).encode():
+                        found.setdefault(p.topic.removeprefix(kafka.topic_prefix), []).append(
+                            (r.key, r.value, r.headers)
+                        )
+        return found
+    finally:
+        await consumer.stop()
+
+
+async def let_expire(space: Space) -> None:
+    """As their retention does in time: what stands in topics that are not compacted goes."""
+    kafka = space.settings.kafka
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    await admin.start()
+    try:
+        await admin.delete_records({
+            TopicPartition(f"{kafka.topic_prefix}{topic.name}", n): RecordsToDelete(-1)
+            for topic in TOPICS if topic.cleanup == "delete" for n in range(topic.partitions)
+        })  # fmt: skip
+    finally:
+        await admin.close()
+
+
+async def assert_forgotten(space: Space) -> None:
+    assert await in_postgres(space) == set()
+    assert await in_elasticsearch(space) == 0
+    left = await in_kafka(space)
+    await let_expire(space)
+    bounded = await in_kafka(space)
+    assert left.keys() > bounded.keys() == {"identities.v1"}
+    key, value, headers = bounded["identities.v1"][-1]
+    assert key == f"acme/hr/{PERSON}".encode()
+    assert value is None, "compaction takes the key out"
+    assert TOMBSTONE in headers
+
+
+async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(working: Space) -> None:
+    space = working
+    jane = await plant(space)
+    before = await in_postgres(space)
+    assert {"documents", "answer_reviews", "dead_letters", "chunks_g1", "access_sets", "eval_judgements"} <= before
+    assert len(before) >= 20
+    assert await in_elasticsearch(space) == 2
+    code, told = await space.penstock("export", PERSON, "--tenant", "acme")
+    assert code == 0
+    assert {"memberships", "conversation_pairs", "answer_feedback", "answer_reviews"} <= told["postgres"].keys()
+    assert told["postgres"]["memberships"][0]["principal"] == PERSON
+
+    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--json")
+    assert (code, told) == (1, {"done": False}), "nobody said --yes"
+    assert await in_postgres(space) == before
+    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    assert code == 0
+    assert told["done"]
+    assert told["erased"]["postgres documents"] == 1
+    assert {"Kafka documents.live.v1", "Kafka dead-letters.v1", "backups of Postgres"} <= {
+        one["where"] for one in told["remains"] if one["until"]
+    }
+    code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    assert code == 0
+    assert told["erased"]["postgres memberships"] == 1
+    await assert_forgotten(space)
+    assert await space.query(
+        "SELECT count(*) FROM documents WHERE external_id = 'rules.md' AND deleted_at IS NULL"
+    ) == [(1,)]
+    assert await space.query("SELECT consumed FROM (SELECT count(*) AS consumed FROM dead_letters) d") == [(0,)], (
+        "the tombstone is no dead letter"
+    )
+    await space.publish(jane)  # from Kafka once more: it stays deleted
+    again = jane.model_copy(update={"observed_at": now(), "version": 2})
+    await space.publish(again)
+    await space.settled([again])
+    assert await space.query("SELECT count(*) FROM dead_letters") == [(0,)], "a tombstone of ours is none"
+    alive = await space.query("SELECT external_id, title FROM documents WHERE deleted_at IS NULL ORDER BY external_id")
+    assert alive == [("rules.md", "rules.md"), (jane.external_id, jane.title)], "a later event makes it anew"
+
+
+async def test_of_a_forgotten_tenant_nothing_is_left(working: Space) -> None:
+    space = working
+    await plant(space)
+    other = written("kept.md", "of somebody else").model_copy(update={"tenant": "globex"})
+    await space.publish(other)
+    await space.settled([other])
+    code, told = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
+    assert code == 0
+    assert told["erased"]["postgres documents"] == 2
+    await assert_forgotten(space)
+    assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
