@@ -78,6 +78,19 @@ class Metrics:
             ["files"],
             registry=r,
         )
+        self.index_fenced = Gauge(
+            "penstock_keyword_index_fenced",
+            "1 while a keyword index is not searched because it was restored, made anew or set back, and has not been"
+            " compared with the ledger yet",
+            registry=r,
+        )
+        self.index_changes = Counter(
+            "penstock_keyword_index_changes",
+            "Keyword indexes found to be another one than the ledger filled: recreated (under the same name),"
+            " new_history (restored, or forced from a stale copy), rewound (it lost operations that it had)",
+            ["change"],
+            registry=r,
+        )
         self.batch_seconds = Histogram(
             "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
         )

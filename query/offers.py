@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter
 from uuid import UUID
 
 from cachetools import TTLCache
 from elasticsearch import AsyncElasticsearch
 from psycopg.pq import TransactionStatus
 
-from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.errors import IndexFenced, Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Vectors
+from pipeline.stores import index_fence
+from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.postgres import Connection, Pool, translated
 from pipeline.tasks import together
 from query import vectors
@@ -36,6 +38,8 @@ SOONER = 0.95
 """Of the time that a scan has: Postgres ends it by itself, before we would have to cancel it."""
 SCANS_KEPT, SCAN_KEPT_SECONDS = 1_000, 5.0
 """How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
+INDEX_LOOK_SECONDS = 10.0
+"""A keyword index is searched when it was seen to be the one that the ledger filled at most so long ago."""
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
 
@@ -117,8 +121,19 @@ class Stores:
     """Both stores and the ledger, as a search asks them. A pool connection is held for one store's statements, never
     while a model or Elasticsearch is waited for."""
 
-    def __init__(self, pool: Pool, es: AsyncElasticsearch, timeouts: Timeouts, tuning: Tuning) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        es: AsyncElasticsearch,
+        timeouts: Timeouts,
+        tuning: Tuning,
+        on_index_fence: Callable[[bool], None] = lambda fenced: None,
+    ) -> None:
+        """on_index_fence: told at every look whether the keyword index is refused."""
         self._pool = pool
+        self._on_index_fence = on_index_fence
+        self._looked: dict[str, float] = {}
+        """Keyword index → when it was last seen to be the one that the ledger filled, on time.monotonic()."""
         self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
         self.timeouts = timeouts
         self._tuning = tuning
@@ -216,6 +231,7 @@ class Stores:
         try:
             with steps.step("keywords") as offer.facts:
                 async with bounded(seconds, "Elasticsearch"):
+                    await self.require_index(scope.generation)
                     offer.candidates = await bm25(
                         self._es, scope.generation, scope.caller, scope.readable, text,
                         filters=scope.filters, excluded=withheld, limit=limit,
@@ -223,6 +239,25 @@ class Stores:
         except PenstockError as error:
             offer.error = error
         return offer
+
+    async def require_index(self, generation: Generation) -> None:
+        """Raises IndexFenced while the keyword index is not the one that the ledger filled; Retryable, Misconfigured
+        when that cannot be found out."""
+        index = generation.keyword_index
+        if monotonic() - self._looked.get(index, float("-inf")) < INDEX_LOOK_SECONDS:
+            return
+        began = monotonic()
+        async with self.connection(self.timeouts.ledger, "search") as connection:
+            known = await index_fence.load(connection, index)
+        try:
+            if known is not None:  # else no worker has looked at it yet
+                with es_translated(f"search {index}"):
+                    await index_fence.require(known, self._es)
+        except IndexFenced:
+            self._on_index_fence(True)
+            raise
+        self._on_index_fence(False)
+        self._looked[index] = began
 
     async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
         if not candidates:
@@ -270,5 +305,7 @@ def _require_one(offers: Offers) -> None:
     """Raise when no store answered."""
     errors = [offer.error for offer in offers.values() if offer.error is not None]
     if len(errors) == len(offers):
+        if len(errors) == 1 and isinstance(errors[0], IndexFenced):
+            raise errors[0]
         kind = Retryable if any(isinstance(error, Retryable) for error in errors) else Misconfigured
         raise kind("; ".join(dict.fromkeys(str(error) for error in errors))) from errors[0]

@@ -66,7 +66,10 @@ class Search:
         rerank_pool: int = 50,
     ) -> None:
         """embedders: None answers by keyword alone. rerank_pool: passages that the reranker reads."""
-        self._stores = Stores(pool, es, timeouts or Timeouts(), tuning or Tuning())
+        self._stores = Stores(
+            pool, es, timeouts or Timeouts(), tuning or Tuning(),
+            *([metrics.index_fenced.set] if metrics else []),
+        )  # fmt: skip
         self._embedders = embedders
         self._settings = settings or RetrievalSettings()
         self._metrics = metrics
@@ -81,6 +84,10 @@ class Search:
         """See ``query.access.identify``. Raises Retryable."""
         async with self._stores.connection(self._stores.timeouts.ledger, "search") as connection:
             return await identify(connection, tenant, principals=principals, tags=tags)
+
+    async def require_index(self, generation: Generation) -> None:
+        """Raises IndexFenced, Retryable or Misconfigured when keywords cannot be searched for now."""
+        await self._stores.require_index(generation)
 
     async def search(
         self,

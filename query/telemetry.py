@@ -59,6 +59,12 @@ class QueryMetrics:
             "When the first of the API keys that are still valid expires; 0: there is none",
             registry=r,
         )
+        self.index_fenced = Gauge(
+            "penstock_query_keyword_index_fenced",
+            "1 while searches are answered without the keyword index, or not at all, because it was restored, made anew"
+            " or set back, and has not been compared with the ledger yet",
+            registry=r,
+        )
         self.models_ready = Gauge(
             "penstock_query_models_ready",
             "1: the model of the generation in this state (active, building, previous) has answered here; 0: not yet",

@@ -36,6 +36,7 @@ class Elasticsearch:
 
     def prepare(self, place: Place, ports: Mapping[str, int], settings: LocalSettings) -> None:
         own_folder(place.data)
+        own_folder(_snapshots(place))
         own_folder(place.config)
         own_folder(place.config / "tmp")
         own_folder(place.log.parent / "elasticsearch")
@@ -101,11 +102,17 @@ class Elasticsearch:
         return {"url": self.url(place, port)}
 
 
+def _snapshots(place: Place) -> Path:
+    """Where a repository of snapshots may be made."""
+    return place.data.with_name("elasticsearch-snapshots")
+
+
 def _settings(place: Place, ports: Mapping[str, int]) -> dict[str, object]:
     return {
         "cluster.name": "penstock-local",
         "node.name": "local",
         "path.data": str(place.data),
+        "path.repo": str(_snapshots(place)),
         "path.logs": str(place.log.parent / "elasticsearch"),
         "network.host": HOST,
         "http.port": ports["elasticsearch"],

@@ -40,6 +40,8 @@ class Verdict:
     """How many chunks a store holds of a document that the ledger does not know."""
     highest: int = 0
     """The highest version of its entries."""
+    entries: tuple[UUID, ...] = ()
+    """What the keyword index holds of it, where the ledger knows it."""
 
     @property
     def clean(self) -> bool:
@@ -103,6 +105,7 @@ class Examiner:
                     known[id_],
                     compare(known[id_], its_rows, its_entries),
                     highest=max((e.version for e in its_entries), default=0),
+                    entries=tuple(e.id for e in its_entries),
                 )
             async for stranger in _strangers(in_vectors, in_keywords, before=None):
                 yield stranger

@@ -174,7 +174,11 @@ class Mender:
                 await ledger.standings(connection, self._generation, [document], lock=True)
                 return bool(await repair.insert_rows_again(connection, self._generation, lost))
 
-    async def _remove(self, document: UUID, strangers: dict[Place, int]) -> bool:
+    async def remove_entries(self, document: UUID) -> bool:
+        """Of a document that the ledger never heard of; returns whether that is still so."""
+        return await self._remove(document, ("keywords",))
+
+    async def _remove(self, document: UUID, strangers: Collection[str]) -> bool:
         """A document that the ledger never heard of: take its chunks out of the stores."""
         with translated("repair"):
             async with self._pool.connection() as connection, repair.unheard_of(connection, document) as mine:

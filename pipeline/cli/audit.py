@@ -82,6 +82,8 @@ async def _audit(asked: Asked, *, json_output: bool) -> bool:
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)
         bars = stack.enter_context(progress_bars(quiet=json_output))
+        if asked.repair and not (asked.since or asked.since_last):
+            await _compare_changed(settings, pool, es, asked, bars)
         with translated("audit"):
             begun = await _begin(pool, asked)
         reports = [await _one(settings, pool, es, g, run, asked, bars) for g, run in begun]
@@ -97,6 +99,25 @@ async def _audit(asked: Asked, *, json_output: bool) -> bool:
                         reports, [runs.differences(connection, r.run.id) for r in reports], perf_counter() - start
                     )
     return all(report.clean for report in reports)
+
+
+async def _compare_changed(settings: Settings, pool: Pool, es: AsyncElasticsearch, asked: Asked, bars: Bars) -> None:
+    """Bring an index that was restored or made anew after the ledger, so that it is searched again."""
+    from pipeline.audit.refill import IndexGuard
+    from pipeline.kafka import producer
+    from pipeline.stores.keywords import Keywords
+    from pipeline.telemetry import Metrics
+
+    async with producer(settings.kafka) as kafka:
+        guard = IndexGuard(pool, es, Keywords(es), kafka, Metrics())
+        if not await guard.look():
+            return
+        bars.add_task("comparing the keyword index, which changed", total=None)
+        if not await guard.finish(asked.wait_seconds):
+            typer.echo(
+                "the keyword index is not searched yet: the keywords workers have not written what it lacks"
+                " (`penstock status`)", err=True,
+            )  # fmt: skip
 
 
 async def _begin(pool: Pool, asked: Asked) -> list[tuple[Generation, Run]]:

@@ -15,7 +15,7 @@ from pipeline.core.errors import Fenced, Misconfigured, PenstockError
 from pipeline.core.producers import CODES
 from pipeline.ledger import generations, skipped
 from pipeline.settings import PostgresSettings, Producers
-from pipeline.stores import fence
+from pipeline.stores import fence, index_fence
 from pipeline.stores.postgres import Connection, require_migrated, translated
 from query import pipeline_parts as parts
 
@@ -42,6 +42,8 @@ async def look(
                 away.append(refused)
             try:
                 await _asked(connection, "fence", lambda: fence.require(connection, "queries"))
+                changed = await _asked(connection, "keyword index", lambda: index_fence.fenced(connection))
+                away += [f"the keyword index {known}: it is not searched until then" for known in changed]
             except Fenced as error:
                 away.append(str(error))
             except PenstockError:  # the ledger of a version before: the other parts say what is wrong

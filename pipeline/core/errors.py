@@ -39,6 +39,18 @@ class Fenced(Retryable):
         super().__init__(message, service="postgres")
 
 
+class IndexFenced(Retryable):
+    """The keyword index is not the one that the ledger filled, and not compared with it yet. Callers of the query
+    service are told the text."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the keyword index was restored, made anew or set back, and is not searched until the workers have compared"
+            " it with the ledger; `penstock status` says how far they are, `penstock audit --repair` does it at once",
+            service="elasticsearch",
+        )
+
+
 class Poison(PenstockError):
     """This record never works. ``code`` is a bounded label; the text never quotes content."""
 

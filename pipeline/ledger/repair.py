@@ -48,6 +48,36 @@ _SHARING = """SELECT g.name FROM generations g JOIN generations mine ON mine.nam
         THEN g.chunk_table = mine.chunk_table ELSE g.keyword_index = mine.keyword_index END"""
 
 
+async def doubt_keywords(
+    connection: Connection, generation: str, doubts: Sequence[tuple[UUID, int, Sequence[UUID]]]
+) -> None:
+    """Believe nothing that was confirmed of these documents' entries: for each (document, highest version of its
+    entries, entries that stand in the index) all of them are written again, or deleted. A missing state is added."""
+    ids, above = [id_ for id_, _, _ in doubts], [version for _, version, _ in doubts]
+    await connection.execute(
+        "UPDATE documents d SET seq = drawn.seq,"
+        " announced_seq = CASE WHEN d.announced_seq = d.seq THEN drawn.seq ELSE d.announced_seq END"
+        " FROM (SELECT id, greatest(nextval('ledger_seq'), seq + 1, above + 1) AS seq FROM documents"
+        "  JOIN unnest(%s::uuid[], %s::bigint[]) AS doubted (id, above) USING (id)) drawn WHERE d.id = drawn.id",
+        [ids, above],
+    )
+    await connection.execute(
+        "INSERT INTO index_state (document_id, generation, store, want_seq)"
+        " SELECT id, %s, 'keywords', seq FROM documents WHERE id = ANY(%s) ON CONFLICT DO NOTHING",
+        [generation, ids],
+    )
+    await connection.execute(
+        f"UPDATE index_state s SET want_seq = d.seq, next_at = clock_timestamp() + %(grace)s * interval '1 s',"
+        f" pending_since = CASE WHEN s.seq < s.want_seq THEN s.pending_since ELSE clock_timestamp() END,"
+        f" attempts = 0, error = NULL, claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(s.confirmed)),"
+        f" confirmed = '{{}}', confirmed_hashes = '{{}}' FROM documents d WHERE d.id = s.document_id"
+        f" AND s.document_id = ANY(%(documents)s) AND s.store = %(store)s"
+        f" AND (s.generation = %(generation)s OR s.generation IN ({_SHARING}))",
+        {"grace": GRACE_SECONDS, "documents": ids, "store": "keywords", "generation": generation},
+    )
+    await work.reopen_keywords(connection, generation, [(id_, 2**62, held) for id_, _, held in doubts if held])
+
+
 async def delete_rows(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
     """Rows whose text is wrong: nobody can tell what their vector is of."""
     if ids:

@@ -49,6 +49,8 @@ VITALS_LOCK = 7_300_006
 """Held by the one worker that shows how the whole system is."""
 GRAPH_LOCK = 7_300_007
 """Held by the one worker that brings rows into the graphs and builds them."""
+INDEX_LOCK = 7_300_008
+"""Held by the one worker that compares a page of the ledger with a keyword index that changed."""
 
 RETENTION_LOCK = 7_300_038
 """Held by the one worker that erases what was kept long enough."""

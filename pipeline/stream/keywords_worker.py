@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from pipeline.audit.refill import IndexGuard
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.late import LateBulks
 from pipeline.stages.manifests import Chunker
@@ -18,7 +19,8 @@ from pipeline.stream.parts import Parts
 class KeywordsWorker:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._store = Keywords(connect(parts.settings.elasticsearch))
+        self._es = connect(parts.settings.elasticsearch)
+        self._store = Keywords(self._es)
         parts.stack.push_async_callback(self._store.aclose)
 
     async def stages(self) -> list[Stage]:
@@ -36,4 +38,9 @@ class KeywordsWorker:
         return [stage]
 
     def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
-        return [LateBulks(self._parts.pool, self._store, self._parts.metrics).run()]
+        parts = self._parts
+        guard = IndexGuard(
+            parts.pool, self._es, self._store, parts.producer, parts.metrics,
+            repairs=parts.settings.audit.repair != "none",
+        )  # fmt: skip
+        return [LateBulks(parts.pool, self._store, parts.metrics).run(), guard.run()]

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import PlainTextResponse, Response
 
-from pipeline.core.errors import Fenced, PenstockError
+from pipeline.core.errors import Fenced, IndexFenced, PenstockError
 from pipeline.ledger import generations
 from pipeline.stores.elasticsearch import translated
 from query.embedder import bounded
@@ -35,7 +35,7 @@ routes = APIRouter()
 class Condition:
     ready: bool
     away: tuple[str, ...]
-    """Parts that do not answer: ledger, ledger fenced, keywords, model; starting."""
+    """Parts that do not answer: ledger, ledger fenced, keywords, keywords fenced, model; starting."""
 
     @property
     def line(self) -> str:
@@ -71,6 +71,10 @@ class Health:
                 with translated("readiness"):
                     if not await service.es.indices.exists(index=active.keyword_index):
                         away.append("keywords")
+                    else:
+                        await service.search.require_index(active)
+        except IndexFenced:
+            away.append("keywords fenced")
         except PenstockError:
             away.append("keywords")
         if not service.following.warm.is_set():

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 from starlette.responses import Response
 
-from pipeline.core.errors import Fenced, PenstockError, Retryable
+from pipeline.core.errors import Fenced, IndexFenced, PenstockError, Retryable
 from query.model import BadQuery
 
 Kind = Literal[
     "bad-request", "unauthorized", "forbidden", "not-found", "method-not-allowed", "slow-request", "too-large",
     "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once", "busy", "unavailable",
-    "ledger-fenced", "too-slow", "failed",
+    "ledger-fenced", "index-fenced", "too-slow", "failed",
 ]  # fmt: skip
 
 KINDS: dict[Kind, tuple[int, str]] = {
@@ -33,6 +33,7 @@ KINDS: dict[Kind, tuple[int, str]] = {
     "busy": (503, "The service is busy"),
     "unavailable": (503, "The service cannot answer now"),
     "ledger-fenced": (503, "The ledger may lack what was revoked"),
+    "index-fenced": (503, "The keyword index has changed behind the ledger's back"),
     "too-slow": (504, "The answer took too long"),
     "failed": (500, "The service failed"),
 }
@@ -43,7 +44,7 @@ RETRY_SECONDS = 5
 """What Retry-After says when whatever is away did not say it."""
 
 FENCED_RETRY_SECONDS = 60
-"""A person has to run a command that reads events again."""
+"""A person has to run a command that reads events again, or the workers compare everything."""
 
 
 class Problem(Exception):  # the word is the RFC's
@@ -88,6 +89,8 @@ def of(error: Exception) -> Problem:
             return Problem("bad-query", str(error))
         case Fenced():
             return Problem("ledger-fenced", str(error), headers={"Retry-After": str(FENCED_RETRY_SECONDS)})
+        case IndexFenced():
+            return Problem("index-fenced", str(error), headers={"Retry-After": str(FENCED_RETRY_SECONDS)})
         case Retryable():
             seconds = max(1, round(error.retry_after or RETRY_SECONDS))
             return Problem(

@@ -21,6 +21,7 @@ from connectors.runner.rows import Holder, Rows
 from connectors.runner.state import State
 from deploy.local.stack import Stack
 from pipeline.audit.background import BackgroundAudit
+from pipeline.audit.refill import IndexGuard
 from pipeline.cli import status_ledger
 from pipeline.cli.status_look import LEDGER
 from pipeline.core.kafka_log import Mark, Witness
@@ -139,6 +140,15 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
             second_look_seconds=0,
         )  # fmt: skip
         await audit.turn()
+        guard = IndexGuard(
+            library.pool, library.es, Keywords(library.es), NoKafka(), library.metrics,  # type: ignore[arg-type]
+            confirm_seconds=0,
+        )  # fmt: skip
+        await guard.look()
+        await library.execute("UPDATE keyword_indexes SET index_uuid = 'another'")
+        assert len(await guard.look()) == 1
+        await guard.turn()
+        await library.execute("UPDATE keyword_indexes SET change = NULL, changed_at = NULL")  # for the other tests
         async with library.pool.connection() as connection:
             await generations.check_model(connection, library.generation, library.embedder)
             partition, mark = ("topic", 0), Mark("log", (Witness(1, 2, 3),))

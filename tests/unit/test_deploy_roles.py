@@ -15,15 +15,16 @@ CALLS = {
     "delete": "bulk",
     "maintenance": "indices.refresh",
     "view_index_metadata": "indices.exists, indices.get",
+    "monitor": "indices.stats",
     "create_index": "indices.create",
     "delete_index": "indices.delete",
     "manage": "indices.put_settings",
 }
 """Elasticsearch's privilege → the client's calls that need it."""
 NEEDS = {
-    "penstock_query": {"read", "view_index_metadata"},
-    "penstock_worker": {"read", "view_index_metadata", "index", "delete", "maintenance"},
-    "penstock_migrate": set(CALLS),
+    "penstock_query": {"read", "view_index_metadata", "monitor"},
+    "penstock_worker": {"read", "view_index_metadata", "monitor", "index", "delete", "maintenance"},
+    "penstock_migrate": set(CALLS) - {"monitor"},  # which "manage" includes
 }
 CLUSTER = {
     "penstock_query": [],

@@ -39,7 +39,7 @@ GRANT UPDATE (tokens) ON builds TO penstock_worker;
 GRANT USAGE ON SEQUENCE ledger_seq TO penstock_worker;
 GRANT SELECT, INSERT, UPDATE ON
     access_sets, document_bodies, document_events, index_state, dead_letters, memberships, conversation_floors,
-    embedding_days, handled, kafka_marks
+    embedding_days, handled, kafka_marks, keyword_indexes
     TO penstock_worker;
 GRANT SELECT, INSERT ON dead_letter_trail TO penstock_worker;  -- what was done is not undone there …
 GRANT SELECT, INSERT, UPDATE, DELETE ON
@@ -78,7 +78,7 @@ GRANT EXECUTE ON FUNCTION ledger_documents, ledger_lacks, ledger_letters, ledger
 -- The query service.
 GRANT SELECT ON
     generations, builds, documents, access_sets, document_bodies, document_events, manifests, index_state, memberships,
-    dead_letters, audit_runs, audit_differences, embedding_days,
+    dead_letters, audit_runs, audit_differences, embedding_days, keyword_indexes,
     conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance
     TO penstock_query;
 GRANT SELECT, INSERT, UPDATE, DELETE ON

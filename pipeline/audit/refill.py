@@ -1,0 +1,204 @@
+"""Brings a keyword index that changed behind the ledger's back after the ledger again: deleted and made anew, restored
+from a snapshot, promoted from a stale copy. Nothing is embedded. See docs/adr/0043-a-keyword-index-that-changed.md."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from time import monotonic
+from typing import get_args
+
+import structlog
+from elasticsearch import AsyncElasticsearch
+
+from pipeline.audit import wanted as ledger
+from pipeline.audit.background import LIMITS
+from pipeline.audit.compare import NOWHERE
+from pipeline.audit.examine import Examiner, Verdict, ranges_end
+from pipeline.audit.mend import LANE, Mender
+from pipeline.core.errors import PenstockError
+from pipeline.core.model import Generation
+from pipeline.ledger import generations, repair
+from pipeline.stages.hints import send_hints
+from pipeline.stores import index_fence
+from pipeline.stores.elasticsearch import translated as es_translated
+from pipeline.stores.index_fence import Change, Known, change
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import INDEX_LOCK, Connection, Pool, translated
+from pipeline.telemetry import Metrics
+from topics.producer import Producer
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 20.0
+"""Between two looks at each index. A minute is promised."""
+CONFIRM_SECONDS = 2.0
+"""Between the look that finds a change and the one that confirms it: a node that was cut off may answer with the past
+for a moment."""
+TURN_SECONDS = 1.0
+"""Between two looks whether it is our turn, or whether what was doubted has been written."""
+PROCESSOR_SHARE = 0.5
+"""Of one processor, all servers and this worker together: as in pipeline.audit.background, which has time, while here
+half of every search is missing."""
+_STATES = ("active", "previous", "building")
+"""Whose documents an index is compared with, where several generations share it: their entries are the same."""
+
+
+class IndexGuard:
+    """Law: an index that is not the one that the ledger filled is searched again only after every document was compared
+    with it since that was noticed, and whatever was not right, or was on its way, has been written anew."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        es: AsyncElasticsearch,
+        keywords: Keywords,
+        producer: Producer,
+        metrics: Metrics,
+        *,
+        repairs: bool = True,
+        look_seconds: float = LOOK_SECONDS,
+        confirm_seconds: float = CONFIRM_SECONDS,
+    ) -> None:
+        """repairs: else it only looks."""
+        self._pool = pool
+        self._es = es
+        self._keywords = keywords
+        self._producer = producer
+        self._metrics = metrics
+        self._repairs = repairs
+        self._look_seconds = look_seconds
+        self._confirm_seconds = confirm_seconds
+        for kind in get_args(Change):  # at zero, so that the first one is an increase
+            metrics.index_changes.labels(kind)
+
+    async def run(self) -> BaseException:
+        """Until cancelled; a world that is down is waited for."""
+        while True:
+            wait = self._look_seconds
+            try:
+                if await self.look() and self._repairs:
+                    wait = min(wait, await self.turn())
+            except PenstockError as error:
+                log.warning("keyword_index_not_compared", reason=str(error)[:200])
+            await asyncio.sleep(wait)
+
+    async def look(self) -> list[Known]:
+        """Look at the index of every generation; returns those that must not be searched. Raises Retryable,
+        Misconfigured."""
+        with translated("keyword index"):
+            async with self._pool.connection() as connection:
+                indexes = {g.keyword_index for g in await generations.writable(connection)}
+        failure: PenstockError | None = None
+        for index in sorted(indexes):
+            try:
+                if why := await self._compare(index):
+                    await asyncio.sleep(self._confirm_seconds)
+                    await self._compare(index, confirming=why)
+            except PenstockError as error:  # of this index, as where it is being built anew
+                failure = error
+        with translated("keyword index"):
+            async with self._pool.connection() as connection:
+                fenced = await index_fence.fenced(connection)
+        self._metrics.index_fenced.set(bool(fenced))
+        if failure is not None and not fenced:
+            raise failure
+        return fenced
+
+    async def _compare(self, index: str, *, confirming: Change | None = None) -> Change | None:
+        """Why it is another one, and what it is then is remembered if that was seen before."""
+        with translated("keyword index"):
+            async with self._pool.connection() as connection:
+                known = await index_fence.load(connection, index)
+        with es_translated(f"look at index {index}"):
+            now = await index_fence.look(self._es, index)
+        with translated("keyword index"):
+            async with self._pool.connection() as connection:
+                if known is None:
+                    await index_fence.accept_first(connection, index, now)
+                elif (why := change(known, now)) is None:
+                    await index_fence.remember(connection, known, now)
+                elif confirming is None:
+                    return why
+                elif await index_fence.fence(connection, known, now, why):
+                    self._metrics.index_changes.labels(why).inc()
+                    log.error("keyword_index_changed", index=index, change=why, remedy="penstock audit --repair")
+        return None
+
+    async def turn(self) -> float:
+        """Compare a page of documents with an index that changed, if no other worker is at it, or accept the index.
+        Returns the seconds until there may be another turn. Raises Retryable, Misconfigured."""
+        began = monotonic()
+        with translated("keyword index"):
+            async with self._pool.connection() as connection, connection.transaction():
+                row = await (await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [INDEX_LOCK])).fetchone()
+                if not (row and row[0]):
+                    return TURN_SECONDS
+                for known in await index_fence.fenced(connection):
+                    if not known.compared:
+                        await self._page(connection, known)
+                        return (monotonic() - began) * (1 / PROCESSOR_SHARE - 1)
+                    if await index_fence.accept(connection, known):
+                        log.info("keyword_index_accepted", index=known.index)
+        return TURN_SECONDS
+
+    async def _page(self, connection: Connection, known: Known) -> None:
+        """connection: in the transaction that remembers how far it came."""
+        using = [g for g in await generations.writable(connection) if g.keyword_index == known.index]
+        if not using:
+            return  # retired meanwhile
+        generation = min(using, key=lambda g: _STATES.index(g.state))
+        examiner = Examiner(self._pool, self._es, generation, LIMITS)
+        if known.position is None:
+            await examiner.refresh()
+        documents = await examiner.following(known.position)
+        mender = Mender(examiner, self._keywords, self._producer)
+        doubted: list[Verdict] = []
+        async with aclosing(examiner.examine(ranges_end(documents, known.position), documents)) as verdicts:
+            async for verdict in verdicts:
+                if verdict.wanted is None:
+                    if "keywords" in verdict.strangers and verdict.document != NOWHERE:
+                        await mender.remove_entries(verdict.document)
+                elif not _is_right(verdict):
+                    doubted.append(verdict)
+        if doubted:
+            await self._doubt(generation, doubted)
+        await index_fence.compared(connection, known, documents[-1] if documents else None)
+
+    async def _doubt(self, generation: Generation, verdicts: list[Verdict]) -> None:
+        """A document that has moved since it was examined is doubted as well: what a sink then wrote was only what it
+        took for new."""
+        with translated("keyword index"):
+            async with self._pool.connection() as connection, connection.transaction():
+                await ledger.standings(connection, generation, [v.document for v in verdicts], lock=True)
+                await repair.doubt_keywords(
+                    connection, generation.name, [(v.document, v.highest, v.entries) for v in verdicts]
+                )
+        await send_hints(
+            self._producer, [(v.wanted.identity, generation.name, LANE) for v in verdicts if v.wanted is not None]
+        )
+
+    async def finish(self, wait_seconds: float) -> bool:
+        """Compare everything with what changed, and wait for the sinks as long as that. Returns whether every index is
+        searched again. Raises Retryable, Misconfigured."""
+        waited_since: float | None = None
+        while fenced := await self.look():
+            if all(known.compared for known in fenced):
+                waited_since = waited_since or monotonic()
+                if monotonic() - waited_since > wait_seconds:
+                    return False
+            await asyncio.sleep(min(TURN_SECONDS, await self.turn()))
+        return True
+
+
+def _is_right(verdict: Verdict) -> bool:
+    """Whether the index holds what the ledger holds to be settled in it. A document that is on its way is not: its sink
+    would write only what differs from what was confirmed before the index changed. One without a state has nothing
+    confirmed."""
+    wanted = verdict.wanted
+    assert wanted is not None
+    state = wanted.states.get("keywords")
+    if state is None:
+        return not verdict.entries
+    settled = state.settled and not wanted.stale
+    return settled and not any(difference.store == "keywords" for difference in verdict.differences)

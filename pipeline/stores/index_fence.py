@@ -1,0 +1,196 @@
+"""Whether an Elasticsearch index is still the one that the ledger filled.
+
+The ledger believes what it confirmed: entries that a restored snapshot, a stale primary or an index made anew lacks
+would never be written again, and what it holds too much would never be deleted. See
+docs/adr/0043-a-keyword-index-that-changed.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple
+from uuid import UUID
+
+from elasticsearch import AsyncElasticsearch
+from psycopg.types.json import Jsonb
+
+from pipeline.core.errors import IndexFenced, Misconfigured, Retryable
+from pipeline.stores.postgres import Connection
+
+Change = Literal["recreated", "new_history", "rewound"]
+"""recreated: another index under the same name; new_history: a shard was restored, or forced from a stale or empty
+copy; rewound: a shard lost operations that all of its copies had, as when a disk was set back."""
+
+
+class Shard(NamedTuple):
+    """A primary."""
+
+    history: str
+    """Drawn when the shard is made, restored from a snapshot, or forced from a copy that was not in sync."""
+    checkpoint: int
+    """Up to this number every in-sync copy had each operation, so that no failover loses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the ledger remembers of an index."""
+
+    index: str
+    uuid: str
+    shards: Mapping[int, Shard]
+    changes: int = 0
+    change: Change | None = None
+    """Set: it is another one than the ledger filled, and is not searched."""
+    changed_at: datetime | None = None
+    position: UUID | None = None
+    """Up to which document it was compared since then."""
+    compared: bool = False
+    """Every document was."""
+
+    def __str__(self) -> str:
+        """For people, of one that changed."""
+        # Document ids are as good as random, so that their place among all ids is the share that was compared.
+        share = 1.0 if self.compared else self.position.int / 2**128 if self.position else 0.0
+        return f"{self.index} changed ({self.change}, {self.changed_at:%Y-%m-%d %H:%M} UTC), {share:.0%} compared"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What Elasticsearch says of it now. A shard that has no primary at the moment is absent."""
+
+    uuid: str
+    shards: Mapping[int, Shard]
+    last_operations: Mapping[int, int]
+    """The highest sequence number of each shard."""
+
+
+def change(known: Known, now: Seen) -> Change | None:
+    """Why it is not the index that is known; None: nothing says so. ``known`` was read before ``now``. Pure."""
+    if now.uuid != known.uuid:
+        return "recreated"
+    both = known.shards.keys() & now.shards.keys()
+    if any(now.shards[n].history != known.shards[n].history for n in both):
+        return "new_history"
+    if any(now.last_operations[n] < known.shards[n].checkpoint for n in both):
+        return "rewound"
+    return None
+
+
+async def look(es: AsyncElasticsearch, index: str) -> Seen:
+    """One request, which needs the index privilege ``monitor``. The caller translates errors. Raises Retryable when
+    none of its shards is there, Misconfigured when the name is an alias of several indexes."""
+    answer = await es.indices.stats(
+        index=index, metric="docs", level="shards",
+        filter_path=[
+            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.seq_no",
+            "indices.*.shards.*.commit.user_data.history_uuid",
+        ],
+    )  # fmt: skip
+    if not answer.body:
+        raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
+    told, *others = answer["indices"].values()
+    if others:
+        raise Misconfigured(f"{index} is an alias of several indexes: keep one", service="elasticsearch")
+    primaries = {
+        int(number): copy
+        for number, copies in told.get("shards", {}).items()
+        for copy in copies
+        if copy["routing"]["primary"] and "seq_no" in copy and "commit" in copy
+    }
+    return Seen(
+        told["uuid"],
+        {n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])
+         for n, p in primaries.items()},
+        {n: p["seq_no"]["max_seq_no"] for n, p in primaries.items()},
+    )  # fmt: skip
+
+
+_KNOWN = """k.index_uuid, k.shards, k.changes, k.change, k.changed_at AT TIME ZONE 'UTC', k.position,
+    k.compared_at IS NOT NULL"""
+
+
+async def load(connection: Connection, index: str) -> Known | None:
+    """None: nobody has looked at it yet."""
+    cursor = await connection.execute(f"SELECT {_KNOWN} FROM keyword_indexes k WHERE k.keyword_index = %s", [index])
+    row = await cursor.fetchone()
+    if row is None:
+        return None
+    uuid, shards, *rest = row
+    return Known(index, uuid, {int(n): Shard(*shard) for n, shard in shards.items()}, *rest)
+
+
+async def fenced(connection: Connection) -> list[Known]:
+    """The indexes of generations that are not retired that are not searched."""
+    cursor = await connection.execute(
+        "SELECT DISTINCT keyword_index FROM keyword_indexes JOIN generations USING (keyword_index)"
+        " WHERE change IS NOT NULL AND state <> 'retired' ORDER BY keyword_index"
+    )
+    found = [await load(connection, index) for (index,) in await cursor.fetchall()]
+    return [known for known in found if known is not None and known.change is not None]
+
+
+async def require(known: Known, es: AsyncElasticsearch) -> None:
+    """Raises IndexFenced when the index is not the one that the ledger filled; whatever ``look`` raises."""
+    if known.change is not None or change(known, await look(es, known.index)):
+        raise IndexFenced
+
+
+async def accept_first(connection: Connection, index: str, now: Seen) -> None:
+    """Nobody knows the index yet: it is taken for the one that the ledger fills."""
+    await connection.execute(
+        "INSERT INTO keyword_indexes (keyword_index, index_uuid, shards) VALUES (%s, %s, %s)"
+        " ON CONFLICT (keyword_index) DO NOTHING",
+        [index, now.uuid, _json(now.shards)],
+    )
+
+
+async def remember(connection: Connection, known: Known, now: Seen) -> None:
+    """It is the same index, further on."""
+    shards = {**known.shards, **now.shards}
+    if shards != known.shards:
+        await connection.execute(
+            "UPDATE keyword_indexes SET shards = %s WHERE keyword_index = %s AND changes = %s",
+            [_json(shards), known.index, known.changes],
+        )
+
+
+async def fence(connection: Connection, known: Known, now: Seen, why: Change) -> bool:
+    """It is another one: nothing of it is believed from now on. Returns whether nobody else has said so before."""
+    shards = now.shards if why == "recreated" else {**known.shards, **now.shards}
+    cursor = await connection.execute(
+        "UPDATE keyword_indexes SET index_uuid = %s, shards = %s, changes = changes + 1, change = %s,"
+        " changed_at = clock_timestamp(), position = NULL, compared_at = NULL"
+        " WHERE keyword_index = %s AND changes = %s",
+        [now.uuid, _json(shards), why, known.index, known.changes],
+    )
+    return cursor.rowcount == 1
+
+
+async def compared(connection: Connection, known: Known, position: UUID | None) -> None:
+    """Every document up to ``position`` was compared with the changed index; None: all of them were."""
+    await connection.execute(
+        "UPDATE keyword_indexes SET position = %(position)s,"
+        " compared_at = CASE WHEN %(position)s::uuid IS NULL THEN clock_timestamp() END"
+        " WHERE keyword_index = %(index)s AND changes = %(changes)s",
+        {"position": position, "index": known.index, "changes": known.changes},
+    )
+
+
+async def accept(connection: Connection, known: Known) -> bool:
+    """Search it again, if everything was compared and what was pending then has been written since. Returns whether
+    that is so. What was set aside does not hold it up: the ledger knows that it is missing."""
+    cursor = await connection.execute(
+        "UPDATE keyword_indexes k SET change = NULL, changed_at = NULL, position = NULL, compared_at = NULL"
+        " WHERE k.keyword_index = %s AND k.changes = %s AND k.compared_at IS NOT NULL AND NOT EXISTS ("
+        "  SELECT FROM index_state s JOIN generations g ON g.name = s.generation"
+        "  WHERE g.keyword_index = k.keyword_index AND g.state <> 'retired' AND s.store = 'keywords'"
+        "   AND s.seq < s.want_seq AND s.attempts = 0 AND s.pending_since <= k.compared_at)",
+        [known.index, known.changes],
+    )
+    return cursor.rowcount == 1
+
+
+def _json(shards: Mapping[int, Shard]) -> Jsonb:
+    return Jsonb({str(n): list(shard) for n, shard in shards.items()})
