@@ -258,10 +258,11 @@ async def webhooks(filled: Filled) -> None:
 async def reconciliation(filled: Filled) -> None:
     """A page of each of the four walks: documents of the ledger, rows, principals of the ledger, published sets."""
     kafka: Any = NoKafka()
+    nobody: Any = None  # nothing is marked here
     pool = filled.library.pool
     reconcile = Reconcile(
-        pool, State(pool, HOLDER), Publisher(kafka, Rows(pool, HOLDER)), Clock(None), between_pages=lambda: None,
-        look_again=lambda _ids, _groups: None,
+        pool, State(pool, HOLDER), Publisher(kafka, Rows(pool, HOLDER)), nobody, Clock(None),
+        between_pages=lambda: None, look_again=lambda _ids, _groups: None,
     )  # fmt: skip
     start, found = filled.turn * 97 % filled.groups + 1, Found()
     await reconcile._documents(str(document_id(TENANT, SOURCE, f"{start}.md")), found)

@@ -46,6 +46,12 @@ class Identities:
     async def some(self, tags: frozenset[str]) -> Mapping[str, Any]:
         return {"identities": await self._read(tags)} if tags else {}
 
+    async def doubt(self, principals: Mapping[str, datetime]) -> None:
+        """Mark principals that differ from the ledger as in doubt (``MembershipTables.doubt``), when nobody is between
+        reading what was published and publishing: that would take the mark away."""
+        async with self._applying:
+            await self._tables.doubt(principals)
+
     async def _read(self, tags: Collection[str] | None) -> int:
         at = self._clock.stamp()
         listed: list[Held] = []

@@ -165,7 +165,13 @@ class Instance:
                 self.activities["groups"].ask()
 
         reconcile = Reconcile(
-            self._services.pool, state, publisher, clock, between_pages=self._between_pages, look_again=look_again
+            self._services.pool,
+            state,
+            publisher,
+            identities,
+            clock,
+            between_pages=self._between_pages,
+            look_again=look_again,
         )
 
         async def listen(_words: frozenset[str]) -> None:

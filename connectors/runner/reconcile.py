@@ -23,6 +23,7 @@ from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import Row, is_storable_id
 from connectors.runner.differences import Differences, Key, Remembered
+from connectors.runner.identities import Identities
 from connectors.runner.membership_tables import IN_DOUBT, MembershipTables
 from connectors.runner.membership_tables import Published as PublishedSet
 from connectors.runner.publish import Publisher
@@ -134,12 +135,13 @@ class Reconcile:
     """Of one instance. Methods raise Retryable while Postgres is away, and LeaseLost."""
 
     def __init__(
-        self, pool: Pool, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
-        look_again: Callable[[Collection[str], bool], None],
+        self, pool: Pool, state: State, publisher: Publisher, identities: Identities, clock: Clock, *,
+        between_pages: Callable[[], None], look_again: Callable[[Collection[str], bool], None],
     ) -> None:  # fmt: skip
         """look_again: is told which documents to fetch by name now, and whether to list groups."""
         self._state = state
         self._publisher = publisher
+        self._identities = identities
         self._rows = publisher.rows
         self._tables = MembershipTables(pool, self._rows.holder)
         self._remembered = Differences(pool, self._rows.holder)
@@ -202,7 +204,7 @@ class Reconcile:
             await self._publisher.doubt(versions, self._clock.stamp)
         if principals:
             stamp = self._clock.stamp()
-            await self._tables.doubt({name: one.observed_at or stamp for name, one in principals.items()})
+            await self._identities.doubt({name: one.observed_at or stamp for name, one in principals.items()})
         await self._remembered.repaired(repairing)  # after the marks: what is said to be repaired waits for a day
         for one in repairing.values():
             self.counts[one.kind] += 1

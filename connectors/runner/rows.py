@@ -128,22 +128,27 @@ class Rows:
     async def save(
         self, rows: Iterable[Row], stamp: datetime, *, full: Cursor | None = None, changes: Cursor | None = None
     ) -> None:
-        """Write rows, and with them the cursor that they lead up to. stamp: the newest observed_at among them."""
+        """Write rows, and with them the cursor that they lead up to. stamp: the newest observed_at among them. What
+        somebody has marked as in doubt since then (`penstock recover`) stays in doubt."""
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
                 await connection.cursor().executemany(
                     f"""
-                    INSERT INTO connector_items (tenant, source, scope, {_COLUMNS})
+                    INSERT INTO connector_items AS mine (tenant, source, scope, {_COLUMNS})
                     VALUES (%s, %s, '', %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
-                        version = EXCLUDED.version, fingerprint = EXCLUDED.fingerprint, revision = EXCLUDED.revision,
+                        version = CASE WHEN mine.in_doubt_since > %s THEN greatest(mine.version, EXCLUDED.version)
+                            ELSE EXCLUDED.version END,
+                        fingerprint = EXCLUDED.fingerprint, revision = EXCLUDED.revision,
                         acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
                         problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
                         content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at, gone = EXCLUDED.gone,
-                        in_doubt_since = EXCLUDED.in_doubt_since, swept_at = EXCLUDED.swept_at, unlisted_since = NULL
+                        in_doubt_since = CASE WHEN mine.in_doubt_since > %s THEN mine.in_doubt_since
+                            ELSE EXCLUDED.in_doubt_since END,
+                        swept_at = EXCLUDED.swept_at, unlisted_since = NULL
                     """,
-                    [(*self._me, *_values(row)) for row in rows],
+                    [(*self._me, *_values(row), stamp, stamp) for row in rows],
                 )
                 await keep_stamp(connection, *self._me, stamp)
                 if full is not None or changes is not None:

@@ -15,9 +15,11 @@ import pytest
 from connectors.operate import look
 from connectors.runner import reconcile
 from connectors.runner.instance import Instance
+from connectors.runner.membership_tables import MembershipTables, NewSet
 from connectors.runner.plan import Plan
 from connectors.runner.rows import Rows
 from pipeline.core.identity import document_id, qualify
+from pipeline.republish import republish
 from tests.folded import fold_all
 from tests.runner_kit import Bench, kinds
 from tests.runner_world import WorldSource
@@ -66,8 +68,9 @@ async def accept(bench: Bench) -> None:
 
 async def put_groups(bench: Bench, principal: str, groups: Sequence[str], at: datetime) -> None:
     await bench.query(
-        "INSERT INTO memberships VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source)"
-        " DO UPDATE SET groups = EXCLUDED.groups, observed_at = EXCLUDED.observed_at",
+        "INSERT INTO memberships AS m VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source)"
+        " DO UPDATE SET groups = EXCLUDED.groups, observed_at = EXCLUDED.observed_at"
+        " WHERE EXCLUDED.observed_at >= m.observed_at",
         bench.tenant, SOURCE, principal, list(groups), at,
     )  # fmt: skip
 
@@ -289,6 +292,54 @@ async def test_a_repair_that_falls_into_the_saving_of_a_page_is_not_lost(
         await bench.ask("document", "d000")
         assert (await comparisons[0]).get("newer") == 1
         assert ("document.upserted", "d000") in await published(bench, instance)
+
+
+async def test_what_recover_marks_while_a_page_is_saved_is_published_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.world.fill(1)
+    async with loaded(bench):
+        save = Rows.save
+
+        async def slow(rows: Rows, *arguments: Any, **named: Any) -> None:
+            """The page has found nothing to publish; Kafka has lost the document before anybody read it."""
+            monkeypatch.setattr(Rows, "save", save)
+            await republish(bench.pool)
+            await save(rows, *arguments, **named)
+
+        monkeypatch.setattr(Rows, "save", slow)
+        await bench.ask("document", "d000")
+        assert await bench.take() == []
+    async with bench.running() as instance:
+        await bench.until(lambda: "events" in instance.activities)
+        assert ("document.upserted", "d000") in await published(bench, instance)
+
+
+async def test_a_repair_that_falls_into_the_publishing_of_groups_is_not_lost(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.world.groups = {"hr": ({"ann"}, set())}
+    async with loaded(bench) as instance:
+        await accept(bench)
+        intend, comparisons = MembershipTables.intend, []
+
+        async def slow(tables: MembershipTables, batch: Sequence[NewSet]) -> None:
+            """The listing is read; meanwhile the ledger has something newer that this connector never published."""
+            monkeypatch.setattr(MembershipTables, "intend", intend)
+            await put_groups(bench, "ann", ["board"], datetime.now(UTC))
+            comparisons.append(asyncio.create_task(bench.ask("reconcile")))
+            await asyncio.wait(comparisons, timeout=3)
+            await intend(tables, batch)
+
+        monkeypatch.setattr(MembershipTables, "intend", slow)
+        bench.world.groups = {"hr": ({"ann"}, set()), "it": ({"ann"}, set())}
+        await bench.ask("groups")
+        assert kinds(await bench.take()) == [("identity.changed", "ann")]  # stamped before what the ledger has
+        assert (await comparisons[0]).get("member_unknown") == 1
+        assert await published(bench, instance) == [("identity.changed", "ann")]
+        await accept(bench)
+        [(groups,)] = await bench.mine("groups", "memberships", "principal = 'ann'")
+        assert sorted(groups) == ["hr", "it"]
 
 
 async def test_who_is_in_no_listing_loses_the_groups_that_only_the_ledger_knows(bench: Bench) -> None:

@@ -255,16 +255,19 @@ def _in_doubt(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return [(k[2],) for k, r in rows if r["in_doubt_since"] is not None and r["swept_at"] > NEVER][:limit]
 
 
-@written_for("INSERT INTO connector_items (tenant, source, scope, external_id, version, fingerprint")
+@written_for("INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, fingerprint")
 def _save(text: str) -> Statement:
     names = _columns(text, "(tenant, source, scope, ")
     assert names[0] == "external_id"
     listed = {"unlisted_since": None} if "unlisted_since = NULL" in text else {}
 
     async def save(tx: Transaction, p: Any) -> int:
-        tenant, source, id_, *values = p
+        tenant, source, id_, *values, stamp, _ = p
         row = await tx.lock(ITEMS, tenant, source, id_) or NEW_ITEM
         after = changed(row, **dict(zip(names[1:], values, strict=True)), swept_at=tx.now(), **listed)
+        if (doubted := row["in_doubt_since"]) is not None and doubted > stamp:
+            known = [one for one in (row["version"], after["version"]) if one is not None]
+            after = changed(after, in_doubt_since=doubted, version=max(known, default=None))
         await tx.put(ITEMS, after, tenant, source, id_)
         return 1
 

@@ -57,7 +57,7 @@ async def _compared() -> None:
     rows: Any = _Suspended()
     rows.rows = rows
     reconcile = Reconcile(
-        rows, rows, rows, rows, between_pages=lambda: None, look_again=lambda _ids, _groups: None
+        rows, rows, rows, rows, rows, between_pages=lambda: None, look_again=lambda _ids, _groups: None
     )  # fmt: skip
     reconcile._tables = reconcile._rows = reconcile._remembered = rows
     await reconcile.run(frozenset())

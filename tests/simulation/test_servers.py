@@ -312,7 +312,7 @@ class _Runner:
         self.sweep = Sweep(*crawling, between_pages=nothing, unrevised=nothing, done=nothing)
         self.groups = Memberships(source, producer, twins.pool, self.rows.holder, clock, between_pages=nothing)
         self.reconcile = Reconcile(
-            twins.pool, self.state, publisher, clock, between_pages=nothing, look_again=nothing
+            twins.pool, self.state, publisher, self.groups, clock, between_pages=nothing, look_again=nothing
         )  # fmt: skip
 
 
