@@ -224,9 +224,11 @@ class World:
 
     def _identity(self) -> IdentityChanged:
         dice = self._dice
+        joinable = [tag for tag in self._tags if not tag.startswith("user:")]  # such a group is refused
         return IdentityChanged(
             tenant=dice.choice(self.tenants), source=dice.choice(self._sources), observed_at=self._now(),
-            principal=dice.choice(self._principals), groups=dice.sample(self._tags, dice.choice([0, 1, 2, 3])),
+            principal=dice.choice(self._principals),
+            groups=dice.sample(joinable, min(len(joinable), dice.choice([0, 1, 2, 3]))),
         )  # fmt: skip
 
     def _changes(self, count: int) -> list[Event]:
