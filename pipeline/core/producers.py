@@ -75,6 +75,14 @@ class Registry:
         if not is_allowed(self.producers[producer].allow, tenant, source):
             raise Unauthorised("not_allowed", f"{producer} may not publish for this tenant and source")
 
+    def authorise_key(self, producer: str, source: str, error: Exception) -> None:
+        """For a record that cannot be read. source: ``tenant/source``, or the tenant alone, as its key has it. Raises
+        Unauthorised from the error."""
+        tenant, slash, name = source.partition("/")
+        allow = self.producers[producer].allow
+        if not (is_allowed(allow, tenant, name) if slash else any(_of(pattern, tenant) for pattern in allow)):
+            raise Unauthorised("not_allowed", f"{producer} may not publish under this key: {error}") from error
+
     def authorise_tenant(self, producer: str, tenant: str) -> None:
         """For what concerns all sources of a tenant. Raises Unauthorised."""
         if not any(_parts(pattern)[1] == "*" for pattern in self.producers[producer].allow if _of(pattern, tenant)):

@@ -428,6 +428,10 @@ PLACES: tuple[Place, ...] = (
         "builds",
         free="generation origin replaces position filled filled_at created_at tokens ready_at",
     ),
+    Place(
+        "keyword_indexes",
+        free="keyword_index index_uuid shards changes change changed_at position compared_at",
+    ),
     Place("fence", free="only_row system_identifier timeline state accepted_at"),
     Place("producers", free="name allow valid_from valid_until created_at"),
     Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),

@@ -17,6 +17,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import structlog
 
 from pipeline.core.errors import Poison
+from pipeline.core.identity import source_of
 from pipeline.core.producers import CODES, Registry, Unauthorised
 from pipeline.ledger import producers
 from pipeline.settings import Producers
@@ -110,7 +111,11 @@ class Admission(Unchecked):
         def judged(record: Incoming, registry: Registry) -> T:
             now = datetime.now(UTC)
             producer = verified(registry, record, now)
-            message = read(record)
+            try:
+                message = read(record)
+            except Poison as error:  # its letter counts for the source in its key, which must not be another's
+                registry.authorise_key(producer, source_of(record.key).decode(errors="replace"), error)
+                raise
             if concerns_tenant(message):
                 registry.authorise_tenant(producer, scope(message).tenant)
             else:

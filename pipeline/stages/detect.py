@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from time import monotonic
@@ -108,7 +108,7 @@ class Detect:
         arrivals, valid = found.accepted, found.valid
         excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, now)]
         accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
-        accepted += await self._withdrawn([arrivals[n] for n in excess])
+        accepted += await self._withdrawn([arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted})
         if accepted:
             await self._accept(accepted)
         self._dead.passed(valid, stage=self.name)
@@ -121,9 +121,10 @@ class Detect:
             return False
         return not self._budget.admit(source_of(record.key), now)
 
-    async def _withdrawn(self, excess: Sequence[Arrival]) -> list[Arrival]:
-        """What upserts that will wait say of access, where readers of a known document lose it: that never waits. The
-        order of arrival does not matter, so the upsert itself may follow at any time."""
+    async def _withdrawn(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
+        """What upserts that will wait say of access, where somebody loses it: that never waits. The order of arrival
+        does not matter, so the upsert itself may follow at any time. accepted: documents with other events in the
+        batch, which may open what the upsert closes."""
         if not excess:
             return []
         with translated("ledger"):
@@ -133,10 +134,10 @@ class Detect:
         for arrival in excess:
             event, before = arrival.event, known.get(arrival.identity.id)
             assert isinstance(event, Upsert)
-            if before is None:
-                continue
-            after = replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
-            if withdrawal(before.state, after):
+            narrows = before is not None and withdrawal(
+                before.state, replace(before.state, acl_tags=event.acl_tags, required_tags=event.required_tags)
+            )
+            if narrows or arrival.identity.id in accepted:
                 access = Access(event.observed_at, event.acl_tags, event.required_tags)
                 narrower.append(Arrival(arrival.identity, access, AccessChanged.kind, "live"))
         return narrower

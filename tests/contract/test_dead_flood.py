@@ -171,3 +171,14 @@ async def test_an_edit_that_waits_withdraws_access_at_once(desk: Desk) -> None:
     assert await desk.space.query(
         "SELECT a.acl_tags, count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id GROUP BY 1"
     ) == [(["wiki/boss"], 20)]
+
+
+async def test_an_edit_that_waits_closes_at_once_what_another_event_of_its_batch_opens(desk: Desk) -> None:
+    stage = deferring(desk, 0.1)
+    wide = document("a.md", "Some text.", acl_tags=["everyone"])
+    narrow = document("a.md", "Other text.", acl_tags=["boss"])
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in map(encode, (wide, narrow))])
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 1
+    assert await desk.space.query("SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id") == [
+        (["wiki/boss"],)
+    ]
