@@ -18,7 +18,7 @@ OF_THE_CONTENT: frozenset[str] = frozenset(
 """The same bytes fail in the same way again: not read again until they change (a hostile file costs its limit once)."""
 
 OF_THE_MACHINE: frozenset[str] = frozenset({"unconfined"})
-"""Not the file's fault: it is read again, although it is unchanged."""
+"""Not the file's fault: it is read again, although it is unchanged, once the machine lacks nothing."""
 
 
 class Unreadable(Exception):

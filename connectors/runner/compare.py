@@ -109,16 +109,19 @@ def listed(row: Row, entry: Listed, seen: Seen) -> Decision:
     return Decision("access" if events else "unchanged", moved, events)
 
 
-def is_stale(row: Row | None, entry: Listed) -> bool:
-    """Whether a listed document has to be fetched: unknown, in doubt, deleted before, or another revision."""
+def is_stale(row: Row | None, entry: Listed, *, is_mended: bool = True) -> bool:
+    """Whether a listed document has to be fetched: unknown, in doubt, deleted before, or another revision. is_mended:
+    this machine lacks nothing now, so what one could not read for a fault of its own is tried again."""
     if row is None or row.is_in_doubt:
         return True
     if row.is_withdrawn:
         return row.is_published
     if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
         return True
-    if entry.revision is None:
-        return row.problem_code is not None  # nothing tells whether the reason still holds
+    if row.problem_code in OF_THE_MACHINE and is_mended:
+        return True
+    if entry.revision is None:  # else nothing tells whether the reason still holds
+        return row.problem_code is not None and row.problem_code not in OF_THE_MACHINE
     return clipped(entry.revision) != row.revision
 
 
@@ -138,8 +141,7 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
     """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
     row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
     row = replace(
-        row, problem_code=one_line(code)[:100], problem_message=one_line(message),
-        revision=None if code in OF_THE_MACHINE else clipped(entry.revision),
+        row, problem_code=one_line(code)[:100], problem_message=one_line(message), revision=clipped(entry.revision),
         content_at=seen.at, in_doubt_since=None,
     )  # fmt: skip
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))

@@ -195,7 +195,15 @@ def test_when_a_listed_document_has_to_be_fetched() -> None:
     assert not is_stale(after(unreadable), shown("1"))
     assert is_stale(after(unreadable), shown("2"))
     unconfined = Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1")
-    assert is_stale(after(unconfined), shown("1"))  # the machine's fault: it may have been mended
+    assert is_stale(after(unconfined), shown("1"), is_mended=True)
+
+
+def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep() -> None:
+    row = after(Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1"))
+    for revision, expected in (("1", False), ("2", True), (None, False)):
+        entry = Listed(external_id="d", acl_tags=["a"], revision=revision)
+        assert is_stale(row, entry, is_mended=False) is expected, revision
+        assert is_stale(row, entry, is_mended=True), "they are read once it can"
 
 
 def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]
