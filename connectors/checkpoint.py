@@ -42,6 +42,13 @@ class Item:
     in_doubt_since: datetime | None = None
     is_withdrawn: bool = False
     """An operator withdrew it: it is not published again."""
+    gone: bool = False
+    """Its delete was published."""
+
+    @property
+    def is_delete_due(self) -> bool:
+        """It is withdrawn, and its delete may not have been published."""
+        return self.is_withdrawn and (self.in_doubt_since is not None or not self.gone)
 
     def has_access(self, acl_tags: Sequence[str], required_tags: Sequence[str]) -> bool:
         """Whether exactly this access was published last; never known for a document in doubt."""
@@ -84,6 +91,7 @@ class Unwritten:
     external_id: str
     scope: str
     version: int | None
+    is_withdrawn: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +140,7 @@ class Checkpoint:
                         WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(ids)s)
                             AND scope <> %(scope)s AND NOT starts_with(%(scope)s, scope || '/')
                     )
-                    SELECT {_COLUMNS}, withdrawn_at IS NOT NULL AS is_withdrawn FROM connector_items
+                    SELECT {_COLUMNS}, gone, withdrawn_at IS NOT NULL AS is_withdrawn FROM connector_items
                     WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(ids)s)
                     """.encode(),
                     {"scope": scope, "tenant": tenant, "source": source, "ids": list(ids)},
@@ -156,7 +164,7 @@ class Checkpoint:
                     SELECT %s, %s, %s, * FROM unnest(%s::text[], %s::bigint[], %s::timestamptz[])
                     ON CONFLICT (tenant, source, external_id) DO UPDATE SET
                         version = greatest(mine.version, EXCLUDED.version), fingerprint = NULL, stat = NULL,
-                        in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)
+                        gone = false, in_doubt_since = greatest(mine.in_doubt_since, EXCLUDED.in_doubt_since)
                     """,
                     [
                         tenant,
@@ -207,13 +215,21 @@ class Checkpoint:
                 )
 
     async def remove(self, tenant: str, source: str, deleted: Sequence[tuple[str, datetime]]) -> None:
-        """Remove the rows of documents whose deletes are confirmed, unless they are in doubt since a later stamp."""
+        """Remove the rows of documents whose deletes are confirmed, unless they are in doubt since a later stamp. The
+        row of a withdrawn document stays, or its file would be published again."""
+        confirmed = (
+            "tenant = %s AND source = %s AND external_id = %s AND (in_doubt_since IS NULL OR in_doubt_since <= %s)"
+        )
         with translated("checkpoint"):
             async with self.pool.connection() as connection, connection.cursor() as cursor:
+                keys = [(tenant, source, external_id, observed_at) for external_id, observed_at in deleted]
                 await cursor.executemany(
-                    "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = %s"
-                    " AND (in_doubt_since IS NULL OR in_doubt_since <= %s)",
-                    [(tenant, source, external_id, observed_at) for external_id, observed_at in deleted],
+                    f"DELETE FROM connector_items WHERE withdrawn_at IS NULL AND {confirmed}".encode(), keys
+                )
+                await cursor.executemany(
+                    "UPDATE connector_items SET gone = true, in_doubt_since = NULL, content_at = %s"
+                    f" WHERE withdrawn_at IS NOT NULL AND {confirmed}".encode(),
+                    [(key[-1], *key) for key in keys],
                 )
 
     async def forget(self, tenant: str, source: str, ids: Sequence[str]) -> None:
@@ -228,7 +244,8 @@ class Checkpoint:
         """Published documents at or under a root."""
         found = await self._one(
             "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
-            " AND NOT gone AND (external_id = %s OR external_id >= %s AND external_id < %s)",
+            " AND (NOT gone OR in_doubt_since IS NOT NULL)"
+            " AND (external_id = %s OR external_id >= %s AND external_id < %s)",
             tenant, source, *_range(root),
         )  # fmt: skip
         assert isinstance(found, int)
@@ -237,7 +254,8 @@ class Checkpoint:
     async def unwritten(
         self, tenant: str, source: str, root: str, since: datetime
     ) -> AsyncIterator[Sequence[Unwritten]]:
-        """Rows at or under a root that nobody has written since then, page by page, by external id."""
+        """Rows at or under a root that nobody has written since then, page by page, by external id: not of documents
+        whose delete was published."""
         last = ""
         while True:
             with translated("checkpoint"):
@@ -246,7 +264,10 @@ class Checkpoint:
                     connection.cursor(row_factory=class_row(Unwritten)) as cursor,
                 ):
                     await cursor.execute(
-                        "SELECT external_id, scope, version FROM connector_items WHERE tenant = %s AND source = %s"
+                        "SELECT external_id, scope, CASE WHEN in_doubt_since IS NULL THEN version"
+                        " ELSE coalesce(version, 0) END AS version, withdrawn_at IS NOT NULL AS is_withdrawn"
+                        " FROM connector_items WHERE tenant = %s AND source = %s"
+                        " AND (NOT gone OR in_doubt_since IS NOT NULL)"
                         " AND (external_id = %s OR external_id >= %s AND external_id < %s) AND swept_at < %s"
                         " AND external_id > %s ORDER BY external_id LIMIT %s",
                         [tenant, source, *_range(root), since, last, PAGE],

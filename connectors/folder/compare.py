@@ -85,8 +85,7 @@ class Comparison:
             for accepted, root in mine:
                 row = rows.get(accepted.external_id)
                 differs = difference(row, accepted, self._holder.source) is not None
-                is_left_alone = accepted.has_letter or (row is not None and row.is_withdrawn)
-                if differs and not is_left_alone and len(found) < MOST_NOTED:
+                if differs and not accepted.has_letter and len(found) < MOST_NOTED:
                     found[accepted.external_id] = _Difference(root, accepted.version, _of(row), now)
             after = str(page[-1][0])
 

@@ -89,6 +89,8 @@ class Sweep:
         for candidate in batch:
             item = known.get(candidate.path)
             if item is not None and item.is_withdrawn:
+                if item.is_delete_due:
+                    await self._delete([(item.external_id, item.version or 0)], self.clock.stamp())
                 self.on_done(0, 1)
             elif item is None or item.in_doubt_since is not None or item.stat != describe(candidate.stat):
                 to_read.append((candidate, item or Item(candidate.path)))
@@ -189,7 +191,9 @@ class Sweep:
         tenant, source = self.options.tenant, self.options.source
         observed_at = self.clock.stamp()
         unlisted = await self._unlisted(started)
-        gone = await asyncio.to_thread(lambda: [row for row in unlisted if _is_gone(row, walk)])
+        await self._delete([(row.external_id, row.version or 0) for row in unlisted if row.is_withdrawn], observed_at)
+        kept = [row for row in unlisted if not row.is_withdrawn]
+        gone = await asyncio.to_thread(lambda: [row for row in kept if _is_gone(row, walk)])
         if not gone:
             return
         known = await self.checkpoint.count(tenant, source, self.root)
@@ -208,10 +212,15 @@ class Sweep:
         await self.checkpoint.remove(
             tenant, source, [(row.external_id, observed_at) for row in gone if row.version is None]
         )
-        for external_id, version in published:
+        await self._delete(published, observed_at)
+
+    async def _delete(self, documents: Sequence[tuple[str, int]], observed_at: datetime) -> None:
+        """documents: (external id, version)."""
+        for external_id, version in documents:
             event = DocumentDeleted(
-                tenant=tenant, source=source, external_id=external_id, observed_at=observed_at, version=version
-            )
+                tenant=self.options.tenant, source=self.options.source, external_id=external_id,
+                observed_at=observed_at, version=version,
+            )  # fmt: skip
             await self._publish("deleted", event, version, None, self._lane(first=False))
 
     async def _unlisted(self, started: datetime) -> list[Unwritten]:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from connectors.checkpoint import Checkpoint
+from connectors.folder.sweep import MASS_COUNT
+from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State
 from tests.folded import fold_all
@@ -80,3 +82,44 @@ async def test_a_file_that_was_deleted_and_restored_is_there(desk: Desk, monkeyp
 async def test_an_edit_that_was_undone_is_undone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     state = await published(desk, monkeypatch, write("before"), write("after"), write("before"))
     assert b"before" in (state.content_hash or b"")
+
+
+async def test_a_withdrawal_that_died_before_it_sent_anything_is_deleted_by_the_next_scan(desk: Desk) -> None:
+    """Whether the file is still there or not, and although much is gone at once."""
+    there, gone = desk.write("there.md"), desk.write("gone.md")
+    await desk.scan()
+    desk.recorder.take()
+    with pytest.raises(AssertionError):
+        await Withdrawal(desk.checkpoint.pool, None, desk.tenant, "folder").documents([str(there), str(gone)])
+    gone.unlink()
+    await desk.scan()
+    assert desk.names(desk.recorder.take()) == [("deleted", "gone.md"), ("deleted", "there.md")]
+    await desk.scan()
+    assert desk.recorder.take() == []
+
+
+async def test_a_withdrawn_file_that_was_away_for_one_scan_stays_withdrawn(desk: Desk) -> None:
+    desk.write("kept.md")
+    path = desk.write("a.md")
+    await desk.scan()
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+    desk.recorder.take()
+    path.unlink()
+    await desk.scan()
+    desk.write("a.md", "back again")
+    await desk.scan()
+    assert desk.recorder.take() == []
+
+
+async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Desk) -> None:
+    """The guard against deleting much at once asks how many of the published documents are gone."""
+    withdrawn = [desk.write(f"withdrawn{n}.md") for n in range(MASS_COUNT)]
+    other = desk.write("other.md")
+    desk.write("kept.md")
+    await desk.scan()
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(p) for p in withdrawn])
+    desk.recorder.take()
+    for path in [*withdrawn, other]:
+        path.unlink()
+    report = await desk.scan()
+    assert (report.problems, desk.names(desk.recorder.take())) == ([], [("deleted", "other.md")])

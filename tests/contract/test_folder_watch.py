@@ -14,6 +14,7 @@ from connectors.clock import Clock
 from connectors.folder.compare import Comparison
 from connectors.folder.watch import Hints
 from connectors.protocol import ScanReport
+from connectors.withdraw import Withdrawal
 from pipeline.core.identity import document_id
 from tests.folder_kit import Desk, codes
 
@@ -184,3 +185,18 @@ async def test_what_may_be_on_its_way_is_not_published_again(desk: Desk) -> None
         async with watching(desk, scan_interval_seconds=1):
             await until(lambda: scans >= 4)
     assert desk.names(desk.recorder.take()) == [("upserted", "a.txt")]
+
+
+async def test_a_withdrawn_file_that_the_ledger_has_still_is_deleted_again(desk: Desk) -> None:
+    """Its delete was overtaken by a scan that had read the file before."""
+    path = desk.write("a.txt")
+    async with watching(desk, scan_interval_seconds=1):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+        [upserted, _] = desk.recorder.take()
+        await accepted(desk, path, upserted.version)
+        async with asyncio.timeout(60):
+            while not desk.recorder.sent:
+                await everything_is_handled(desk)
+                await asyncio.sleep(0.2)
+        assert desk.names(desk.recorder.take()) == [("deleted", "a.txt")]
