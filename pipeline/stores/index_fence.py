@@ -58,7 +58,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Elasticsearch says of it now. A shard that has no primary at the moment is absent."""
+    """What Elasticsearch says of it now. A shard whose primary has not started is absent: nothing is known of it."""
 
     uuid: str
     shards: Mapping[int, Shard]
@@ -78,14 +78,19 @@ def change(known: Known, now: Seen) -> Change | None:
     return None
 
 
+_STARTED = ("STARTED", "RELOCATING")
+"""While a primary starts it replays its translog: its highest operation may be below what it has kept. One that is
+being moved serves until it has been."""
+
+
 async def look(es: AsyncElasticsearch, index: str) -> Seen:
     """One request, which needs the index privilege ``monitor``. The caller translates errors. Raises Retryable when
     none of its shards is there, Misconfigured when the name is an alias of several indexes."""
     answer = await es.indices.stats(
         index=index, metric="docs", level="shards",
         filter_path=[
-            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.seq_no",
-            "indices.*.shards.*.commit.user_data.history_uuid",
+            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.routing.state",
+            "indices.*.shards.*.seq_no", "indices.*.shards.*.commit.user_data.history_uuid",
         ],
     )  # fmt: skip
     if not answer.body:
@@ -97,8 +102,10 @@ async def look(es: AsyncElasticsearch, index: str) -> Seen:
         int(number): copy
         for number, copies in told.get("shards", {}).items()
         for copy in copies
-        if copy["routing"]["primary"] and "seq_no" in copy and "commit" in copy
+        if copy["routing"]["primary"] and copy["routing"]["state"] in _STARTED and "seq_no" in copy and "commit" in copy
     }
+    if not primaries:
+        raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
     return Seen(
         told["uuid"],
         {n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from datetime import datetime
+from types import SimpleNamespace
+from typing import Any, cast
+from unittest.mock import AsyncMock
 from uuid import UUID
 
 import pytest
+from elastic_transport import ObjectApiResponse
+from elasticsearch import AsyncElasticsearch
 
-from pipeline.stores.index_fence import Change, Known, Seen, Shard, change
+from pipeline.core.errors import Retryable
+from pipeline.stores.index_fence import Change, Known, Seen, Shard, change, look
 
 KNOWN = Known("chunks-g1", "uuid", {0: Shard("a", 10), 1: Shard("b", 20)})
 
@@ -53,3 +59,25 @@ def test_operations_that_were_not_in_every_copy_may_be_lost_in_a_failover() -> N
 def test_status_says_how_much_was_compared(position: UUID | None, compared: bool, share: str) -> None:
     known = Known("chunks-g1", "uuid", {}, 1, "recreated", datetime(2026, 11, 20, 8, 0), position, compared)
     assert str(known) == f"chunks-g1 changed (recreated, 2026-11-20 08:00 UTC), {share} compared"
+
+
+def _stats(*copies: tuple[bool, str, int]) -> AsyncElasticsearch:
+    """copies: of shard 0, whether it is a primary, its state, and its highest operation."""
+    told = [
+        {
+            "routing": {"primary": primary, "state": state},
+            "seq_no": {"max_seq_no": last, "global_checkpoint": last},
+            "commit": {"user_data": {"history_uuid": "a"}},
+        }
+        for primary, state, last in copies
+    ]
+    body = {"indices": {"chunks-g1": {"uuid": "uuid", "shards": {"0": told}}}}
+    es: Any = SimpleNamespace(indices=SimpleNamespace(stats=AsyncMock(return_value=ObjectApiResponse(body, None))))  # type: ignore[arg-type]
+    return cast(AsyncElasticsearch, es)
+
+
+async def test_a_primary_that_still_replays_its_operations_says_nothing() -> None:
+    with pytest.raises(Retryable, match="have not started"):
+        await look(_stats((True, "INITIALIZING", 3)), "chunks-g1")
+    moving = await look(_stats((True, "RELOCATING", 10), (True, "INITIALIZING", 3)), "chunks-g1")
+    assert moving == Seen("uuid", {0: Shard("a", 10)}, {0: 10})
