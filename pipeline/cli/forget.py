@@ -48,10 +48,12 @@ def forget_document(
     """
 
     async def run(work: Work) -> Receipt | None:
-        _, of_source, external_id = await the_document(work.pool, tenant, name, source)
+        id_, of_source, external_id, erased = await the_document(work.pool, tenant, name, source)
+        if erased:
+            return await work.receipt("document", name, already_erased=True)
         if not agreed(f"Erase {of_source}/{external_id}?", yes=yes, quiet=json_output):
             return None
-        await work.documents(tenant, of_source, [external_id])
+        await work.document(tenant, of_source, id_, external_id)
         return await work.receipt("document", name)
 
     _run(run, wait, json_output)
@@ -160,6 +162,8 @@ def _run(run: Callable[[Work], Awaitable[Receipt | None]], wait: float, json_out
     if json_output:
         print_json({"done": False} if receipt is None else receipt.json())
     elif receipt is not None:
+        if receipt.already_erased:
+            stdout.print("already erased", markup=False)
         for where, count in sorted(receipt.erased.items()):
             stdout.print(f"  erased   {count:>8}  {where}", markup=False)
         for one in receipt.remains:
@@ -179,11 +183,12 @@ class Receipt:
     """Rows, entries or messages, by where they stood."""
     remains: list[dict[str, Any]]
     """where, until (RFC 3339; None: see why), why."""
+    already_erased: bool = False
 
     def json(self) -> dict[str, Any]:
         return {
             "done": True, "forgot": self.forgot, "name": self.name, "at": self.at.isoformat(), "erased": self.erased,
-            "remains": self.remains,
+            "remains": self.remains, **({"already_erased": True} if self.already_erased else {}),
         }  # fmt: skip
 
 
@@ -199,18 +204,15 @@ class Work:
     left_entries: int = 0
     """In Elasticsearch, although the ledger wants none of them."""
 
-    async def documents(self, tenant: str, source: str, names: Sequence[str]) -> None:
-        """These of one source, that nobody is about to publish again."""
-        from pipeline.core.identity import document_id
-
-        ids = [document_id(tenant, source, name) for name in names]
-        chunks = await self._judged(tenant, ids)
-        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents(names)
+    async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
+        """One that nobody is about to publish again."""
+        chunks = await self._judged(tenant, [id_])
+        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
         await self._until(
-            "SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND d.deleted_floor >= %(stamp)s"
-            f" AND {_SETTLED}", "the document's deletion", ids=ids, stamp=stamp, wanted=len(ids),
+            "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"
+            f" AND {_SETTLED})", "the document's deletion", id=id_, stamp=stamp,
         )  # fmt: skip
-        await self._erase_documents(tenant, source, ids, names, chunks)
+        await self._erase_documents(tenant, source, [id_], [name], chunks)
 
     async def source(self, tenant: str, name: str) -> None:
         one = withdrawal(self.pool, self.producer, tenant, name)
@@ -279,7 +281,7 @@ class Work:
         named += " tag WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)"
         await self._access_sets(tenant, named, tag=f"user:{name}")
 
-    async def receipt(self, forgot: str, name: str) -> Receipt:
+    async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
         from pipeline.kafka import security
         from topics.admin import retention_ms
         from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
@@ -320,7 +322,7 @@ class Work:
         if self.erased["postgres uploads"]:
             why = "the files, until the connectors' worker next looks for what nothing needs"
             remains.append(_left("the connectors' folder", None, why))
-        return Receipt(forgot, name, now, dict(self.erased), remains)
+        return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
 
     # Steps
 

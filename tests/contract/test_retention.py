@@ -133,6 +133,13 @@ async def test_review_answers_feedback_lost_people_old_texts_and_dead_letters_go
     assert await counts(library, tenant) == dict.fromkeys(PLANTED, left)
 
 
+async def test_a_role_that_may_erase_by_age_cannot_erase_what_is_of_today(library: Library, tenant: str) -> None:
+    for kind in ("memberships", "connector_items", "answer_reviews", "answer_feedback", "eval_queries"):
+        await plant(library, PLANTED[kind], tenant, 0)
+        assert await library.execute("SELECT FROM erase_by_age(%s, %s, 500)", kind, -9e3) == []
+    assert sum((await counts(library, tenant)).values()) == 5
+
+
 async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, tenant: str) -> None:
     await library.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ann', '{staff}', '-infinity')", tenant)
     await library.execute(

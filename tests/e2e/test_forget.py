@@ -228,6 +228,8 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(wo
     assert {"Kafka documents.live.v1", "Kafka dead-letters.v1", "backups of Postgres"} <= {
         one["where"] for one in told["remains"] if one["until"]
     }
+    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    assert (code, told["already_erased"], told["erased"].get("postgres documents")) == (0, True, None)
     code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
     assert code == 0
     assert told["erased"]["postgres memberships"] == 1

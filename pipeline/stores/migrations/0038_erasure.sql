@@ -24,7 +24,7 @@ CREATE INDEX connector_asks_age ON connector_asks (done_at) WHERE done_at IS NOT
 CREATE FUNCTION erase_by_age(kind text, days double precision, most integer) RETURNS SETOF integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
-    before timestamptz := clock_timestamp() - make_interval(secs => days * 86400);
+    before timestamptz := clock_timestamp() - make_interval(secs => greatest(days, 1) * 86400);  -- never all
 BEGIN
     CASE kind
         WHEN 'memberships' THEN RETURN QUERY  -- and what their connector remembers of them
