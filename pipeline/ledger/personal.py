@@ -197,12 +197,7 @@ PLACES: tuple[Place, ...] = (
             " AND external_id = %(person)s",
         },
         of_person="tenant = %(tenant)s AND stage = 'identities' AND external_id = %(person)s",
-        age=Age(
-            "dead_letters_days",
-            f"WITH old AS (SELECT id FROM dead_letters WHERE {_aged('at')} ORDER BY at, id LIMIT %(most)s),"
-            " trail AS (DELETE FROM dead_letter_trail t USING old WHERE t.letter_id = old.id)"
-            " DELETE FROM dead_letters l USING old WHERE l.id = old.id",
-        ),
+        age=Age("dead_letters_days", _by_owner("dead_letters")),
     ),
     Place(
         "memberships",
