@@ -110,6 +110,20 @@ async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None
     assert kinds(await bench.take()) == [("document.deleted", "page")]
 
 
+async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_withdrawn_too(bench: Bench) -> None:
+    """As after a delete that was refused, or a ledger from a backup."""
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (gen_random_uuid(), %s, 'wiki', 'page', 7, now())", bench.tenant,
+    )  # fmt: skip
+    await bench.query(
+        "INSERT INTO connector_items (tenant, source, external_id, scope, version, gone, content_at)"
+        " VALUES (%s, 'wiki', 'page', '', 7, true, now())", bench.tenant,
+    )  # fmt: skip
+    assert await Withdrawal(bench.pool, bench.producer, bench.tenant, "wiki").whole() == Extent(1, 0)
+    assert kinds(await bench.take()) == [("document.deleted", "page")]
+
+
 async def test_a_repeated_command_never_means_another_document(bench: Bench) -> None:
     """Of a name that ends like it, of a title, or of a source that is called like its folder."""
     tenant = bench.tenant
