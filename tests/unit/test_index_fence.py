@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock
@@ -12,8 +14,11 @@ import pytest
 from elastic_transport import ObjectApiResponse
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.core.errors import Retryable
-from pipeline.stores.index_fence import Change, Known, Seen, Shard, change, look
+from pipeline.core.errors import IndexFenced, Retryable
+from pipeline.stores.index_fence import Change, Known, Seen, Shard, change, further, look, require, require_all
+from query import offers
+from query.offers import Stores, Timeouts
+from query.vectors import Tuning
 
 KNOWN = Known("chunks-g1", "uuid", {0: Shard("a", 10), 1: Shard("b", 20)})
 
@@ -81,3 +86,45 @@ async def test_a_primary_that_still_replays_its_operations_says_nothing() -> Non
         await look(_stats((True, "INITIALIZING", 3)), "chunks-g1")
     moving = await look(_stats((True, "RELOCATING", 10), (True, "INITIALIZING", 3)), "chunks-g1")
     assert moving == Seen("uuid", {0: Shard("a", 10)}, {0: 10})
+
+
+def test_the_highest_checkpoint_of_a_history_is_remembered() -> None:
+    now = Seen("uuid", {0: Shard("a", 7), 1: Shard("c", 3)}, {0: 12, 1: 5})
+    assert further(KNOWN, now) == {0: Shard("a", 10), 1: Shard("c", 3)}
+    assert further(KNOWN, seen(s0=("a", 30))) == {0: Shard("a", 30), 1: Shard("b", 20)}
+    assert further(KNOWN, seen(s0=("a", 4)))[0] == Shard("a", 4), "it was set back: its numbers go on from there"
+
+
+async def test_of_a_shard_that_is_away_nothing_is_known() -> None:
+    with pytest.raises(Retryable):
+        require_all(KNOWN, seen(s0=("a", 11)))
+    require_all(KNOWN, seen(s0=("a", 11), s1=("b", 20)))
+    with pytest.raises(Retryable, match="some of its shards"):
+        await require(KNOWN, _stats((True, "STARTED", 10)))
+
+
+async def test_questions_share_a_look_and_outlast_one_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = SimpleNamespace(options=lambda **_: None)
+    generation: Any = SimpleNamespace(keyword_index="chunks-g1")
+    stores = Stores(nothing, nothing, Timeouts(), Tuning())
+    looks: list[str] = []
+    outcomes: list[Exception | None] = [None, Retryable("busy"), IndexFenced(), Retryable("busy")]
+
+    async def look(index: str) -> None:
+        looks.append(index)
+        await asyncio.sleep(0)
+        if (outcome := outcomes.pop(0)) is not None:
+            if isinstance(outcome, IndexFenced):
+                del stores._looked[index]
+            raise outcome
+        stores._looked[index] = monotonic()
+
+    monkeypatch.setattr(stores, "_look", look)
+    monkeypatch.setattr(offers, "INDEX_LOOK_SECONDS", 0.0)
+    await asyncio.gather(*(stores.require_index(generation) for _ in range(5)))
+    assert len(looks) == 1
+    await stores.require_index(generation)
+    for expected in (IndexFenced, Retryable):
+        with pytest.raises(expected):
+            await stores.require_index(generation)
+    assert len(looks) == 4
