@@ -154,6 +154,8 @@ async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, te
 
 
 async def test_much_is_erased_in_small_batches_one_after_another(library: Library, tenant: str) -> None:
+    while await one_turn(library):  # what other tests left behind
+        pass
     for _ in range(5):
         await plant(library, PLANTED["answer_reviews"], tenant, 40)
     assert await one_turn(library, most=3), "there may be more"
