@@ -79,7 +79,11 @@ async def run(name: str, settings: Settings) -> None:
         ending = [*(c.crashed() for c in consuming), *kind.beside(consuming)]
         gc.freeze()  # modules stay: looking through them again and again took 3 % of a first load's processor time
         log.info("worker_started", worker=name)
-        await _until_stopped(stop, ending)
+        try:
+            await _until_stopped(stop, ending)
+        except BaseException:
+            told_to_stop()  # what is stopped after a crash may wait for Kafka as well
+            raise
         log.info("worker_draining", worker=name)
         await asyncio.gather(*(c.drain() for c in consuming))
     deadline.cancel()
