@@ -330,16 +330,21 @@ class LogGuard:
         """Become the owner of their marks, and read those of partitions that are not judged yet."""
         if not states:
             return
+        await self._require_member()  # asked before: one that Kafka does not know takes no marks from their owner
         with translated("kafka marks"):
             async with self._pool.connection() as connection:
                 claimed = await kafka_marks.claim(connection, self._group, states)
-        if not await self._rewinds.is_member():  # asked after the claim: whoever has them next claims them later
-            raise Retryable("the group does not have this worker as a member now", service="kafka")
+        await self._require_member()  # and after the claim: whoever has them next claims them later
         for place, state in states.items():
             state.owner, mark = claimed[place]
             if mark is not None and not state.judged:
                 state.log_id, state.ladder = mark.log_id, tuple(mark.witnesses)
                 state.handled = mark.witnesses[-1] if mark.witnesses else None
+
+    async def _require_member(self) -> None:
+        """Raises Retryable."""
+        if not await self._rewinds.is_member():
+            raise Retryable("the group does not have this worker as a member now", service="kafka")
 
     async def _save(self, marks: Mapping[Place, Mark], states: Mapping[Place, _Partition]) -> set[Place]:
         """Returns those that were stored: of the others somebody else is the owner, or was for a moment."""

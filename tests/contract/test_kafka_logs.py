@@ -345,11 +345,13 @@ async def test_a_worker_whose_marks_another_one_claimed_stores_none_until_it_has
         monkeypatch.setattr(Consumption, "is_member", slow)
         async with open_pool(world.space.settings.postgres) as pool, pool.connection() as connection:
             await kafka_marks.claim(connection, group, [(world.full_name, 0)])  # as a paused worker may do it
+        owner = await world.space.query("SELECT owner FROM kafka_marks")
         more = await world.send("two", 20)
         await until(lambda: more <= set(stage.handled))
         async with asyncio.timeout(PATIENCE_SECONDS):
             await asked.wait()
         assert await world.committed() == 20
+        assert await world.space.query("SELECT owner FROM kafka_marks") == owner, "it takes nothing from the other one"
         answers.set()
         await world.until_committed()
 
