@@ -143,12 +143,13 @@ class Rows:
                         fingerprint = EXCLUDED.fingerprint, revision = EXCLUDED.revision,
                         acl_tags = EXCLUDED.acl_tags, required_tags = EXCLUDED.required_tags,
                         problem_code = EXCLUDED.problem_code, problem_message = EXCLUDED.problem_message,
-                        content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at, gone = EXCLUDED.gone,
+                        content_at = EXCLUDED.content_at, access_at = EXCLUDED.access_at,
+                        gone = CASE WHEN mine.in_doubt_since > %s THEN false ELSE EXCLUDED.gone END,
                         in_doubt_since = CASE WHEN mine.in_doubt_since > %s THEN mine.in_doubt_since
                             ELSE EXCLUDED.in_doubt_since END,
                         swept_at = EXCLUDED.swept_at, unlisted_since = NULL
                     """,
-                    [(*self._me, *_values(row), stamp, stamp) for row in rows],
+                    [(*self._me, *_values(row), stamp, stamp, stamp) for row in rows],
                 )
                 await keep_stamp(connection, *self._me, stamp)
                 if full is not None or changes is not None:

@@ -263,3 +263,14 @@ async def test_after_a_restore_what_the_source_no_longer_has_does_not_stay_alive
     states = await settled(bench)
     assert "lost" in states, "no delete was published"
     assert not states["lost"].alive
+
+
+async def test_a_delete_that_is_saved_after_its_document_was_put_in_doubt_is_not_certain(bench: Bench) -> None:
+    await _taken_over(bench)
+    rows = Rows(bench.pool, Holder(bench.tenant, bench.name, 2))
+    clock = Clock(await rows.now())
+    stamp, later = clock.stamp(), clock.stamp()
+    await rows.intend([Row(external_id="d", version=1)], later)
+    await rows.save([Row(external_id="d", version=1, gone=True)], stamp)
+    [row] = (await rows.find(["d"])).values()
+    assert (row.gone, row.in_doubt_since) == (False, later)

@@ -262,12 +262,12 @@ def _save(text: str) -> Statement:
     listed = {"unlisted_since": None} if "unlisted_since = NULL" in text else {}
 
     async def save(tx: Transaction, p: Any) -> int:
-        tenant, source, id_, *values, stamp, _ = p
+        tenant, source, id_, *values, stamp, _, _ = p
         row = await tx.lock(ITEMS, tenant, source, id_) or NEW_ITEM
         after = changed(row, **dict(zip(names[1:], values, strict=True)), swept_at=tx.now(), **listed)
         if (doubted := row["in_doubt_since"]) is not None and doubted > stamp:
             known = [one for one in (row["version"], after["version"]) if one is not None]
-            after = changed(after, in_doubt_since=doubted, version=max(known, default=None))
+            after = changed(after, in_doubt_since=doubted, gone=False, version=max(known, default=None))
         await tx.put(ITEMS, after, tenant, source, id_)
         return 1
 
