@@ -138,7 +138,7 @@ class Checkpoint:
                     WITH taken_over AS (
                         UPDATE connector_items SET scope = %(scope)s
                         WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(ids)s)
-                            AND scope <> %(scope)s AND NOT starts_with(%(scope)s, scope || '/')
+                            AND scope <> %(scope)s AND (scope = '' OR NOT starts_with(%(scope)s, scope || '/'))
                     )
                     SELECT {_COLUMNS}, gone, withdrawn_at IS NOT NULL AS is_withdrawn FROM connector_items
                     WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(ids)s)

@@ -105,7 +105,8 @@ class Comparison:
             after = page[-1].external_id
 
     def _root(self, external_id: str) -> str | None:
-        return next((root for root in self._roots if is_within(external_id, root)), None)
+        """The one that answers for it: the innermost."""
+        return max((root for root in self._roots if is_within(external_id, root)), key=len, default=None)
 
 
 def _may_mark(one: _Difference, now: datetime) -> bool:

@@ -70,7 +70,7 @@ class FolderConnector:
                 wait = self._options.scan_interval_seconds
                 try:
                     report = await self.scan() if targets is None else await self._sweep(targets, None)
-                    if targets is None and self._clock is not None and await comparison.run(self._clock):
+                    if targets is None and await self._differs(comparison, report):
                         hints.lose()
                         wait = 0
                 except Retryable as error:
@@ -84,6 +84,16 @@ class FolderConnector:
                 if report.published or report.problems:
                     on_report(report)
                 targets = await hints.next(stop, wait)
+
+    async def _differs(self, comparison: Comparison, report: ScanReport) -> bool:
+        """After a scan of all roots: whether the next one has something to publish or delete. What the scan reports
+        stays, also when nothing could be compared."""
+        assert self._clock is not None
+        try:
+            return await comparison.run(self._clock) > 0
+        except Retryable as error:
+            report.problems.append(Problem(self._roots[0], "unavailable", f"not compared with the ledger: {error}"))
+            return False
 
     async def _sweep(
         self, targets: Sequence[tuple[str, str]], on_progress: Callable[[Progress], None] | None

@@ -123,3 +123,12 @@ async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Des
         path.unlink()
     report = await desk.scan()
     assert (report.problems, desk.names(desk.recorder.take())) == ([], [("deleted", "other.md")])
+
+
+async def test_a_root_answers_for_a_file_that_was_withdrawn_before_it_was_listed(desk: Desk) -> None:
+    path = desk.write("a.md")
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+    await desk.scan()
+    async with desk.checkpoint.pool.connection() as connection:
+        rows = await connection.execute("SELECT scope FROM connector_items WHERE tenant = %s", [desk.tenant])
+        assert await rows.fetchall() == [(str(desk.root),)]

@@ -15,6 +15,7 @@ from connectors.folder.compare import Comparison
 from connectors.folder.watch import Hints
 from connectors.protocol import ScanReport
 from connectors.withdraw import Withdrawal
+from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from tests.folder_kit import Desk, codes
 
@@ -200,3 +201,23 @@ async def test_a_withdrawn_file_that_the_ledger_has_still_is_deleted_again(desk:
                 await everything_is_handled(desk)
                 await asyncio.sleep(0.2)
         assert desk.names(desk.recorder.take()) == [("deleted", "a.txt")]
+
+
+async def test_a_scan_is_reported_although_nothing_could_be_compared(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> int:
+        raise Retryable("no connection became free in time", service="postgres")
+
+    monkeypatch.setattr(Comparison, "run", away)
+    desk.write("a.txt")
+    async with watching(desk) as reports:
+        await until(lambda: bool(reports))
+        assert (len(reports[0].published), codes(reports[0].problems)) == (1, ["unavailable"])
+
+
+async def test_of_two_roots_the_inner_one_answers_for_its_files(desk: Desk) -> None:
+    """One that a listing of the outer one passes over."""
+    outer, inner = str(desk.root), f"{desk.root}/.kept"
+    comparison = Comparison(desk.checkpoint, [outer, inner], tenant=desk.tenant, source="folder")
+    assert [comparison._root(f"{folder}/a.md") for folder in (inner, outer, "/elsewhere")] == [inner, outer, None]
