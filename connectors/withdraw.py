@@ -68,6 +68,7 @@ class Withdrawal:
     async def whole(self) -> Extent:
         """Everything that the source has published. ``remove`` comes first."""
         clock = await self._clock()
+        begun = clock.stamp()
         documents = 0
         after = ""
         while page := await self._all(
@@ -77,13 +78,14 @@ class Withdrawal:
         ):
             after = page[-1][0]
             documents += await self._delete(page, clock)
-        last = UUID(int=0)
+        last = UUID(int=0)  # a row that was gone before is no reason to believe that the ledger has heard so
         while page := await self._all(
             "SELECT l.id, l.external_id, l.version, i.external_id IS NOT NULL"
             " FROM ledger_documents(%(tenant)s, %(source)s, %(last)s, %(page)s) l LEFT JOIN connector_items i"
             " ON i.tenant = %(tenant)s AND i.source = %(source)s AND i.external_id = l.external_id AND i.gone"
-            " ORDER BY l.id",
+            " AND i.content_at >= %(begun)s ORDER BY l.id",
             last=last,
+            begun=begun,
         ):
             last = page[-1][0]
             documents += await self._delete(

@@ -40,6 +40,8 @@ SCANS_KEPT, SCAN_KEPT_SECONDS = 1_000, 5.0
 """How neighbours are best looked for changes with the table's size and its graph, not from one question to the next."""
 INDEX_LOOK_SECONDS = 10.0
 """A keyword index is searched when it was seen to be the one that the ledger filled at most so long ago."""
+INDEX_KEPT_SECONDS = 60.0
+"""So long it is searched when looking at it fails: a server that is too busy to be looked at is not a changed index."""
 MOST_CANDIDATES = 1000
 """Of one round, when much of what Elasticsearch offers is withheld."""
 
@@ -134,6 +136,8 @@ class Stores:
         self._on_index_fence = on_index_fence
         self._looked: dict[str, float] = {}
         """Keyword index → when it was last seen to be the one that the ledger filled, on time.monotonic()."""
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        """Keyword index → the look that is under way, which all questions share."""
         self._es = es.options(request_timeout=timeouts.keywords)  # once: it copies the client
         self.timeouts = timeouts
         self._tuning = tuning
@@ -241,11 +245,38 @@ class Stores:
         return offer
 
     async def require_index(self, generation: Generation) -> None:
-        """Raises IndexFenced while the keyword index is not the one that the ledger filled; Retryable, Misconfigured
-        when that cannot be found out."""
+        """Raises IndexFenced while the keyword index is not the one that the ledger filled; Misconfigured, or Retryable
+        for longer than INDEX_KEPT_SECONDS, when that cannot be found out."""
         index = generation.keyword_index
-        if monotonic() - self._looked.get(index, float("-inf")) < INDEX_LOOK_SECONDS:
+        if self._looked_within(INDEX_LOOK_SECONDS, index):
             return
+        if (looking := self._looking.get(index)) is None:
+            looking = self._looking[index] = asyncio.create_task(self._look(index))
+            looking.add_done_callback(lambda done: self._looked_at(index, done))
+        kept = self._looked_within(INDEX_KEPT_SECONDS, index)
+        # Who is cancelled leaves the look to the others. Where there is something to go by, half of the time is left
+        # for the search.
+        await asyncio.wait({looking}, timeout=self.timeouts.keywords / 2 if kept else None)
+        if not looking.done():
+            return
+        try:
+            looking.result()
+        except IndexFenced:
+            raise
+        except Retryable:
+            if not self._looked_within(INDEX_KEPT_SECONDS, index):
+                raise
+
+    def _looked_at(self, index: str, looking: asyncio.Task[None]) -> None:
+        del self._looking[index]
+        if not looking.cancelled():
+            looking.exception()  # seen, even if everybody who asked has gone
+
+    def _looked_within(self, seconds: float, index: str) -> bool:
+        return monotonic() - self._looked.get(index, float("-inf")) < seconds
+
+    async def _look(self, index: str) -> None:
+        """Raises as ``require_index``."""
         began = monotonic()
         async with self.connection(self.timeouts.ledger, "search") as connection:
             known = await index_fence.load(connection, index)
@@ -254,6 +285,7 @@ class Stores:
                 with es_translated(f"search {index}"):
                     await index_fence.require(known, self._es)
         except IndexFenced:
+            self._looked.pop(index, None)
             self._on_index_fence(True)
             raise
         self._on_index_fence(False)

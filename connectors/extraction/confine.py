@@ -26,11 +26,17 @@ _FORBIDDEN = (
 )  # fmt: skip
 """Audit events of CPython (docs.python.org, "Audit events table")."""
 _OF_THE_SYSTEM = (
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/etc/alternatives", "/etc/fonts", "/etc/ld.so.cache",
-    "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo", "/sys/devices/system/cpu", "/dev/urandom", "/dev/zero",
-    "/var/cache/fontconfig",
+    "/usr/bin", "/usr/sbin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/local/bin", "/usr/local/lib",
+    "/usr/local/lib64", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/alternatives", "/etc/fonts",
+    "/etc/ghostscript", "/etc/ld.so.cache", "/etc/localtime", "/proc/cpuinfo", "/proc/meminfo",
+    "/sys/devices/system/cpu", "/dev/urandom", "/dev/zero", "/var/cache/fontconfig", "/var/lib/ghostscript",
 )  # fmt: skip
-"""What programs that recognise text run and read. Neither ``/etc`` nor ``/home`` as a whole: secrets lie there."""
+"""What programs that recognise text run and read. Neither ``/etc``, ``/home`` nor ``/opt`` as a whole: secrets lie
+there."""
+_SHARED = (Path("/usr/share"), Path("/usr/local/share"))
+_DATA = ("tessdata*", "tesseract*", "ghostscript*", "fonts*", "fontconfig*", "color", "poppler*", "zoneinfo")
+"""Folders in a ``share`` that such programs read. In ``~/.local/share`` there are keyrings beside them."""
+_OF_PYTHON = ("bin", "lib/python3*", "lib/lib*", "lib64/python3*", "lib64/lib*")
 
 
 class Unconfined(Exception):
@@ -89,10 +95,11 @@ def confine(readable: Sequence[Path] = ()) -> None:
 
 
 def confine_program(program: Path, folder: Path) -> None:
-    """For a program that this process becomes, and all that it starts: what the system has installed may be run and
-    read, ``folder`` alone may be written. No network. Raises Unconfined."""
+    """For a program that this process becomes, and all that it starts: the system's programs and libraries, the
+    program's own environment and a few named folders of data may be run and read, ``folder`` alone may be written. No
+    network. Raises Unconfined."""
     _require_one_thread()
-    installed = [*map(Path, _OF_THE_SYSTEM), *_around(program), Path(sys.base_prefix), Path(sys.prefix)]
+    installed = [*map(Path, _OF_THE_SYSTEM), *_found(_SHARED, _DATA), *_around(program)]
     try:
         landlock.restrict(
             [*((path, landlock.RUN) for path in installed), (folder, landlock.CHANGE),
@@ -110,9 +117,20 @@ def forbid() -> None:
 
 
 def _around(program: Path) -> list[Path]:
-    """The folders of a program, and of what its links lead to, each with the ``lib`` and ``share`` beside it."""
-    folders = {program.parent, program.resolve().parent}
-    return [*folders, *(folder.parent / name for folder in folders for name in ("lib", "lib64", "share"))]
+    """The folders of a program and of what its links lead to, the data beside them, and the environment of its own
+    (virtual, with the Python that it was made from, or conda's) in which it is."""
+    folders = list(dict.fromkeys([program.parent, program.resolve().parent]))
+    found = [*folders, *_found([folder.parent / "share" for folder in folders], _DATA)]
+    for folder in folders:
+        if (folder.parent / "pyvenv.cfg").is_file():
+            found += [folder.parent, *_found([(folder / "python").resolve().parent.parent], _OF_PYTHON)]
+        elif (folder.parent / "conda-meta").is_dir():
+            found += [folder.parent / "lib"]
+    return found
+
+
+def _found(folders: Sequence[Path], patterns: Sequence[str]) -> list[Path]:
+    return [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _require_one_thread() -> None:

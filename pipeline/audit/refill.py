@@ -16,7 +16,7 @@ from pipeline.audit.background import LIMITS
 from pipeline.audit.compare import NOWHERE
 from pipeline.audit.examine import Examiner, Verdict, ranges_end
 from pipeline.audit.mend import LANE, Mender
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.ledger import generations, repair
 from pipeline.stages.hints import send_hints
@@ -134,13 +134,31 @@ class IndexGuard:
                 row = await (await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [INDEX_LOCK])).fetchone()
                 if not (row and row[0]):
                     return TURN_SECONDS
-                for known in await index_fence.fenced(connection):
-                    if not known.compared:
-                        await self._page(connection, known)
-                        return (monotonic() - began) * (1 / PROCESSOR_SHARE - 1)
-                    if await index_fence.accept(connection, known):
-                        log.info("keyword_index_accepted", index=known.index)
+                fenced = await index_fence.fenced(connection)
+                failures: list[PenstockError] = []
+                for known in fenced:
+                    try:
+                        async with connection.transaction():
+                            await self._require_unchanged(known)
+                            if not known.compared:
+                                await self._page(connection, known)
+                                return (monotonic() - began) * (1 / PROCESSOR_SHARE - 1)
+                            if await index_fence.accept(connection, known):
+                                log.info("keyword_index_accepted", index=known.index)
+                    except PenstockError as error:  # of this index: the others do not wait for it
+                        log.warning("keyword_index_not_compared", index=known.index, reason=str(error)[:200])
+                        failures.append(error)
+        if failures and len(failures) == len(fenced):
+            raise failures[0]
         return TURN_SECONDS
+
+    async def _require_unchanged(self, known: Known) -> None:
+        """Raises Retryable when the index changed again, or is not there as a whole."""
+        with es_translated(f"look at index {known.index}"):
+            now = await index_fence.look(self._es, known.index)
+        index_fence.require_all(known, now)
+        if why := change(known, now):
+            raise Retryable(f"look at index {known.index}: it changed again ({why})", service="elasticsearch")
 
     async def _page(self, connection: Connection, known: Known) -> None:
         """connection: in the transaction that remembers how far it came."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,7 +24,7 @@ from pipeline.core.errors import PenstockError
 if TYPE_CHECKING:
     from pipeline.ledger.personal import Scope, Subject
     from pipeline.settings import Settings
-    from pipeline.stores.postgres import Pool
+    from pipeline.stores.postgres import Connection, Pool
     from topics.producer import Producer
 
 PAGE = 200
@@ -48,10 +48,13 @@ def forget_document(
     """
 
     async def run(work: Work) -> Receipt | None:
-        _, of_source, external_id = await the_document(work.pool, tenant, name, source)
+        id_, of_source, external_id, erased = await the_document(work.pool, tenant, name, source)
+        if erased:
+            await work.unused_access_sets(tenant)
+            return await work.receipt("document", name, already_erased=True)
         if not agreed(f"Erase {of_source}/{external_id}?", yes=yes, quiet=json_output):
             return None
-        await work.documents(tenant, of_source, [external_id])
+        await work.document(tenant, of_source, id_, external_id)
         return await work.receipt("document", name)
 
     _run(run, wait, json_output)
@@ -160,6 +163,8 @@ def _run(run: Callable[[Work], Awaitable[Receipt | None]], wait: float, json_out
     if json_output:
         print_json({"done": False} if receipt is None else receipt.json())
     elif receipt is not None:
+        if receipt.already_erased:
+            stdout.print("already erased", markup=False)
         for where, count in sorted(receipt.erased.items()):
             stdout.print(f"  erased   {count:>8}  {where}", markup=False)
         for one in receipt.remains:
@@ -179,11 +184,12 @@ class Receipt:
     """Rows, entries or messages, by where they stood."""
     remains: list[dict[str, Any]]
     """where, until (RFC 3339; None: see why), why."""
+    already_erased: bool = False
 
     def json(self) -> dict[str, Any]:
         return {
             "done": True, "forgot": self.forgot, "name": self.name, "at": self.at.isoformat(), "erased": self.erased,
-            "remains": self.remains,
+            "remains": self.remains, **({"already_erased": True} if self.already_erased else {}),
         }  # fmt: skip
 
 
@@ -199,18 +205,20 @@ class Work:
     left_entries: int = 0
     """In Elasticsearch, although the ledger wants none of them."""
 
-    async def documents(self, tenant: str, source: str, names: Sequence[str]) -> None:
-        """These of one source, that nobody is about to publish again."""
-        from pipeline.core.identity import document_id
-
-        ids = [document_id(tenant, source, name) for name in names]
-        chunks = await self._judged(tenant, ids)
-        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents(names)
+    async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
+        """One that nobody is about to publish again."""
+        chunks = await self._judged(tenant, [id_])
+        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
         await self._until(
-            "SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND d.deleted_floor >= %(stamp)s"
-            f" AND {_SETTLED}", "the document's deletion", ids=ids, stamp=stamp, wanted=len(ids),
+            "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"
+            f" AND {_SETTLED})", "the document's deletion", id=id_, stamp=stamp,
         )  # fmt: skip
-        await self._erase_documents(tenant, source, ids, names, chunks)
+        if not await self._erase_documents(tenant, source, {id_: name}, chunks):
+            raise PenstockError(
+                f"{source}/{name} changed meanwhile and is not erased: delete it at its source first, then the same"
+                " command again"
+            )
+        await self.unused_access_sets(tenant)
 
     async def source(self, tenant: str, name: str) -> None:
         one = withdrawal(self.pool, self.producer, tenant, name)
@@ -219,7 +227,7 @@ class Work:
             " FROM connector_principals WHERE tenant = %(tenant)s AND source = %(source)s", tenant=tenant, source=name,
         )]  # fmt: skip
         last = UUID(int=0)
-        chunks: set[UUID] = set()
+        chunks: dict[UUID, set[UUID]] = {}
         await one.remove()
         while page := await self._all(
             "SELECT id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
@@ -231,17 +239,25 @@ class Work:
         [(sent,)] = await self._all("SELECT clock_timestamp()")
         await self._until(
             "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="
-            f" %(source)s AND ((d.deleted_at IS NULL AND d.version IS NOT NULL) OR NOT ({_SETTLED})))"
+            f" %(source)s AND NOT ({_SETTLED}))"
             " FROM handled WHERE stage IN ('detect', 'identities') AND until > %(sent)s",
             f"the deletions of source {name}", tenant=tenant, source=name, sent=sent,
         )  # fmt: skip
+        last, changed = UUID(int=0), 0
         while page := await self._all(
-            "SELECT id, external_id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s"
-            " AND NOT starts_with(external_id, 'erased:') LIMIT %(page)s", tenant=tenant, source=name, page=PAGE,
+            "SELECT id, external_id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
+            " AND erased_at IS NULL ORDER BY id LIMIT %(page)s", tenant=tenant, source=name, last=last, page=PAGE,
         ):  # fmt: skip
-            await self._erase_documents(tenant, name, [id_ for id_, _ in page], [n for _, n in page], chunks)
-        await self._erase("source", _scope(tenant, source=name))
+            last = page[-1][0]
+            changed += len(page) - await self._erase_documents(tenant, name, dict(page), chunks)
+        await self.unused_access_sets(tenant)
+        if changed:
+            raise PenstockError(
+                f"{changed} documents of source {name} changed meanwhile and are not erased: stop whoever publishes"
+                " for it; the same command again goes on"
+            )
         await self._tombstones(tenant, {name: principals})
+        await self._erase("source", _scope(tenant, source=name))
 
     async def tenant(self, name: str, sources: Sequence[str]) -> None:
         for source in sources:
@@ -269,17 +285,14 @@ class Work:
                 tenant=tenant, source=source, person=name, stamp=stamp,
             )  # fmt: skip
         await self._conversations(tenant, name)
-        wrote = [id_ for (id_,) in await self._all(
-            "SELECT id FROM documents WHERE tenant = %(tenant)s AND author = %(person)s", tenant=tenant, person=name
-        )]  # fmt: skip
-        await self._erase("person", scope)
-        await self._entries_again(wrote)
+        await self._author(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
+        await self._erase("person", scope)
         named = "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags)"
         named += " tag WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)"
         await self._access_sets(tenant, named, tag=f"user:{name}")
 
-    async def receipt(self, forgot: str, name: str) -> Receipt:
+    async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
         from pipeline.kafka import security
         from topics.admin import retention_ms
         from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
@@ -320,23 +333,50 @@ class Work:
         if self.erased["postgres uploads"]:
             why = "the files, until the connectors' worker next looks for what nothing needs"
             remains.append(_left("the connectors' folder", None, why))
-        return Receipt(forgot, name, now, dict(self.erased), remains)
+        return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
 
     # Steps
 
-    async def _judged(self, tenant: str, ids: Sequence[UUID]) -> set[UUID]:
-        """The passages of documents about which somebody gave feedback, while it is known whose they are."""
+    async def _judged(self, tenant: str, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
+        """The passages of documents about which somebody gave feedback, by document, while it is known whose they
+        are."""
         found = await self._all(
-            "SELECT chunk_id FROM answer_feedback WHERE tenant = %(tenant)s AND chunk_id IN"
-            " (SELECT unnest(chunk_ids) FROM manifests WHERE document_id = ANY(%(ids)s))", tenant=tenant, ids=list(ids),
+            "SELECT DISTINCT m.document_id, m.chunk_id FROM (SELECT document_id, unnest(chunk_ids) AS chunk_id"
+            " FROM manifests WHERE document_id = ANY(%(ids)s)) m WHERE EXISTS (SELECT FROM answer_feedback f"
+            " WHERE f.tenant = %(tenant)s AND f.chunk_id = m.chunk_id)", tenant=tenant, ids=list(ids),
         )  # fmt: skip
-        return {one for (one,) in found}
+        judged: dict[UUID, set[UUID]] = {}
+        for document, chunk in found:
+            judged.setdefault(document, set()).add(chunk)
+        return judged
 
     async def _erase_documents(
-        self, tenant: str, source: str, ids: Sequence[UUID], names: Sequence[str], chunks: Collection[UUID]
-    ) -> None:
+        self, tenant: str, source: str, named: Mapping[UUID, str], chunks: Mapping[UUID, Collection[UUID]]
+    ) -> int:
+        """Those of them that are deleted, and both stores have let go of, while nobody can publish them anew; how many
+        those were. named: id to external id."""
+        from pipeline.ledger.personal import lock_deleted
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection, connection.transaction():
+                ids = await lock_deleted(connection, list(named))
+                if ids:
+                    passages = [chunk for id_ in ids for chunk in chunks.get(id_, ())]
+                    counts = await self._erase_locked(
+                        connection, tenant, source, ids, [named[i] for i in ids], passages
+                    )
+                    self.erased.update({f"postgres {table}": count for table, count in counts.items()})
+        await self._entries(ids)
+        return len(ids)
+
+    async def _erase_locked(
+        self, connection: Connection, tenant: str, source: str, ids: Sequence[UUID], names: Sequence[str],
+        chunks: Sequence[UUID],
+    ) -> dict[str, int]:  # fmt: skip
         from pipeline.conversations.record import Conversations
         from pipeline.embedding.tokens import byte_pairs
+        from pipeline.ledger.personal import erase
         from pipeline.telemetry import Metrics
 
         made_from = await self._all(
@@ -350,19 +390,13 @@ class Work:
             tenant, source=source, ids=list(ids), names=list(names), chunks=list(chunks),
             answers=[one for (one,) in made_from],
         )  # fmt: skip
-        sets = [one for (one,) in await self._all(
-            "SELECT DISTINCT access_id FROM documents WHERE id = ANY(%(ids)s) AND access_id IS NOT NULL",
-            ids=list(ids),
-        )]  # fmt: skip
         count = byte_pairs().count
         conversations = Conversations(
             self.pool, None, lambda texts: count(texts), Metrics(), self.settings.conversations
         )
         if pairs := await conversations.erase(scope.tenant, scope.answers):
             self.erased["postgres conversation_pairs"] += pairs
-        await self._erase("document", scope)
-        await self._access_sets(scope.tenant, "id = ANY(%(sets)s)", sets=sets)
-        await self._entries(scope.ids)
+        return await erase(connection, "document", scope)
 
     async def _erase(self, subject: Subject, scope: Scope) -> None:
         from pipeline.ledger.personal import erase
@@ -373,6 +407,13 @@ class Work:
                 counts = await erase(connection, subject, scope)
         self.erased.update({f"postgres {table}": count for table, count in counts.items()})
 
+    async def unused_access_sets(self, tenant: str) -> None:
+        """All of the tenant's: a command that was cut off no longer knows which its documents had."""
+        await self._access_sets(
+            tenant,
+            "NOT EXISTS (SELECT FROM documents d WHERE d.tenant = access_sets.tenant AND d.access_id = access_sets.id)",
+        )
+
     async def _access_sets(self, tenant: str, which: str, **given: Any) -> None:
         from pipeline.ledger.personal import erase_access_sets
         from pipeline.stores.postgres import translated
@@ -382,7 +423,7 @@ class Work:
         )
         if found:
             with translated("erasure"):
-                async with self.pool.connection() as connection, connection.transaction():
+                async with self.pool.connection() as connection:
                     count = await erase_access_sets(connection, tenant, [id_ for (id_,) in found])
             if count:
                 self.erased["postgres access_sets"] += count
@@ -401,18 +442,27 @@ class Work:
         finally:
             await es.close()
 
-    async def _entries_again(self, ids: Sequence[UUID]) -> None:
-        """Have the keyword entries of these documents written anew."""
+    async def _author(self, tenant: str, name: str) -> None:
+        """Erase the author of documents, and have their keyword entries written anew: in one transaction, since who was
+        the author is not known afterwards."""
         from pipeline.ledger.repair import want_again
         from pipeline.stores.postgres import translated
 
+        ids = [id_ for (id_,) in await self._all(
+            "SELECT id FROM documents WHERE tenant = %(tenant)s AND author = %(person)s", tenant=tenant, person=name
+        )]  # fmt: skip
         if not ids:
             return
         generations = await self._all("SELECT name FROM generations WHERE state <> 'retired'")
         for id_ in ids:
             with translated("erasure"):
                 async with self.pool.connection() as connection, connection.transaction():
-                    await connection.execute("SELECT FROM documents WHERE id = %s FOR UPDATE", [id_])
+                    done = await connection.execute(
+                        "UPDATE documents SET author = NULL WHERE id = %s AND author = %s", [id_, name]
+                    )
+                    if done.rowcount == 0:
+                        continue
+                    self.erased["postgres documents"] += 1
                     for (name,) in generations:
                         await want_again(connection, name, "keywords", id_)
                     await connection.execute(

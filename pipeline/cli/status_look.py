@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import json
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -76,7 +77,7 @@ async def look(stack: Stack, settings: Settings) -> dict[str, Any]:
         "stages": stages,
         **{name: (ledger or {}).get(name) for name in LEDGER},
         "canaries": await _canaries(here["workers"]),
-        "extraction": confinement(),
+        "extraction": await _extraction(here["workers"]),
         "away": away,
     }  # fmt: skip
 
@@ -161,7 +162,7 @@ async def _canaries(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     watching = [one for one in workers if one["name"].partition("-")[0] == "canary" and one["ready"]]
     if not watching:
         return None
-    pages = await asyncio.gather(*(asyncio.to_thread(_metrics, one["health"]) for one in watching))
+    pages = await asyncio.gather(*(asyncio.to_thread(_page, one["health"], "/metrics") for one in watching))
     now = datetime.now(UTC).timestamp()
     found: dict[str, dict[str, float]] = {}
     for page in pages:
@@ -173,11 +174,31 @@ async def _canaries(workers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [{"source": source, "found_seconds_ago": ages} for source, ages in sorted(found.items())]
 
 
-def _metrics(address: str) -> str:
-    """Its /metrics; nothing when it does not answer within two seconds."""
+async def _extraction(workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """How files are read, {files, kernel, of}: as the connectors worker here says of itself (it may run in a container,
+    or with other settings), else what this machine would do. Of several that are not alike, one that confines nothing.
+    """
+    running = [one for one in workers if one["name"].partition("-")[0] == "connectors" and one["ready"]]
+    pages = await asyncio.gather(*(asyncio.to_thread(_page, one["health"], "/status") for one in running))
+    told = [{**one, "of": "the connectors worker"} for one in map(_extraction_of, pages) if one is not None]
+    if not told:
+        return {**confinement(), "of": "this machine"}
+    return min(told, key=lambda one: one["files"] == "confined")
+
+
+def _extraction_of(page: str) -> dict[str, str] | None:
+    try:
+        found = json.loads(page)["extraction"]
+        return {"files": str(found["files"]), "kernel": str(found["kernel"])}
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _page(address: str, path: str) -> str:
+    """What it answers; nothing when it does not within two seconds."""
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=2)
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", path)
         return connection.getresponse().read().decode()
     except (OSError, http.client.HTTPException):
         return ""

@@ -60,8 +60,8 @@ def trouble(told: Mapping[str, Any]) -> list[str]:
     for one in told["canaries"] or ():
         if max(one["found_seconds_ago"].values(), default=0.0) > STALE_CANARY_SECONDS:
             found.append(f"the canary of {printable(one['source'])} is not found")
-    if (files := told["extraction"]["files"]) != "confined":
-        found.append(f"files are {files}: this machine has {told['extraction']['kernel']}")
+    if unread := sum(one["documents"] for one in told["skipped"] or () if one["code"] == "unconfined"):
+        found.append(f"{unread} files wait for a connectors worker that can confine their readers")
     return found
 
 
@@ -246,7 +246,11 @@ def _told_facts(told: Mapping[str, Any]) -> Iterator[Sequence[Any]]:
             for one in canaries[:MOST]
         )
         yield "canaries", f"found {ages}" if ages else "none is looked for"
-    yield "files", f"{told['extraction']['files']} ({told['extraction']['kernel']})"
+    files = told["extraction"]
+    yield (
+        "files", (files["files"], "" if files["files"] == "confined" else "yellow"),
+        f" ({files['kernel']}), says {files['of']}",
+    )  # fmt: skip
 
 
 def _number(n: int, *, more: bool) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from uuid import UUID
 
 import typer
 
@@ -22,7 +23,7 @@ document = typer.Typer(name="document", help="Single documents.", no_args_is_hel
 tenant = typer.Typer(name="tenant", help="Whole tenants.", no_args_is_help=True)
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask. Without it, and without a terminal: count only.")]
-Document = Annotated[str, typer.Argument(help="Its id, external id, file or URL.", show_default=False)]
+Document = Annotated[str, typer.Argument(help="Its id, external id or file, in full.", show_default=False)]
 Tenant = Annotated[str, typer.Option("--tenant", help="Whose document.")]
 Source = Annotated[str | None, typer.Option("--source", help="Of this source: where several have one of that name.")]
 
@@ -54,14 +55,16 @@ def withdraw_document(
 
     async def run() -> dict[str, Any]:
         async with wire() as (pool, kafka):
-            identity = await the_document(pool, tenant, name, source)
-            one = withdrawal(pool, kafka, identity[0], identity[1])
-            told: dict[str, Any] = {"tenant": identity[0], "source": identity[1], "external_id": identity[2]}
+            _, of_source, external_id, erased = await the_document(pool, tenant, name, source)
+            one = withdrawal(pool, kafka, tenant, of_source)
+            told: dict[str, Any] = {"tenant": tenant, "source": of_source, "external_id": external_id}
             if undo:
-                return {**told, "done": await one.undo([identity[2]]) == 1, "undone": True}
-            if not agreed(f"Withdraw {identity[1]}/{identity[2]}?", yes=yes, quiet=json_output):
+                return {**told, "done": await one.undo([external_id]) == 1, "undone": True}
+            if erased:
+                return {**told, "documents": 0, "done": True, "already_erased": True}
+            if not agreed(f"Withdraw {of_source}/{external_id}?", yes=yes, quiet=json_output):
                 return {**told, "documents": 1, "done": False}
-            await one.documents([identity[2]])
+            await one.documents([external_id])
             return {**told, "documents": 1, "done": True}
 
     tell(asyncio.run(run()), json_output)
@@ -127,25 +130,45 @@ def withdrawal(pool: Pool, kafka: Producer, of_tenant: str, source: str) -> With
     return Withdrawal(pool, kafka, of_tenant, source)
 
 
-async def the_document(pool: Pool, of_tenant: str, name: str, source: str | None) -> tuple[str, str, str]:
-    """(tenant, source, external id) of the one document that a name means. Raises PenstockError."""
+class Named(NamedTuple):
+    id: UUID
+    source: str
+    external_id: str
+    erased: bool
+    """Nothing but its row is left, without its name."""
+
+
+async def the_document(pool: Pool, of_tenant: str, name: str, source: str | None) -> Named:
+    """The one document that has precisely this id or external id, or that had it before it was erased. Nothing like it
+    is meant: the same command again would find the next best. Raises PenstockError."""
+    from connectors.withdraw import sources_of
     from pipeline.cli.why import names
+    from pipeline.core.identity import document_id
     from pipeline.ledger import story, story_source
 
+    known = names(name)
+    sources = await sources_of(pool, of_tenant) if source is None else [source]
+    was = {document_id(of_tenant, one, called): called for one in sources for called in known}
     async with pool.connection() as connection:
-        known = names(name)
-        found = [
-            (one.source, one.external_id) for one, _ in await story.find(connection, of_tenant, known, source=source)
-        ]
-        if not found:
-            of_rows = await story_source.of_external_id(connection, of_tenant, known)
-            found = [one for one in of_rows if source in (None, one[0])]
+        rows = await story.exactly(connection, of_tenant, known, list(was), source=source)
+        of_connectors = await story_source.of_external_id(connection, of_tenant, known)
+    found = {}
+    for id_, of_source, external_id, erased in rows:
+        named = was.get(id_, external_id) if erased else external_id
+        found[of_source, named] = Named(id_, of_source, named, erased)
+    for of_source, external_id in of_connectors:
+        if external_id in known and source in (None, of_source):
+            row = found.get((of_source, external_id))
+            id_ = row.id if row else document_id(of_tenant, of_source, external_id)
+            found[of_source, external_id] = Named(id_, of_source, external_id, erased=False)
     if not found:
-        raise PenstockError(f"no document {name!r} in tenant {of_tenant!r}")
+        raise PenstockError(
+            f"no document of tenant {of_tenant!r} has the id or external id {name!r}: `penstock why` finds it by less"
+        )
     if len(found) > 1:
-        several = ", ".join(printable("/".join(one)) for one in found)
-        raise PenstockError(f"{name!r} may mean {len(found)} documents; name one of them: {several}")
-    return of_tenant, *found[0]
+        several = ", ".join(printable(f"{one.source}/{one.external_id} ({one.id})") for one in found.values())
+        raise PenstockError(f"{name!r} may mean {len(found)} documents; name one by --source or its id: {several}")
+    return next(iter(found.values()))
 
 
 def agreed(question: str, *, yes: bool, quiet: bool) -> bool:
@@ -162,6 +185,8 @@ def tell(told: Mapping[str, Any], json_output: bool) -> None:
     """Exit code 1: nothing was done."""
     if json_output:
         print_json(told)
+    elif told.get("already_erased"):
+        stderr.print("already erased", markup=False)
     elif told["done"]:
         counts = ", ".join(f"{told[key]} {key}" for key in ("documents", "principals") if key in told)
         stderr.print(f"withdrawn: {counts}" if counts else "its source may publish it again", markup=False)

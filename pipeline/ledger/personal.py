@@ -7,15 +7,20 @@ and the names of tenants and sources. A chunk table (``chunks_…``) is as CHUNK
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, LiteralString
+from uuid import UUID
 
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 from psycopg.rows import dict_row
 
 from pipeline.stores.postgres import Connection
 
+SETS_AT_ONCE = 100
+LOCK_ATTEMPTS, LOCK_PAUSE_SECONDS = 60, 0.5
 Subject = Literal["document", "source", "tenant", "person"]
 
 
@@ -197,12 +202,7 @@ PLACES: tuple[Place, ...] = (
             " AND external_id = %(person)s",
         },
         of_person="tenant = %(tenant)s AND stage = 'identities' AND external_id = %(person)s",
-        age=Age(
-            "dead_letters_days",
-            f"WITH old AS (SELECT id FROM dead_letters WHERE {_aged('at')} ORDER BY at, id LIMIT %(most)s),"
-            " trail AS (DELETE FROM dead_letter_trail t USING old WHERE t.letter_id = old.id)"
-            " DELETE FROM dead_letters l USING old WHERE l.id = old.id",
-        ),
+        age=Age("dead_letters_days", _by_owner("dead_letters")),
     ),
     Place(
         "memberships",
@@ -464,17 +464,46 @@ async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[
     return counts
 
 
-async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
-    """Those of them that no document uses any more. The caller holds a transaction; whoever accepts events waits until
-    it has ended: between looking a set up and using it nobody may take it away."""
-    await connection.execute("SET LOCAL lock_timeout = '10s'")
-    await connection.execute("LOCK TABLE access_sets IN SHARE ROW EXCLUSIVE MODE")
-    done = await connection.execute(
-        "DELETE FROM access_sets a WHERE a.id = ANY(%(ids)s) AND a.tenant = %(tenant)s AND NOT EXISTS"
-        " (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id)",
-        {"tenant": tenant, "ids": list(ids)},
+async def lock_deleted(connection: Connection, ids: Sequence[UUID]) -> list[UUID]:
+    """Those of these documents that are deleted, and that both stores and the announcement have followed: until the
+    caller's transaction ends they stay so."""
+    cursor = await connection.execute(
+        "SELECT id FROM documents d WHERE id = ANY(%s) AND (deleted_at IS NOT NULL OR version IS NULL)"
+        " AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id"
+        " AND s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired'))"
+        " ORDER BY id FOR UPDATE",
+        [list(ids)],
     )
-    return done.rowcount
+    return [id_ for (id_,) in await cursor.fetchall()]
+
+
+async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
+    """Those of them that no document uses any more, in a transaction for each SETS_AT_ONCE: whoever accepts events
+    waits meanwhile, since between looking a set up and using it nobody may take it away. Raises LockNotAvailable when
+    the table is never free."""
+    count = 0
+    for start in range(0, len(ids), SETS_AT_ONCE):
+        for attempt in range(1, LOCK_ATTEMPTS + 1):
+            try:
+                count += await _erase_sets(connection, tenant, ids[start : start + SETS_AT_ONCE])
+                break
+            except LockNotAvailable:
+                if attempt == LOCK_ATTEMPTS:
+                    raise
+                await asyncio.sleep(LOCK_PAUSE_SECONDS)
+    return count
+
+
+async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
+    async with connection.transaction():
+        await connection.execute("SET LOCAL lock_timeout = '200ms'")  # who waits for a lock holds up all behind it
+        await connection.execute("LOCK TABLE access_sets IN SHARE ROW EXCLUSIVE MODE")
+        done = await connection.execute(
+            "DELETE FROM access_sets a WHERE a.id = ANY(%(ids)s) AND a.tenant = %(tenant)s AND NOT EXISTS"
+            " (SELECT FROM documents d WHERE d.tenant = a.tenant AND d.access_id = a.id)",
+            {"tenant": tenant, "ids": list(ids)},
+        )
+        return done.rowcount
 
 
 async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[str, Any]]]:

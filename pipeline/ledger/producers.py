@@ -41,8 +41,8 @@ async def add(
     since: datetime | None,
     until: datetime | None,
 ) -> None:
-    """Enrol a producer with its first key. One that was removed may come back with another key. Raises Refused when it
-    is enrolled, or the key is known."""
+    """Enrol a producer with its first key. One that was removed, or has lapsed, may come back with another key: its
+    older ones have ended. Raises Refused when it is enrolled, or the key is known."""
     async with connection.transaction():
         row = await (
             await connection.execute(
@@ -55,6 +55,7 @@ async def add(
         ).fetchone()
         if row is None:
             raise Refused(f"the producer {name} is enrolled: `penstock producer rotate {name}` gives it another key")
+        await _end_keys(connection, name)
         await _add_key(connection, name, key_id, public_key)
 
 
@@ -82,15 +83,24 @@ async def rotate(connection: Connection, name: str, key_id: str, public_key: byt
 
 
 async def remove(connection: Connection, name: str) -> None:
-    """End a producer and its keys, at once. Raises Refused when no such producer is enrolled."""
+    """End a producer and its keys, at once; the keys of one that has lapsed, too. Raises Refused when there is no such
+    producer, or nothing of it is left to end."""
     async with connection.transaction():
-        await _lock(connection, name)
-        await connection.execute("UPDATE producers SET valid_until = now() WHERE name = %s", [name])
-        await connection.execute(
-            "UPDATE producer_keys SET valid_until = now() WHERE producer = %s"
-            " AND (valid_until IS NULL OR valid_until > now())",
+        ended = await connection.execute(
+            "UPDATE producers SET valid_until = now() WHERE name = %s AND (valid_until IS NULL OR valid_until > now())",
             [name],
         )
+        if await _end_keys(connection, name) + ended.rowcount == 0:
+            raise Refused(f"no producer {name} is enrolled: see `penstock producer list`")
+
+
+async def _end_keys(connection: Connection, name: str) -> int:
+    ended = await connection.execute(
+        "UPDATE producer_keys SET valid_until = now() WHERE producer = %s"
+        " AND (valid_until IS NULL OR valid_until > now())",
+        [name],
+    )
+    return ended.rowcount
 
 
 async def _lock(connection: Connection, name: str) -> None:

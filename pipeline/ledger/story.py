@@ -53,6 +53,21 @@ async def find(
     return []
 
 
+async def exactly(
+    connection: Connection, tenant: str, names: Sequence[str], ids: Sequence[UUID], *, source: str | None = None
+) -> list[tuple[UUID, str, str, bool]]:
+    """(id, source, external id, whether it was erased) of the documents that are called precisely so, or have one of
+    these ids. For commands that destroy: nothing is found by a part of its name, by its title or by its address."""
+    ids = [*ids, *(id_ for id_ in map(_uuid, names) if id_ is not None)]
+    cursor = await connection.execute(
+        "SELECT id, source, external_id, erased_at IS NOT NULL FROM documents WHERE tenant = %(tenant)s"
+        " AND (id = ANY(%(ids)s::uuid[]) OR external_id = ANY(%(names)s))"
+        " AND (%(source)s::text IS NULL OR source = %(source)s) ORDER BY source, external_id LIMIT %(limit)s",
+        {"tenant": tenant, "ids": ids, "names": list(names), "source": source, "limit": CANDIDATES_SHOWN},
+    )
+    return [(id_, of_source, name, erased) for id_, of_source, name, erased in await cursor.fetchall()]
+
+
 _INDEXED = """
     id = ANY(%(ids)s::uuid[]) OR external_id = ANY(%(names)s) OR (external_id = ANY(%(rests)s)
         AND EXISTS (SELECT FROM unnest(%(sources)s::text[], %(rests)s::text[]) n (source, rest)

@@ -58,7 +58,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Elasticsearch says of it now. A shard that has no primary at the moment is absent."""
+    """What Elasticsearch says of it now. A shard whose primary has not started is absent: nothing is known of it."""
 
     uuid: str
     shards: Mapping[int, Shard]
@@ -78,14 +78,35 @@ def change(known: Known, now: Seen) -> Change | None:
     return None
 
 
+def require_all(known: Known, now: Seen) -> None:
+    """Raises Retryable when a shard that is known is not there at the moment: nothing is known of it. Pure."""
+    if known.shards.keys() - now.shards.keys():
+        raise Retryable(f"look at index {known.index}: some of its shards have not started", service="elasticsearch")
+
+
+def further(known: Known, now: Seen) -> dict[int, Shard]:
+    """What is to be remembered: of each shard the highest checkpoint that was seen in its history. Pure."""
+    shards = {**known.shards, **now.shards}
+    for n in known.shards.keys() & now.shards.keys():
+        before, after = known.shards[n], now.shards[n]
+        if before.history == after.history and before.checkpoint <= now.last_operations[n]:
+            shards[n] = max(before, after)
+    return shards
+
+
+_STARTED = ("STARTED", "RELOCATING")
+"""While a primary starts it replays its translog: its highest operation may be below what it has kept. One that is
+being moved serves until it has been."""
+
+
 async def look(es: AsyncElasticsearch, index: str) -> Seen:
     """One request, which needs the index privilege ``monitor``. The caller translates errors. Raises Retryable when
     none of its shards is there, Misconfigured when the name is an alias of several indexes."""
     answer = await es.indices.stats(
         index=index, metric="docs", level="shards",
         filter_path=[
-            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.seq_no",
-            "indices.*.shards.*.commit.user_data.history_uuid",
+            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.routing.state",
+            "indices.*.shards.*.seq_no", "indices.*.shards.*.commit.user_data.history_uuid",
         ],
     )  # fmt: skip
     if not answer.body:
@@ -97,8 +118,10 @@ async def look(es: AsyncElasticsearch, index: str) -> Seen:
         int(number): copy
         for number, copies in told.get("shards", {}).items()
         for copy in copies
-        if copy["routing"]["primary"] and "seq_no" in copy and "commit" in copy
+        if copy["routing"]["primary"] and copy["routing"]["state"] in _STARTED and "seq_no" in copy and "commit" in copy
     }
+    if not primaries:
+        raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
     return Seen(
         told["uuid"],
         {n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])
@@ -122,10 +145,11 @@ async def load(connection: Connection, index: str) -> Known | None:
 
 
 async def fenced(connection: Connection) -> list[Known]:
-    """The indexes of generations that are not retired that are not searched."""
+    """The indexes of generations that are not retired that are not searched; what queries use first."""
     cursor = await connection.execute(
-        "SELECT DISTINCT keyword_index FROM keyword_indexes JOIN generations USING (keyword_index)"
-        " WHERE change IS NOT NULL AND state <> 'retired' ORDER BY keyword_index"
+        "SELECT keyword_index FROM keyword_indexes JOIN generations USING (keyword_index)"
+        " WHERE change IS NOT NULL AND state <> 'retired'"
+        " GROUP BY keyword_index ORDER BY bool_or(state = 'active') DESC, keyword_index"
     )
     found = [await load(connection, index) for (index,) in await cursor.fetchall()]
     return [known for known in found if known is not None and known.change is not None]
@@ -133,8 +157,12 @@ async def fenced(connection: Connection) -> list[Known]:
 
 async def require(known: Known, es: AsyncElasticsearch) -> None:
     """Raises IndexFenced when the index is not the one that the ledger filled; whatever ``look`` raises."""
-    if known.change is not None or change(known, await look(es, known.index)):
+    if known.change is not None:
         raise IndexFenced
+    now = await look(es, known.index)
+    if change(known, now):
+        raise IndexFenced
+    require_all(known, now)
 
 
 async def accept_first(connection: Connection, index: str, now: Seen) -> None:
@@ -147,18 +175,18 @@ async def accept_first(connection: Connection, index: str, now: Seen) -> None:
 
 
 async def remember(connection: Connection, known: Known, now: Seen) -> None:
-    """It is the same index, further on."""
-    shards = {**known.shards, **now.shards}
+    """It is the same index, further on. Where another worker has said so meanwhile, the next look adds to that."""
+    shards = further(known, now)
     if shards != known.shards:
         await connection.execute(
-            "UPDATE keyword_indexes SET shards = %s WHERE keyword_index = %s AND changes = %s",
-            [_json(shards), known.index, known.changes],
+            "UPDATE keyword_indexes SET shards = %s WHERE keyword_index = %s AND changes = %s AND shards = %s",
+            [_json(shards), known.index, known.changes, _json(known.shards)],
         )
 
 
 async def fence(connection: Connection, known: Known, now: Seen, why: Change) -> bool:
     """It is another one: nothing of it is believed from now on. Returns whether nobody else has said so before."""
-    shards = now.shards if why == "recreated" else {**known.shards, **now.shards}
+    shards = now.shards if why == "recreated" else further(known, now)
     cursor = await connection.execute(
         "UPDATE keyword_indexes SET index_uuid = %s, shards = %s, changes = changes + 1, change = %s,"
         " changed_at = clock_timestamp(), position = NULL, compared_at = NULL"

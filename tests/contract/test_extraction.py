@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import venv
 from pathlib import Path
 
 import psutil
@@ -120,7 +121,15 @@ async def test_ocr_may_write_nothing_but_its_own_folder_and_read_no_secret(
     extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "secret").write_text("a token")
+    for name in ("share/keyrings", "share/tessdata", "lib"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("a token, or a model")
     script = f"""
+        cat {tmp_path}/share/tessdata/file || exit 6
+        for name in share/keyrings/file lib/file; do cat {tmp_path}/$name && exit 7; done
+        chmod 777 {tmp_path}/share/keyrings/file && exit 8
+        touch -d 2001-01-01 {tmp_path}/share/tessdata/file && exit 9
+        setsid -w true && exit 16
         cat {tmp_path}/secret && exit 1
         cat /etc/passwd && exit 2
         cat /proc/$PPID/environ && exit 3
@@ -131,6 +140,30 @@ async def test_ocr_may_write_nothing_but_its_own_folder_and_read_no_secret(
     monkeypatch.setenv("PATH", program(tmp_path, script))
     assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
     assert not (tmp_path / "bin" / "planted").exists()
+
+
+async def test_ocr_runs_in_the_virtual_environment_that_its_link_leads_to(
+    extract: Extract, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pipx and uv install it: below ``~/.local/share``, of which nothing else may be read."""
+    home = tmp_path / ".local"
+    venv.create(home / "share" / "tools" / "ocrmypdf", symlinks=True)
+    installed = home / "share" / "tools" / "ocrmypdf" / "bin"
+    (home / "share" / "secret").write_text("a token")
+    (installed / "ocrmypdf").write_text(f"""#!{installed}/python
+import email, json, subprocess, sys, threading
+one = threading.Thread(target=lambda: subprocess.run(["true"], check=True))
+one.start(), one.join()
+try:
+    open("{home}/share/secret")
+except PermissionError:
+    sys.exit(15)
+""")
+    (installed / "ocrmypdf").chmod(0o755)
+    (home / "bin").mkdir()
+    (home / "bin" / "ocrmypdf").symlink_to(installed / "ocrmypdf")
+    monkeypatch.setenv("PATH", f"{home}/bin{os.pathsep}{os.environ['PATH']}")
+    assert "it does not say why" in str(await extract.refused("scan.pdf", SCAN, OCR))
 
 
 async def test_ocr_that_is_missing_fails_or_never_ends_leaves_a_clear_word(

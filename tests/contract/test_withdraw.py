@@ -8,8 +8,10 @@ from connectors import withdraw
 from connectors.runner.lease import lease
 from connectors.runner.rows import LeaseLost
 from connectors.withdraw import Extent, Withdrawal
+from pipeline.cli.withdraw import the_document
 from pipeline.core.errors import PenstockError
 from pipeline.core.fold import State
+from pipeline.core.identity import document_id
 from tests.folded import fold_all
 from tests.runner_kit import Bench, kinds
 
@@ -106,6 +108,53 @@ async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None
     await theirs.remove()
     assert await theirs.whole() == Extent(1, 0)
     assert kinds(await bench.take()) == [("document.deleted", "page")]
+
+
+async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_withdrawn_too(bench: Bench) -> None:
+    """As after a delete that was refused, or a ledger from a backup."""
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (gen_random_uuid(), %s, 'wiki', 'page', 7, now())", bench.tenant,
+    )  # fmt: skip
+    await bench.query(
+        "INSERT INTO connector_items (tenant, source, external_id, scope, version, gone, content_at)"
+        " VALUES (%s, 'wiki', 'page', '', 7, true, now())", bench.tenant,
+    )  # fmt: skip
+    assert await Withdrawal(bench.pool, bench.producer, bench.tenant, "wiki").whole() == Extent(1, 0)
+    assert kinds(await bench.take()) == [("document.deleted", "page")]
+
+
+async def test_a_repeated_command_never_means_another_document(bench: Bench) -> None:
+    """Of a name that ends like it, of a title, or of a source that is called like its folder."""
+    tenant = bench.tenant
+    mine = document_id(tenant, "wiki", "hr/notes.md")
+    for id_, source, name, title in (
+        (mine, "wiki", "hr/notes.md", None),
+        (document_id(tenant, "wiki", "old/hr/notes.md"), "wiki", "old/hr/notes.md", None),
+        (document_id(tenant, "wiki", "page"), "wiki", "page", "hr/notes.md"),
+        (document_id(tenant, "hr", "notes.md"), "hr", "notes.md", None),
+    ):
+        await bench.query(
+            "INSERT INTO documents (id, tenant, source, external_id, title, version, observed_at)"
+            " VALUES (%s, %s, %s, %s, %s, 1, now())", id_, tenant, source, name, title,
+        )  # fmt: skip
+    assert await the_document(bench.pool, tenant, "hr/notes.md", None) == (mine, "wiki", "hr/notes.md", False)
+    assert await the_document(bench.pool, tenant, str(mine), None) == (mine, "wiki", "hr/notes.md", False)
+    await bench.query(
+        "UPDATE documents SET erased_at = now(), deleted_at = now(), external_id = 'erased:' || id WHERE id = %s", mine
+    )
+    for name in ("hr/notes.md", str(mine)):
+        again = await the_document(bench.pool, tenant, name, None)
+        assert (again.id, again.erased) == (mine, True)
+    with pytest.raises(PenstockError, match="no document"):
+        await the_document(bench.pool, tenant, "otes.md", None)
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (%s, %s, 'hr', 'hr/notes.md', 1, now())", document_id(tenant, "hr", "hr/notes.md"), tenant,
+    )  # fmt: skip
+    with pytest.raises(PenstockError, match="--source"):
+        await the_document(bench.pool, tenant, "hr/notes.md", None)
+    assert (await the_document(bench.pool, tenant, "hr/notes.md", "wiki")).erased
 
 
 async def test_a_name_that_two_tenants_have_is_asked_about(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -228,6 +229,11 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(wo
     assert {"Kafka documents.live.v1", "Kafka dead-letters.v1", "backups of Postgres"} <= {
         one["where"] for one in told["remains"] if one["until"]
     }
+    await space.execute(  # left by a command that was cut off
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES ('acme', 'x', %s, '{}')", [NAME]
+    )
+    code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--yes", "--json")
+    assert (code, told["already_erased"], told["erased"].get("postgres documents")) == (0, True, None)
     code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
     assert code == 0
     assert told["erased"]["postgres memberships"] == 1
@@ -250,9 +256,15 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(wo
 async def test_of_a_forgotten_tenant_nothing_is_left(working: Space) -> None:
     space = working
     await plant(space)
-    other = written("kept.md", "of somebody else").model_copy(update={"tenant": "globex"})
+    ahead = {"tenant": "globex", "observed_at": now() + timedelta(minutes=3)}
+    other = written("kept.md", "of somebody else").model_copy(update=ahead)
     await space.publish(other)
     await space.settled([other])
+    with pytest.raises(AssertionError, match="changed meanwhile"):
+        await space.penstock("forget", "document", "kept.md", "--tenant", "globex", "--yes", "--json", "--wait", "60")
+    assert await space.query(
+        "SELECT title, text FROM documents d JOIN document_bodies b ON b.document_id = d.id WHERE tenant = 'globex'"
+    ) == [("kept.md", "of somebody else")], "a living document is not touched"  # fmt: skip
     code, told = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
     assert code == 0
     assert told["erased"]["postgres documents"] == 2

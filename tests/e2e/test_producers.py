@@ -341,3 +341,17 @@ def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeyp
     assert typed("add", "wiki", "--allow", "acme/wiki").exit_code == 0, "it may come back with another key"
     everything = {one["producer"]: one["keys"] for one in json.loads(typed("list", "--all", "--json").stdout)}
     assert [key["in_force"] for key in everything["wiki"]] == [False, True]
+
+
+async def test_a_producer_that_lapsed_comes_back_without_its_old_keys(space: Space) -> None:
+    await enrol(space, "theirs", "acme/wiki", until=now() + timedelta(hours=1))
+    await space.execute("UPDATE producers SET valid_until = now() WHERE name = 'theirs'")
+    await enrol(space, "theirs", "acme/wiki")
+    ended = "SELECT valid_until <= now() FROM producer_keys ORDER BY created_at"
+    assert await space.query(ended) == [(True,), (None,)]
+    await space.execute("UPDATE producers SET valid_until = now() WHERE name = 'theirs'")
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await producers.remove(connection, "theirs")
+        with pytest.raises(producers.Refused):
+            await producers.remove(connection, "theirs")
+    assert await space.query(ended) == [(True,), (True,)]

@@ -96,6 +96,8 @@ def test_what_the_ledger_holds_already_needs_no_chunking() -> None:
 SCRIPTS = [
     "javascript:alert(1)", "JavaScript://x/%0aalert(1)", "java\tscript:alert(1)", " javascript:alert(1)",
     "data:text/html,<script>", "vbscript:x", "//evil.example", "https:evil", "http://a\nb", "",
+    "file://evil.example/share/a.pdf", "file:////evil.example/share", "file://localhost//evil.example/share",
+    "file:///a/..//evil.example/share", "file:///\\evil.example\\share", "file:\\\\evil.example\\share", "file://",
 ]  # fmt: skip
 
 
@@ -106,7 +108,17 @@ def test_an_address_that_is_a_script_is_dropped_and_the_document_accepted(addres
     assert (arrival.fields.source_url, arrival.has_lost_its_address) == (None, True)
 
 
-@pytest.mark.parametrize("address", ["https://wiki.example.org/a?b=c#d", "HTTP://x", "file:///srv/a%20b.pdf", None])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://wiki.example.org/a?b=c#d",
+        "HTTP://x",
+        "file:///srv/a%20b.pdf",
+        "file://localhost/a.md",
+        "file:///C:/a.md",
+        None,
+    ],
+)
 def test_an_address_that_a_person_can_open_is_kept(address: str | None) -> None:
     arrival = read(upsert(source_url=address))
     assert arrival.fields is not None

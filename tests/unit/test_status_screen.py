@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from pipeline.cli import status_look
 from pipeline.cli.status_look import ready
 from pipeline.cli.status_screen import line, screen, trouble
 
@@ -61,7 +64,7 @@ WELL: dict[str, Any] = {
     "embedding": [{"purpose": "document", "tokens": 120_000, "cost": 1.25}],
     "producers": {"mode": "enforce", "enrolled": 3, "refused_in_a_day": 2},
     "canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 12.0, "keywords": 11.0}}],
-    "extraction": {"files": "confined", "kernel": "Landlock 7, seccomp"},
+    "extraction": {"files": "confined", "kernel": "Landlock 7, seccomp", "of": "the connectors worker"},
     "away": [],
 }  # fmt: skip
 
@@ -124,10 +127,7 @@ def worker(**changes: Any) -> list[dict[str, Any]]:
             {"canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 900.0}}]},
             "the canary of wiki is not found",
         ),
-        (
-            {"extraction": {"files": "refused", "kernel": "no Landlock, seccomp"}},
-            "files are refused: this machine has no Landlock",
-        ),
+        ({"skipped": [{"source": "folder", "code": "unconfined", "documents": 3}]}, "3 files wait for a connectors"),
     ],
 )
 def test_what_needs_somebody_stands_in_the_first_line(parts: dict[str, Any], says: str) -> None:
@@ -136,6 +136,39 @@ def test_what_needs_somebody_stands_in_the_first_line(parts: dict[str, Any], say
     assert says in trouble(told)[0]
     assert says in text(told).splitlines()[0]
     assert says in line(told)
+
+
+def test_a_machine_that_cannot_confine_readers_is_no_trouble_until_a_file_needs_one() -> None:
+    told = changed(extraction={"files": "refused", "kernel": "no Landlock, seccomp", "of": "this machine"})
+    assert trouble(told) == []
+    assert "refused (no Landlock, seccomp), says this machine" in text(told)
+
+
+@pytest.mark.parametrize(
+    ("answer", "of"),
+    [
+        (b'{"extraction": {"files": "refused", "kernel": "no Landlock, no seccomp"}}', "the connectors worker"),
+        (b'{"stages": []}', "this machine"),
+        (b"[]", "this machine"),
+    ],
+)
+async def test_how_files_are_read_is_what_the_connectors_worker_says(answer: bytes, of: str) -> None:
+    class Status(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/status"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Status) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        one = {"name": "connectors", "ready": True, "health": f"http://127.0.0.1:{server.server_port}"}
+        told = await status_look._extraction([{"name": "detect", "ready": True, "health": ""}, one])
+        server.shutdown()
+    assert told["of"] == of
+    assert (told["kernel"] == "no Landlock, no seccomp") is (of == "the connectors worker")
 
 
 def test_why_a_stage_stands_still_is_told() -> None:

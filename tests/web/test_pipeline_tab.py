@@ -46,6 +46,7 @@ async def kafka(stack: Stack) -> AsyncIterator[KafkaSettings]:
 async def lived(site: Site) -> Site:
     """A day's life: documents that became searchable hour by hour, connectors, an audit, dead letters."""
     library = site.library
+    await library.pool.check()  # another test may have killed the server since the site was made
     await library.put(*(document(f"past/{n}", f"What happened at {n}.", tenant="busy") for n in range(96)))
     await library.execute("UPDATE documents SET changed_at = received_at - interval '2 seconds'")
     dice = random.Random(7)

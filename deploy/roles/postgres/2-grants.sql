@@ -56,7 +56,6 @@ GRANT SELECT
     TO penstock_worker, penstock_query;
 
 -- … and goes by age, as whatever else does (pipeline/retention.py).
-GRANT DELETE ON dead_letters, dead_letter_trail TO penstock_worker;
 GRANT EXECUTE ON FUNCTION erase_by_age TO penstock_worker;
 
 -- What became of one document at its source is told by `penstock why`.

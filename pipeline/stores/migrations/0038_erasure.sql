@@ -24,7 +24,7 @@ CREATE INDEX connector_asks_age ON connector_asks (done_at) WHERE done_at IS NOT
 CREATE FUNCTION erase_by_age(kind text, days double precision, most integer) RETURNS SETOF integer
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, public, pg_temp AS $$
 DECLARE
-    before timestamptz := clock_timestamp() - make_interval(secs => days * 86400);
+    before timestamptz := clock_timestamp() - make_interval(secs => greatest(days, 1) * 86400);  -- never all
 BEGIN
     CASE kind
         WHEN 'memberships' THEN RETURN QUERY  -- and what their connector remembers of them
@@ -39,6 +39,13 @@ BEGIN
                     AND p.observed_at <= g.observed_at
             )
             SELECT 1 FROM gone;
+        WHEN 'dead_letters' THEN RETURN QUERY  -- and their trail, which nobody else may delete
+            WITH old AS (
+                SELECT d.id FROM dead_letters d WHERE d.at < before ORDER BY d.at, d.id LIMIT most
+            ), trail AS (
+                DELETE FROM dead_letter_trail t USING old WHERE t.letter_id = old.id
+            )
+            DELETE FROM dead_letters l USING old WHERE l.id = old.id RETURNING 1;
         WHEN 'connector_items' THEN RETURN QUERY
             DELETE FROM connector_items WHERE (tenant, source, external_id) IN (
                 SELECT i.tenant, i.source, i.external_id FROM connector_items i
