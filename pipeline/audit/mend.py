@@ -122,7 +122,7 @@ class Mender:
         async with aclosing(self._examiner.confirmed(d for d in documents if d != NOWHERE)) as verdicts:
             async for verdict in verdicts:
                 if verdict.wanted is None:
-                    done += await self._remove(verdict.document, verdict.strangers)
+                    done += await self._remove([verdict.document], verdict.strangers)
                 elif await self._doubt(verdict, verdict.wanted, embed=embed):
                     done += verdict.document not in unreachable
                     hints.append((verdict.wanted.identity, self._generation.name, LANE))
@@ -174,21 +174,26 @@ class Mender:
                 await ledger.standings(connection, self._generation, [document], lock=True)
                 return bool(await repair.insert_rows_again(connection, self._generation, lost))
 
-    async def remove_entries(self, document: UUID) -> bool:
-        """Of a document that the ledger never heard of; returns whether that is still so."""
-        return await self._remove(document, ("keywords",))
+    async def remove_entries(self, documents: Sequence[UUID]) -> None:
+        """Of documents that the ledger never heard of, unless it has by now: together, as each refresh takes time."""
+        for first in range(0, len(documents), MEND_DOCUMENTS):
+            await self._remove(documents[first : first + MEND_DOCUMENTS], ("keywords",))
 
-    async def _remove(self, document: UUID, strangers: Collection[str]) -> bool:
-        """A document that the ledger never heard of: take its chunks out of the stores."""
+    async def _remove(self, documents: Sequence[UUID], strangers: Collection[str]) -> bool:
+        """Documents that the ledger never heard of: take their chunks out of the stores. Returns whether there were
+        any."""
         with translated("repair"):
-            async with self._pool.connection() as connection, repair.unheard_of(connection, document) as mine:
-                if not mine:
+            async with self._pool.connection() as connection, repair.unheard_of(connection, documents) as unknown:
+                if not unknown:
                     return False
                 if "vectors" in strangers:
-                    await repair.delete_rows_of(connection, self._generation, document)
+                    for document in unknown:
+                        await repair.delete_rows_of(connection, self._generation, document)
                 if "keywords" in strangers:
                     index = self._generation.keyword_index
-                    found = await self._keywords.versions(index, document)
+                    found: dict[UUID, int] = {}
+                    for document in unknown:
+                        found |= await self._keywords.versions(index, document)
                     seq = await repair.draw(connection, max(found.values(), default=0))
                     await self._keywords.apply([Write(index, i, seq, None) for i in found])
                     await self._keywords.refreshed(index)  # the next audit shall not find them any more

@@ -7,6 +7,7 @@ import asyncio
 from contextlib import aclosing
 from time import monotonic
 from typing import get_args
+from uuid import UUID
 
 import structlog
 from elasticsearch import AsyncElasticsearch
@@ -172,13 +173,15 @@ class IndexGuard:
         documents = await examiner.following(known.position)
         mender = Mender(examiner, self._keywords, self._producer)
         doubted: list[Verdict] = []
+        strangers: list[UUID] = []
         async with aclosing(examiner.examine(ranges_end(documents, known.position), documents)) as verdicts:
             async for verdict in verdicts:
                 if verdict.wanted is None:
                     if "keywords" in verdict.strangers and verdict.document != NOWHERE:
-                        await mender.remove_entries(verdict.document)
+                        strangers.append(verdict.document)
                 elif not _is_right(verdict):
                     doubted.append(verdict)
+        await mender.remove_entries(strangers)
         if doubted:
             await self._doubt(generation, doubted)
         await index_fence.compared(connection, known, documents[-1] if documents else None)

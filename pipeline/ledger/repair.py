@@ -114,19 +114,18 @@ async def forget_content(connection: Connection, document: UUID) -> None:
 
 
 @asynccontextmanager
-async def unheard_of(connection: Connection, document: UUID) -> AsyncIterator[bool]:
-    """Whether the ledger does not know this document, and a lock on that: a stub that is taken back before the end of
-    the transaction, for which whoever brings the document to life meanwhile waits."""
+async def unheard_of(connection: Connection, documents: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
+    """Which of these documents the ledger does not know, and a lock on that: stubs that are taken back before the end
+    of the transaction, for which whoever brings such a document to life meanwhile waits."""
     async with connection.transaction():
         cursor = await connection.execute(
-            "INSERT INTO documents (id, tenant, source, external_id) VALUES (%s, '', '', %s)"
-            " ON CONFLICT (id) DO NOTHING",
-            [document, str(document)],
+            "INSERT INTO documents (id, tenant, source, external_id) SELECT one, '', '', one::text"
+            " FROM unnest(%s::uuid[]) AS one ORDER BY 1 ON CONFLICT (id) DO NOTHING RETURNING id",
+            [list(documents)],
         )
-        mine = cursor.rowcount == 1
-        yield mine
-        if mine:
-            await connection.execute("DELETE FROM documents WHERE id = %s", [document])
+        unknown = [id_ for (id_,) in await cursor.fetchall()]
+        yield unknown
+        await connection.execute("DELETE FROM documents WHERE id = ANY(%s)", [unknown])
 
 
 async def delete_rows_of(connection: Connection, generation: Generation, document: UUID) -> int:

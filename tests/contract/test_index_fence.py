@@ -286,6 +286,31 @@ async def test_ordinary_work_on_an_index_is_no_change(audited: Audited) -> None:
     assert await change_of(audited) is None
 
 
+async def test_an_index_that_is_away_does_not_hold_up_another_one(audited: Audited) -> None:
+    library = audited.library
+    await library.put(document("d", text("d")))
+    guard = guard_of(audited)
+    await guard.look()
+    await library.execute(
+        "INSERT INTO generations SELECT (jsonb_populate_record(g, jsonb_build_object("
+        " 'name', 'a', 'keyword_index', 'a-that-is-away', 'chunk_table', 'a', 'state', 'building'))).*"
+        " FROM generations g"
+    )
+    await library.execute(
+        "INSERT INTO keyword_indexes (keyword_index, index_uuid, shards, changes, change, changed_at)"
+        " VALUES ('a-that-is-away', 'uuid', '{}', 1, 'recreated', now())"
+    )
+    await Remade().happens(audited)
+    for n in range(3):
+        stranger = {"document_id": str(document_id("x", "y", f"{n}"))}
+        await library.es.index(index=audited.index, id=str(uuid4()), document=stranger)
+    with pytest.raises(Misconfigured, match="a-that-is-away"):
+        await guard.finish(30)
+    await audited.waking.rest()
+    assert shown(await search(audited, mode="keyword")) == {"d"}
+    assert await Keywords(library.es).count(audited.index) == len(await entries(audited, "d")), "no stranger is left"
+
+
 async def test_a_worker_that_repairs_nothing_still_says_so(audited: Audited) -> None:
     await audited.library.put(document("d", text("d")))
     looking = guard_of(audited)
