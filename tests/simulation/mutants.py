@@ -148,7 +148,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("recover replays nothing", _RECOVER, "return {p: log.since for p", "return {p: log.end for p"),
     Mutant("recover leaves the sequence where it was", _RECOVER, "after = max(before, drawn, highest)", "after = before", ("tests/contract/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",)),
     Mutant("recover forgets that detect lagged", _RECOVER, "min(since, found.get(lane, BEGINNING))", "since", ("tests/contract/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",)),
-    Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove(verdict.document, verdict.strangers)", "pass", (_SAFEGUARDS,)),
+    Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove([verdict.document], verdict.strangers)", "pass", (_SAFEGUARDS,)),
     Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),", ("tests/unit/test_audit.py",)),
     # Queries
     Mutant("groups that were observed earlier come back", _IDENTITIES, " WHERE excluded.observed_at >= m.observed_at", "", (_SEARCH + "::test_groups_that_were_observed_earlier_do_not_come_back",)),

@@ -263,19 +263,22 @@ async def _forget_manifest(tx: Transaction, p: Any) -> int:
     return 1
 
 
-@statement("INSERT INTO documents (id, tenant, source, external_id) VALUES (%s, '', '', %s)")
-async def _stub(tx: Transaction, p: Any) -> int:
-    if tx.get("documents", p[0]) is not None or await tx.lock("documents", p[0]) is not None:
-        return 0
-    names = {"tenant": "", "source": "", "external_id": p[1], "received_at": tx.began}
-    await tx.put("documents", {**NEW_DOCUMENT, **names}, p[0])
-    return 1
+@statement("INSERT INTO documents (id, tenant, source, external_id) SELECT one, '', '', one::text")
+async def _stubs(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    inserted = []
+    for id_ in sorted(p[0]):
+        if tx.get("documents", id_) is None and await tx.lock("documents", id_) is None:
+            names = {"tenant": "", "source": "", "external_id": str(id_), "received_at": tx.began}
+            await tx.put("documents", {**NEW_DOCUMENT, **names}, id_)
+            inserted.append((id_,))
+    return inserted
 
 
-@statement("DELETE FROM documents WHERE id = %s")
+@statement("DELETE FROM documents WHERE id = ANY(%s)")
 async def _take_back(tx: Transaction, p: Any) -> int:
-    await tx.put("documents", None, p[0])
-    return 1
+    for id_ in p[0]:
+        await tx.put("documents", None, id_)
+    return len(p[0])
 
 
 @statement("DELETE FROM chunks_g1 WHERE document_id = %s")

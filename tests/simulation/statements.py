@@ -95,7 +95,7 @@ _KNOWN_COLUMNS = (
 )  # fmt: skip
 
 
-@statement("INSERT INTO documents (id, tenant, source, external_id) SELECT")
+@statement("INSERT INTO documents (id, tenant, source, external_id) SELECT *")
 async def _insert_documents(tx: Transaction, p: Any) -> int:
     inserted = 0
     for id_, tenant, source, external_id in zip(*p, strict=True):
