@@ -1,4 +1,4 @@
-"""docs/guarantees.md and docs/retention.md name tests and settings that exist: a promise does not outlive its proof."""
+"""docs/guarantees.md, security.md and retention.md name tests and settings that exist: no claim outlives its proof."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from topics.registry import DAY_MS, DEAD_LETTERS
 
 ROOT = Path(__file__).parent.parent.parent
 RETENTION = (ROOT / "docs" / "retention.md").read_text()
-TEXTS = (ROOT / "docs" / "guarantees.md").read_text() + RETENTION
+SECURITY = (ROOT / "docs" / "security.md").read_text()
+TEXTS = (ROOT / "docs" / "guarantees.md").read_text() + SECURITY + RETENTION
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", TEXTS)))
 
 
@@ -27,6 +28,17 @@ def test_every_guarantee_names_its_proof() -> None:
     rows = [line for line in (ROOT / "docs" / "guarantees.md").read_text().splitlines() if line.startswith("| **")]
     assert len(rows) > 20
     assert all("`tests/" in row for row in rows)
+
+
+def test_every_threat_names_its_proof() -> None:
+    threats = SECURITY.partition("\n## Threats\n")[2].partition("\n## ")[0]
+    lines = [line for line in threats.splitlines() if line.startswith("|") and not line.startswith("|---")]
+    rows = [line for line in lines if not line.endswith("| proved by | remains |")]
+    assert len(rows) > 20
+    for row in rows:
+        cells = row.strip("|").split(" | ")
+        assert len(cells) == 4, f"attack | is stopped by | proved by | remains: {row}"
+        assert "`tests/" in cells[2], row
 
 
 def test_the_table_of_retention_names_every_setting_and_only_those() -> None:
