@@ -48,7 +48,7 @@ class Withdrawal:
     async def extent(self) -> Extent:
         """Documents that are alive in the ledger or published, and principals with groups."""
         [(documents, principals)] = await self._all(
-            "SELECT (SELECT count(*) FROM (SELECT external_id FROM documents WHERE tenant = %(tenant)s"
+            "SELECT (SELECT count(*) FROM (SELECT external_id FROM documents WHERE tenant = %(tenant)s"  # noqa: S608 — constants of this module
             " AND source = %(source)s AND deleted_at IS NULL AND version IS NOT NULL"
             f" UNION SELECT external_id FROM connector_items WHERE {_PUBLISHED}) d),"
             " (SELECT count(*) FROM (SELECT principal FROM memberships WHERE tenant = %(tenant)s"
@@ -72,7 +72,7 @@ class Withdrawal:
         documents = 0
         after = ""
         while page := await self._all(
-            f"SELECT external_id, version FROM connector_items WHERE {_PUBLISHED} AND external_id > %(after)s"
+            f"SELECT external_id, version FROM connector_items WHERE {_PUBLISHED} AND external_id > %(after)s"  # noqa: S608 — constants of this module
             " ORDER BY external_id LIMIT %(page)s",
             after=after,
         ):
@@ -98,7 +98,7 @@ class Withdrawal:
             " WHERE tenant = %(tenant)s AND source = %(source)s"
         )
         for table in ("connector_groups", "connector_principals", "connector_memory"):
-            await self._all(f"DELETE FROM {table} WHERE tenant = %(tenant)s AND source = %(source)s")
+            await self._all(f"DELETE FROM {table} WHERE tenant = %(tenant)s AND source = %(source)s")  # noqa: S608 — names listed here
         if self.source == INGESTED:
             await self._all("DELETE FROM connector_items WHERE tenant = %(tenant)s AND source = %(source)s AND gone")
         return Extent(documents, principals)

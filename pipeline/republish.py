@@ -31,7 +31,7 @@ _PUBLISH_AGAIN = f"""
     SET fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp()
     FROM ({_DIFFERS}) theirs
     WHERE (mine.tenant, mine.source, mine.external_id) = (theirs.tenant, theirs.source, theirs.external_id)
-"""
+"""  # noqa: S608 — constants of this module
 _DELETE_AGAIN = """
     UPDATE connector_items i
     SET gone = false, fingerprint = NULL, stat = NULL, revision = NULL, in_doubt_since = clock_timestamp(),

@@ -65,7 +65,7 @@ _FRESHNESS = f"""{_FRESH}
         percentile_disc(0.99) WITHIN GROUP (ORDER BY f.seconds)::float8,
         (SELECT count(*) FROM (SELECT FROM taken GROUP BY n HAVING count(*) >= %(most)s) full_slices)
     FROM slices s LEFT JOIN fresh f ON f.n = s.n GROUP BY 1 ORDER BY 1
-"""
+"""  # noqa: S608 — constants of this module
 
 
 async def freshness(connection: Connection, generation: Generation, now: datetime) -> dict[str, Any]:
@@ -101,7 +101,7 @@ async def fresh_by_source(connection: Connection, generation: Generation, now: d
         SELECT source, count(*), percentile_disc(0.5) WITHIN GROUP (ORDER BY seconds)::float8,
             percentile_disc(0.99) WITHIN GROUP (ORDER BY seconds)::float8
         FROM fresh GROUP BY GROUPING SETS ((), (source))
-        ORDER BY grouping(source) DESC, 2 DESC, 1 LIMIT %(sources)s + 1""".encode(),
+        ORDER BY grouping(source) DESC, 2 DESC, 1 LIMIT %(sources)s + 1""".encode(),  # noqa: S608 — constants of this module
         values,
     )
     told = [

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 
 from connectors.clock import Clock
 from connectors.conform.watched import Record, Watched, Witness
@@ -204,7 +204,7 @@ class Trial:
             )
         }
 
-    async def _documents(self, where: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    async def _documents(self, where: LiteralString, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
         held = (
             "(SELECT ARRAY(SELECT m.source || '/' || g FROM memberships m, unnest(m.groups) g WHERE m.tenant = %s"
             " AND m.principal = %s) || (%s || '/user:' || %s) AS tags) held"
@@ -214,7 +214,7 @@ class Trial:
         with translated("the ledger"):
             async with self.pool.connection() as connection:
                 cursor = await connection.execute(
-                    f"SELECT d.external_id FROM documents d JOIN access_sets a ON a.id = d.access_id, {held}"
+                    f"SELECT d.external_id FROM documents d JOIN access_sets a ON a.id = d.access_id, {held}"  # noqa: S608 — callers hand literals
                     f" WHERE d.tenant = %s AND d.deleted_at IS NULL AND d.version IS NOT NULL AND {where}".encode(),
                     [*parameters, self.tenant],
                 )
@@ -295,4 +295,4 @@ async def _swept_up(made: Trial) -> None:
     with translated("connectors"):
         async with made.pool.connection() as connection:
             for table in tables:
-                await connection.execute(f"DELETE FROM {table} WHERE tenant = %s".encode(), [made.tenant])
+                await connection.execute(f"DELETE FROM {table} WHERE tenant = %s".encode(), [made.tenant])  # noqa: S608 — names listed here

@@ -188,7 +188,7 @@ class MembershipTables:
     async def _groups(self, connection: Connection, tags: Collection[str] | None) -> dict[str, Held]:
         """tags None: all."""
         cursor = await connection.execute(
-            "SELECT tag, members, of, observed_at FROM connector_groups WHERE tenant = %s AND source = %s"
+            "SELECT tag, members, of, observed_at FROM connector_groups WHERE tenant = %s AND source = %s"  # noqa: S608 — literals of this function
             + ("" if tags is None else " AND tag = ANY(%s)"),
             [*self._instance, *([] if tags is None else [list(tags)])],
         )
@@ -197,7 +197,7 @@ class MembershipTables:
     async def _published(self, connection: Connection, principals: Sequence[str] | None) -> dict[str, Published]:
         """principals None: all."""
         cursor = await connection.execute(
-            "SELECT principal, digest, observed_at FROM connector_principals WHERE tenant = %s AND source = %s"
+            "SELECT principal, digest, observed_at FROM connector_principals WHERE tenant = %s AND source = %s"  # noqa: S608 — literals of this function
             + ("" if principals is None else " AND principal = ANY(%s)"),
             [*self._instance, *([] if principals is None else [list(principals)])],
         )
@@ -249,7 +249,7 @@ class MembershipTables:
         """(name, tag of a group that has the name in this column). Read by the column's index."""
         condition: LiteralString = "members @> ARRAY[name]" if column == "members" else "of @> ARRAY[name]"
         cursor = await connection.execute(
-            "SELECT name, tag FROM unnest(%s::text[]) name CROSS JOIN LATERAL"
+            "SELECT name, tag FROM unnest(%s::text[]) name CROSS JOIN LATERAL"  # noqa: S608 — literals of this function
             f" (SELECT tag FROM connector_groups WHERE tenant = %s AND source = %s AND {condition}) holding",
             [list(names), *self._instance],
         )

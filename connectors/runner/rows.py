@@ -88,7 +88,7 @@ class Rows:
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
-                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
+                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",  # noqa: S608 — constants of this module
                     [*self._me, list(ids)],
                 )
                 return {row.external_id: row async for row in cursor}
@@ -148,7 +148,7 @@ class Rows:
                         in_doubt_since = CASE WHEN mine.in_doubt_since > %s THEN mine.in_doubt_since
                             ELSE EXCLUDED.in_doubt_since END,
                         swept_at = EXCLUDED.swept_at, unlisted_since = NULL
-                    """,
+                    """,  # noqa: S608 — constants of this module
                     [(*self._me, *_values(row), stamp, stamp, stamp) for row in rows],
                 )
                 await keep_stamp(connection, *self._me, stamp)
@@ -237,7 +237,7 @@ class Rows:
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
-                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s"
+                    f"SELECT {_READ} FROM connector_items WHERE tenant = %s AND source = %s AND external_id > %s"  # noqa: S608 — constants of this module
                     " ORDER BY external_id LIMIT %s",
                     [*self._me, after, limit],
                 )

@@ -134,7 +134,7 @@ class State:
         with translated("connectors"):
             async with self._pool.connection() as connection:
                 done = await connection.execute(
-                    f"UPDATE connectors SET {assignments} WHERE tenant = %s AND source = %s AND epoch = %s",
+                    f"UPDATE connectors SET {assignments} WHERE tenant = %s AND source = %s AND epoch = %s",  # noqa: S608 — callers hand literals
                     [*parameters, *self._me, self.holder.epoch],
                 )
                 if not done.rowcount:

@@ -9,6 +9,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from uuid import UUID
 
+from psycopg import sql
+
 from pipeline.audit import runs
 from pipeline.audit import wanted as ledger
 from pipeline.audit.compare import NOWHERE, Kind, Place, Wanted
@@ -271,5 +273,7 @@ def _doubted(ids: Collection[tuple[Place, Kind]], wanted: Wanted) -> list[Store]
 
 
 async def _rows_of(connection: Connection, table: str, document: UUID) -> list[UUID]:
-    cursor = await connection.execute(f'SELECT id FROM "{table}" WHERE document_id = %s ORDER BY id', [document])
+    cursor = await connection.execute(
+        sql.SQL("SELECT id FROM {} WHERE document_id = %s ORDER BY id").format(sql.Identifier(table)), [document]
+    )
     return [id_ for (id_,) in await cursor.fetchall()]

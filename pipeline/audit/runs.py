@@ -48,7 +48,7 @@ async def start(connection: Connection, generation: str, scope: RunScope, since:
             [generation, scope, RUNS_KEPT],
         )
         cursor = await connection.execute(
-            f"INSERT INTO audit_runs (generation, scope, since) VALUES (%s, %s, %s) RETURNING {_RUN}",
+            f"INSERT INTO audit_runs (generation, scope, since) VALUES (%s, %s, %s) RETURNING {_RUN}",  # noqa: S608 — constants of this module
             [generation, scope, since],
         )
         run = Run(*_first(await cursor.fetchone()))
@@ -68,7 +68,7 @@ async def start(connection: Connection, generation: str, scope: RunScope, since:
 async def unfinished(connection: Connection) -> Run:
     """The newest run that was interrupted, without what it found beyond its position. Raises Misconfigured."""
     cursor = await connection.execute(
-        f"SELECT {_RUN} FROM audit_runs WHERE finished_at IS NULL AND scope <> 'background' ORDER BY id DESC LIMIT 1"
+        f"SELECT {_RUN} FROM audit_runs WHERE finished_at IS NULL AND scope <> 'background' ORDER BY id DESC LIMIT 1"  # noqa: S608 — constants of this module
     )
     row = await cursor.fetchone()
     if row is None:
@@ -186,7 +186,7 @@ async def background(connection: Connection) -> tuple[Run | None, float]:
     """The background run that goes on, and in how many seconds its next page is due. None: a new round has to begin
     (a round takes ROUND_SECONDS at least)."""
     cursor = await connection.execute(
-        f"SELECT {_RUN}, extract(epoch FROM next_at - clock_timestamp())::float8 FROM audit_runs"
+        f"SELECT {_RUN}, extract(epoch FROM next_at - clock_timestamp())::float8 FROM audit_runs"  # noqa: S608 — constants of this module
         " WHERE scope = 'background' AND finished_at IS NULL"
         " AND generation IN (SELECT name FROM generations WHERE state <> 'retired') ORDER BY id LIMIT 1"
     )
@@ -230,7 +230,7 @@ async def divergent(connection: Connection) -> dict[tuple[Place, Kind], int]:
         JOIN newest latest ON latest.generation = r.generation AND latest.n = 1
         WHERE NOT d.repaired AND (r.n = 1 OR r.n = 2 AND latest.finished_at IS NULL
             AND (latest.position IS NULL OR d.document_id > latest.position))
-        GROUP BY d.store, d.kind"""
+        GROUP BY d.store, d.kind"""  # noqa: S608 — constants of this module
     )
     return {(store, kind): n for store, kind, n in await cursor.fetchall()}
 

@@ -43,7 +43,7 @@ async def next_documents(
     scope = "JOIN audit_documents s ON s.document_id = d.id AND s.run_id = %(run)s" if run is not None else ""
     cursor = await connection.execute(
         _SIZES.format(
-            page=f"SELECT d.id FROM documents d {scope} WHERE d.id > %(after)s ORDER BY d.id LIMIT %(limit)s"
+            page=f"SELECT d.id FROM documents d {scope} WHERE d.id > %(after)s ORDER BY d.id LIMIT %(limit)s"  # noqa: S608 — literals of this function
         ).encode(),
         {"generation": generation.name, "after": after or NOWHERE, "limit": limits.documents, "run": run},
     )

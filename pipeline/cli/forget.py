@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, LiteralString
 from uuid import UUID
 
 import typer
@@ -210,7 +210,7 @@ class Work:
         chunks = await self._judged(tenant, [id_])
         stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
         await self._until(
-            "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"
+            "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"  # noqa: S608 — constants of this module
             f" AND {_SETTLED})", "the document's deletion", id=id_, stamp=stamp,
         )  # fmt: skip
         if not await self._erase_documents(tenant, source, {id_: name}, chunks):
@@ -238,7 +238,7 @@ class Work:
         await one.whole()
         [(sent,)] = await self._all("SELECT clock_timestamp()")
         await self._until(
-            "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="
+            "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="  # noqa: S608 — constants of this module
             f" %(source)s AND NOT ({_SETTLED}))"
             " FROM handled WHERE stage IN ('detect', 'identities') AND until > %(sent)s",
             f"the deletions of source {name}", tenant=tenant, source=name, sent=sent,
@@ -288,9 +288,12 @@ class Work:
         await self._author(tenant, name)
         await self._tombstones(tenant, {source: [name] for (source,) in rows})
         await self._erase("person", scope)
-        named = "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags)"
-        named += " tag WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)"
-        await self._access_sets(tenant, named, tag=f"user:{name}")
+        await self._access_sets(
+            tenant,
+            "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags) tag"
+            " WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)",
+            tag=f"user:{name}",
+        )
 
     async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
         from pipeline.kafka import security
@@ -381,7 +384,7 @@ class Work:
 
         made_from = await self._all(
             " UNION ".join(
-                f"SELECT answer_id FROM {table} WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]"
+                f"SELECT answer_id FROM {table} WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]"  # noqa: S608 — names listed here
                 for table in ("answer_reviews", "answer_provenance", "conversation_provenance")
             ),
             tenant=tenant, ids=list(ids),
@@ -414,12 +417,14 @@ class Work:
             "NOT EXISTS (SELECT FROM documents d WHERE d.tenant = access_sets.tenant AND d.access_id = access_sets.id)",
         )
 
-    async def _access_sets(self, tenant: str, which: str, **given: Any) -> None:
+    async def _access_sets(self, tenant: str, which: LiteralString, **given: Any) -> None:
         from pipeline.ledger.personal import erase_access_sets
         from pipeline.stores.postgres import translated
 
         found = await self._all(
-            f"SELECT id FROM access_sets WHERE tenant = %(tenant)s AND ({which})", tenant=tenant, **given
+            f"SELECT id FROM access_sets WHERE tenant = %(tenant)s AND ({which})",  # noqa: S608 — callers hand literals
+            tenant=tenant,
+            **given,
         )
         if found:
             with translated("erasure"):
@@ -469,7 +474,7 @@ class Work:
                         "UPDATE index_state SET next_at = now() WHERE document_id = %s AND store = 'keywords'", [id_]
                     )
         await self._until(
-            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",
+            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",  # noqa: S608 — constants of this module
             "the author's documents", ids=list(ids), wanted=len(ids),
         )  # fmt: skip
         self.erased["elasticsearch authors"] += len(ids)

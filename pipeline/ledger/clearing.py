@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal, LiteralString
 from uuid import UUID
 
 from psycopg import sql
@@ -45,9 +45,14 @@ async def clear_rows(connection: Connection, retired: Generation) -> None:
         after = batch[-1]
 
 
-async def _batch(connection: Connection, table: str, names: dict[str, Any], condition: str = "") -> list[UUID]:
+async def _batch(
+    connection: Connection,
+    table: Literal["index_state", "manifests"],
+    names: dict[str, Any],
+    condition: LiteralString = "",
+) -> list[UUID]:
     cursor = await connection.execute(
-        f"SELECT document_id FROM {table} WHERE generation = %(retired)s AND document_id > %(after)s {condition}"
+        f"SELECT document_id FROM {table} WHERE generation = %(retired)s AND document_id > %(after)s {condition}"  # noqa: S608 — callers hand literals
         " ORDER BY document_id LIMIT %(limit)s",
         names,
     )

@@ -98,7 +98,7 @@ _WANT = f"""
     WHERE d.id = ANY(%(ids)s) AND d.seq > 0
     ORDER BY d.id
     ON CONFLICT DO NOTHING RETURNING document_id
-"""
+"""  # noqa: S608 — constants of this module
 """Of a store that is made anew: everything is wanted. A document that nobody may read has nothing in an empty store."""
 _SHARE = """
     INSERT INTO index_state AS mine (document_id, generation, store, want_seq, seq, settled_at, pending_since, next_at,

@@ -38,13 +38,13 @@ def _generation(row: tuple[Any, ...]) -> Generation:
 
 async def writable(connection: Connection) -> list[Generation]:
     """Every generation that follows the ledger: building, active, previous (so that rollback is never stale)."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state <> 'retired' ORDER BY name")
+    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state <> 'retired' ORDER BY name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
 
 async def active(connection: Connection) -> Generation:
     """The generation that queries use. Raises Misconfigured when there is none."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")
+    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
     row = await cursor.fetchone()
     if row is None:
         raise Misconfigured("no active generation: run `penstock migrate`")
@@ -63,7 +63,7 @@ async def ensure_first(
     where the embedder's model is; noted for every living generation of that model that does not know it yet."""
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", [GENERATIONS_LOCK])
-        cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")
+        cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations WHERE state = 'active'")  # noqa: S608 — constants of this module
         row = await cursor.fetchone()
         if row is not None:
             generation = _generation(row)
@@ -102,7 +102,8 @@ async def add(connection: Connection, generation: Generation) -> None:
         "service": Jsonb(asdict(generation.service)) if generation.service else None,
     }
     await connection.execute(
-        f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})", values
+        f"INSERT INTO generations ({_COLUMNS}) VALUES ({', '.join(f'%({c})s' for c in values)})",  # noqa: S608 — columns of this module, and placeholders
+        values,
     )
 
 
@@ -113,7 +114,7 @@ async def note_service(connection: Connection, name: str, service: EmbeddingServ
 
 async def every(connection: Connection) -> list[Generation]:
     """All of them, retired ones too, the oldest first."""
-    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")
+    cursor = await connection.execute(f"SELECT {_COLUMNS} FROM generations ORDER BY created_at, name")  # noqa: S608 — constants of this module
     return [_generation(row) for row in await cursor.fetchall()]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, LiteralString
 from uuid import UUID
 
 from pipeline.core.identity import document_id
@@ -93,21 +93,21 @@ _TABLES = """
         ON again.id = l.topic || ':' || l.replayed_partition || ':' || l.replayed_offset
 """
 """A letter's id is where its record stood, so the letter that a replayed record became needs no column."""
-_WHERE = """
+_WHERE: LiteralString = """
     (%(stage)s::text IS NULL OR l.stage = %(stage)s) AND (%(code)s::text IS NULL OR l.code = %(code)s)
     AND (%(tenant)s::text IS NULL OR l.tenant = %(tenant)s) AND (%(source)s::text IS NULL OR l.source = %(source)s)
     AND (%(since)s::timestamptz IS NULL OR l.at >= %(since)s)
 """
 
 
-_SHOWN = {
+_SHOWN: dict[str, LiteralString] = {
     "waiting": " AND l.replayed_at IS NULL AND l.dismissed_at IS NULL",
     "dismissed": " AND l.dismissed_at IS NOT NULL",
     "all": "",
 }
 
 
-def _where(chosen: Filter) -> str:
+def _where(chosen: Filter) -> LiteralString:
     return _WHERE + _SHOWN[chosen.show]
 
 
@@ -138,7 +138,7 @@ async def insert(
 async def page(connection: Connection, chosen: Filter, *, after: str | None, limit: int | None) -> list[Letter]:
     """Newest first. after: the id of the last letter of the page before. limit None: all."""
     cursor = await connection.execute(
-        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE {_where(chosen)}"
+        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE {_where(chosen)}"  # noqa: S608 — constants of this module
         " AND (%(after)s::text IS NULL OR (l.at, l.id) < (SELECT at, id FROM dead_letters WHERE id = %(after)s))"
         " ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s".encode(),
         {**asdict(chosen), "after": after, "limit": limit},
@@ -149,7 +149,7 @@ async def page(connection: Connection, chosen: Filter, *, after: str | None, lim
 async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]]:
     """Letters by code, the most frequent first."""
     cursor = await connection.execute(
-        f"SELECT l.code, count(*) FROM dead_letters l WHERE {_where(chosen)} GROUP BY 1 ORDER BY 2 DESC, 1".encode(),
+        f"SELECT l.code, count(*) FROM dead_letters l WHERE {_where(chosen)} GROUP BY 1 ORDER BY 2 DESC, 1".encode(),  # noqa: S608 — constants of this module
         asdict(chosen),
     )
     return [(code, count) for code, count in await cursor.fetchall()]
@@ -158,7 +158,7 @@ async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]
 async def ids(connection: Connection, chosen: Filter) -> list[str]:
     """In the order in which they were buried."""
     cursor = await connection.execute(
-        f"SELECT l.id FROM dead_letters l WHERE {_where(chosen)}"
+        f"SELECT l.id FROM dead_letters l WHERE {_where(chosen)}"  # noqa: S608 — constants of this module
         " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
         asdict(chosen),
     )
@@ -168,7 +168,7 @@ async def ids(connection: Connection, chosen: Filter) -> list[str]:
 async def get(connection: Connection, wanted: Collection[str]) -> dict[str, Letter]:
     """Those of them that are listed, in the order in which they were buried."""
     cursor = await connection.execute(
-        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE l.id = ANY(%s)"
+        f"SELECT {_COLUMNS} FROM {_TABLES} WHERE l.id = ANY(%s)"  # noqa: S608 — constants of this module
         " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
         [[storable(id_) for id_ in wanted]],
     )

@@ -34,7 +34,7 @@ async def want_again(connection: Connection, generation: str, store: Store, docu
         {"document": document, "generation": generation, "store": store, "seq": seq, "grace": GRACE_SECONDS},
     )
     await connection.execute(
-        f"UPDATE index_state SET want_seq = %(seq)s, next_at = clock_timestamp(), attempts = 0, error = NULL,"
+        f"UPDATE index_state SET want_seq = %(seq)s, next_at = clock_timestamp(), attempts = 0, error = NULL,"  # noqa: S608 — constants of this module
         f" pending_since = CASE WHEN seq < want_seq THEN pending_since ELSE clock_timestamp() END"
         f" WHERE document_id = %(document)s AND store = %(store)s AND want_seq < %(seq)s"
         f" AND generation IN ({_SHARING})",
@@ -67,7 +67,7 @@ async def doubt_keywords(
         [generation, ids],
     )
     await connection.execute(
-        f"UPDATE index_state s SET want_seq = d.seq, next_at = clock_timestamp() + %(grace)s * interval '1 s',"
+        f"UPDATE index_state s SET want_seq = d.seq, next_at = clock_timestamp() + %(grace)s * interval '1 s',"  # noqa: S608 — constants of this module
         f" pending_since = CASE WHEN s.seq < s.want_seq THEN s.pending_since ELSE clock_timestamp() END,"
         f" attempts = 0, error = NULL, claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(s.confirmed)),"
         f" confirmed = '{{}}', confirmed_hashes = '{{}}' FROM documents d WHERE d.id = s.document_id"

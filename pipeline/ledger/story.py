@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
+from typing import LiteralString
 from uuid import UUID
 
 from pipeline.ledger.documents import EVENTS_KEPT, Identity
@@ -43,7 +44,7 @@ async def find(
     }  # fmt: skip
     for condition in (_INDEXED, _SCANNED):
         cursor = await connection.execute(
-            "SELECT id, tenant, source, external_id, title FROM documents"
+            "SELECT id, tenant, source, external_id, title FROM documents"  # noqa: S608 — constants of this module
             f" WHERE tenant = %(tenant)s AND ({condition}) AND (%(source)s::text IS NULL OR source = %(source)s)"
             " ORDER BY source, external_id LIMIT %(limit)s".encode(),
             values,
@@ -197,9 +198,9 @@ def _progress(
     return StoreProgress(state, seq, want_seq, settled_at, error=error, refused=refused)
 
 
-async def _dead(connection: Connection, where: str, values: Sequence[object]) -> tuple[DeadLetter, ...]:
+async def _dead(connection: Connection, where: LiteralString, values: Sequence[object]) -> tuple[DeadLetter, ...]:
     cursor = await connection.execute(
-        "SELECT id, stage, code, message, at, attempt, replay_of, replayed_at, dismissed_at, dismissed_by,"
+        "SELECT id, stage, code, message, at, attempt, replay_of, replayed_at, dismissed_at, dismissed_by,"  # noqa: S608 — callers hand literals
         " dismissed_reason FROM dead_letters"
         f" WHERE {where} ORDER BY at".encode(),
         values,

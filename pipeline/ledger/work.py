@@ -130,7 +130,7 @@ async def lock_wants(connection: Connection, generation: str, store: Store, ids:
         WHERE s.document_id = ANY(%(ids)s) AND s.store = %(store)s
           AND (s.generation = %(generation)s OR s.store = 'keywords') AND s.generation IN ({_SHARING})
         ORDER BY s.generation, s.document_id FOR UPDATE OF s
-        """,
+        """,  # noqa: S608 — constants of this module
         {"generation": generation, "store": store, "ids": list(ids)},
     )
     return {id_: want for id_, want, of in await cursor.fetchall() if of == generation}
@@ -161,7 +161,7 @@ async def claim(
     wants = await lock_wants(connection, generation, "keywords", [id_ for id_, _, _ in claims])
     still = [(id_, chunk_ids) for id_, want_seq, chunk_ids in claims if wants.get(id_) == want_seq]
     await connection.cursor().executemany(
-        f"UPDATE index_state s SET {_CLAIMED} {_OF_ALL}",
+        f"UPDATE index_state s SET {_CLAIMED} {_OF_ALL}",  # noqa: S608 — constants of this module
         [{"ids": list(chunk_ids), "document": id_, "generation": generation} for id_, chunk_ids in still],
     )
     return {id_ for id_, _ in still}
@@ -203,7 +203,7 @@ async def reopen_keywords(
     """My operations may have landed after somebody newer's: for each (document, my seq, ids that I wrote or deleted)
     put the ids back into claimed, forget their confirmation and lower the reached seq: the document converges again."""
     await connection.cursor().executemany(
-        f"UPDATE index_state s SET {_CLAIMED}, seq = least(s.seq, %(seq)s) {_OF_ALL}",
+        f"UPDATE index_state s SET {_CLAIMED}, seq = least(s.seq, %(seq)s) {_OF_ALL}",  # noqa: S608 — constants of this module
         [{"ids": list(ids), "seq": seq, "document": id_, "generation": generation} for id_, seq, ids in late],
     )
 

@@ -136,7 +136,7 @@ _KNOWN = """k.index_uuid, k.shards, k.changes, k.change, k.changed_at AT TIME ZO
 
 async def load(connection: Connection, index: str) -> Known | None:
     """None: nobody has looked at it yet."""
-    cursor = await connection.execute(f"SELECT {_KNOWN} FROM keyword_indexes k WHERE k.keyword_index = %s", [index])
+    cursor = await connection.execute(f"SELECT {_KNOWN} FROM keyword_indexes k WHERE k.keyword_index = %s", [index])  # noqa: S608 — constants of this module
     row = await cursor.fetchone()
     if row is None:
         return None
