@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import connectors.runner.instance as instance
 import connectors.runner.lease as lease
-import tests.simulation.connector_statements as connector_statements
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.source import (
@@ -35,7 +34,7 @@ from pipeline.core.identity import document_id
 from tests.faults.story import KINDS
 from tests.faults.story import Page as Stored
 from tests.simulation.changes import NAMES, PERSONS, ShortStory
-from tests.simulation.connector_statements import HOLDERS, ITEMS, PRINCIPALS
+from tests.simulation.statements.runner import HOLDERS, ITEMS, PRINCIPALS
 from topics.messages import DocumentUpserted
 
 if TYPE_CHECKING:
@@ -368,6 +367,3 @@ class Connected:
 async def _told(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:
     await asyncio.sleep(seconds)
     await react(reaction)
-
-
-assert connector_statements  # what a world of connectors needs of Postgres

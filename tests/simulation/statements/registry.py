@@ -1,0 +1,81 @@
+"""Statements by parts of their texts, and what every model of some uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.simulation.database import Row, Statement, Transaction
+
+GENERATION = "g1"
+Maker = Callable[[str], Statement]
+"""Makes an implementation from a statement's text."""
+_KNOWN: list[tuple[str, Maker]] = []
+_FOUND: dict[str, Statement] = {}
+
+
+class UnknownStatement(BaseException):
+    """Nobody has taught the simulation this statement. It is no error that the product may handle."""
+
+
+def written_for(*parts: str) -> Callable[[Maker], Maker]:
+    """Register a maker of implementations under a part of the statement's text (between ``^`` and ``;``, its begin and
+    end); the first one registered that fits counts."""
+
+    def register(maker: Maker) -> Maker:
+        _KNOWN.extend((part, maker) for part in parts)
+        return maker
+
+    return register
+
+
+def statement(*parts: str) -> Callable[[Statement], Statement]:
+    """Register an implementation likewise."""
+
+    def register(implementation: Statement) -> Statement:
+        written_for(*parts)(lambda _text: implementation)
+        return implementation
+
+    return register
+
+
+def find(text: str) -> Statement:
+    """The implementation of a statement."""
+    implementation = _FOUND.get(text)
+    if implementation is None:
+        flat = f"^{' '.join(text.split())};"
+        maker = next((known for part, known in _KNOWN if part in flat), None)
+        if maker is None:
+            raise UnknownStatement(f"teach tests/simulation/statements this statement: {flat}")
+        implementation = _FOUND[text] = maker(text)
+    return implementation
+
+
+def changed(row: Row | None, **values: Any) -> Row:
+    return {**(row or {}), **values}
+
+
+def tags_of(tx: Transaction, access_id: int | None) -> tuple[list[str] | None, list[str] | None]:
+    if access_id is None:
+        return None, None
+    return next((r["acl_tags"], r["required_tags"]) for _, r in tx.rows("access_sets") if r["id"] == access_id)
+
+
+@statement("SELECT pg_advisory_xact_lock_shared(")
+def _shared(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
+    return [("",)]  # generations never change in a history
+
+
+@statement("SELECT pg_try_advisory_xact_lock(")
+def _try_lock(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    return [(tx.try_lock("advisory", p[0]),)]
+
+
+@statement("SET LOCAL ")
+def _set(_tx: Transaction, _p: Any) -> int:
+    return 0
+
+
+@statement("vector_type, service FROM generations WHERE state")
+def _generations(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
+    return [tuple(row["columns"]) for _, row in tx.rows("generations")]

@@ -1,0 +1,88 @@
+"""``pipeline.ledger.superseded``: what a delete may bring back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from tests.simulation.database import Row, Transaction
+from tests.simulation.statements.registry import statement
+
+_SUPERSEDED = (
+    "version", "observed_at", "content_hash", "meta_hash", "title", "source_url", "author", "media_type",
+    "source_modified_at", "metadata", "text",
+)  # fmt: skip
+
+
+@statement("source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)")
+def _load_superseded(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    return [(k[0], *(row[c] for c in _SUPERSEDED)) for k, row in tx.rows("superseded") if k[0] in p[0]]
+
+
+def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
+    found = []
+    for id_ in ids:
+        d, b = tx.get("documents", id_), tx.get("document_bodies", id_)
+        if d is not None and b is not None and d["version"] is not None and d["content_hash"] is not None:
+            found.append((id_, {**{c: d[c] for c in _SUPERSEDED[:9]}, "metadata": b["metadata"], "text": b["text"],
+                                "deleted_at": d["deleted_at"]}))  # fmt: skip
+    return found
+
+
+@statement("INSERT INTO superseded AS s SELECT")
+async def _keep_current(tx: Transaction, p: Any) -> int:
+    for id_, row in _current(tx, p[0]):
+        await _keep_one(tx, id_, {c: row[c] for c in _SUPERSEDED})
+    return 1
+
+
+@statement("INSERT INTO superseded AS s VALUES")
+async def _keep(tx: Transaction, p: Any) -> int:
+    row = dict(zip(_SUPERSEDED, p[1:], strict=True))
+    await _keep_one(tx, p[0], {**row, "metadata": row["metadata"].obj})
+    return 1
+
+
+async def _keep_one(tx: Transaction, id_: UUID, row: Row) -> None:
+    key = id_, row["observed_at"], row["version"]
+    there = await tx.lock("superseded", *key)
+    if there is None or (row["content_hash"], row["meta_hash"]) > (there["content_hash"], there["meta_hash"]):
+        await tx.put("superseded", row, *key)
+
+
+@statement("AND d.version IS NOT NULL AND d.content_hash IS NOT NULL AND d.deleted_at IS NULL")
+def _current_alive(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    return [(id_, *(row[c] for c in _SUPERSEDED)) for id_, row in _current(tx, p[0]) if row["deleted_at"] is None]
+
+
+@statement("DELETE FROM superseded s USING ranked r")
+async def _prune(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    ids, most = p
+    gone = []
+    forgotten = 0
+    for id_ in ids:
+        d = tx.get("documents", id_)
+        if d is None:
+            continue
+        rows = sorted(
+            ((key, row) for key, row in tx.rows("superseded") if key[0] == id_),
+            key=lambda item: (item[1]["version"], item[1]["observed_at"]), reverse=True,
+        )  # fmt: skip
+        bounds = [d["deleted_floor"], d["observed_at"] if d["deleted_at"] is None else None]
+        floor = max((b for b in bounds if b is not None), default=None)
+        newest: datetime | None = None
+        kept = []
+        for key, row in rows:
+            limits = [b for b in (floor, newest) if b is not None]
+            if limits and row["observed_at"] <= max(limits):
+                gone.append(key)
+            else:
+                kept.append((key, row))
+            newest = row["observed_at"] if newest is None else max(newest, row["observed_at"])
+        kept.sort(key=lambda item: item[1]["observed_at"], reverse=True)
+        gone += [key for key, _ in kept[most:]]
+        forgotten += len(kept[most:])
+    for key in gone:
+        await tx.put("superseded", None, *key)
+    return [(forgotten,)]

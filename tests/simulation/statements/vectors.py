@@ -1,0 +1,66 @@
+"""``pipeline.stores.vectors`` and ``pipeline.stores.graph``: the chunk table."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.simulation.database import Transaction
+from tests.simulation.statements.registry import changed, statement
+
+
+@statement("SELECT wanted.text, found.embedding::real[] FROM unnest(%s::text[]) AS wanted (text)")
+def _of_texts(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    there = {row["text"]: row["embedding"] for _, row in tx.rows("chunks")}
+    return [(text, there[text].to_list()) for text in p[0] if text in there]
+
+
+@statement("SELECT document_id, id FROM chunks_g1 WHERE document_id = ANY(%s)")
+def _present(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    ids = set(p[0])
+    return [(row["document_id"], key[0]) for key, row in tx.rows("chunks") if row["document_id"] in ids]
+
+
+@statement("INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding, in_graph)")
+async def _insert_chunk(tx: Transaction, p: Any) -> int:
+    id_, document, access_id, text, embedding, in_graph = p
+    if tx.get("chunks", id_) is not None or await tx.lock("chunks", id_) is not None:
+        return 0
+    row = {"document_id": document, "access_id": access_id, "text": text, "embedding": embedding, "in_graph": in_graph}
+    row["stood"] = asyncio.get_running_loop().time()
+    await tx.put("chunks", row, id_)
+    return 1
+
+
+@statement("DELETE FROM chunks_g1 WHERE id = ANY(%s)")
+async def _delete_chunks(tx: Transaction, p: Any) -> int:
+    for id_ in p[0]:
+        if await tx.lock("chunks", id_) is not None:
+            await tx.put("chunks", None, id_)
+    return len(p[0])
+
+
+@statement("UPDATE chunks_g1 c SET access_id = stale.access_id")
+async def _restamp(tx: Transaction, p: Any) -> int:
+    ids, accesses, limit = p
+    wanted = dict(zip(ids, accesses, strict=True))
+    stale = []
+    for key, row in tx.rows("chunks"):
+        access = wanted.get(row["document_id"])
+        if access is not None and row["access_id"] != access:
+            stale.append((key, access))
+    for key, access in stale[:limit]:
+        row = await tx.lock("chunks", *key)
+        if row is not None:
+            await tx.put("chunks", changed(row, access_id=access), *key)
+    return min(len(stale), limit)
+
+
+@statement("FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid")
+def _graphs(_tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
+    return [("chunks_g1_hnsw", True, True)]  # as after `penstock migrate`: new rows wait outside of it
+
+
+@statement("SELECT count(*) FROM (SELECT id FROM chunks_g1 WHERE NOT in_graph")
+def _outside(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+    return [(min(p[0], sum(not row["in_graph"] for _, row in tx.rows("chunks"))),)]
