@@ -1,6 +1,7 @@
 """What an operator runs after Postgres lost its tail: the steps of ``penstock recover``, then the audit with repair.
 
-``Recovery``, ``Examiner`` and ``Mender`` are the product's own. Here are Kafka's offsets as they see them. An audit's memory of its runs (``pipeline.audit.runs``) is left out.
+``Recovery``, ``Examiner`` and ``Mender`` are the product's own. Here are Kafka's offsets as they see them. An audit's
+memory of its runs (``pipeline.audit.runs``) is left out.
 """
 
 from __future__ import annotations
