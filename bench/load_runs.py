@@ -20,7 +20,7 @@ from bench.load_corpus import Corpus
 SHARES: Mapping[str, int] = {"0.1 %": 1_000, "1 %": 100, "10 %": 10, "100 %": 1}
 """Access: one of so many documents may be read."""
 CONCURRENCY = (1, 4, 16, 32, 64, 96, 192)
-"""32 are worked on at once, 64 more may wait (ServeSettings): beyond 96 the service sends requests away."""
+"""A few are worked on at once, 64 more may wait (ServeSettings): beyond those the service sends requests away."""
 FEW = (1, 8)
 
 

@@ -47,6 +47,11 @@ class Service:
     pipeline: PipelineView
 
     @property
+    def waits_elsewhere(self) -> bool:
+        """Whether a search waits for a server that embeds or reranks."""
+        return self.settings.embedding.provider != "local" or self.query.rerank.url is not None
+
+    @property
     def answer_seconds(self) -> float:
         """For a whole answer: what it is made from is found, then it is written."""
         return GATHER_SECONDS + self.budget.total + self.query.chat.timeout_seconds

@@ -98,10 +98,16 @@ class ServeSettings(Part):
     """Of one caller, in any 60 s, in this process."""
     concurrent_per_caller: int = Field(8, ge=1)
     """Those in the waiting room count."""
-    concurrent: int = Field(32, ge=1)
-    """Requests that are worked on at once …"""
+    concurrent: int | None = Field(None, ge=1)
+    """Searches that are worked on at once; a plain read counts a quarter. None: as many as the process has processors,
+    2 at least and 4 at most; four times that where a search waits for a server that embeds or reranks. More make each
+    slower: what is beyond the machine's own pace waits better in the waiting room, where tenants take turns."""
+    answers_at_once: int = Field(32, ge=1)
+    """Answers that are under way at once. Once its passages are found an answer waits for the model, and no longer
+    holds a search's place."""
     waiting: int = Field(64, ge=0)
-    """… and that wait for it; more are sent away with 503 and Retry-After …"""
+    """Requests that wait for a place, of each kind; who has more than its share of them is sent away with 429, and with
+    503 where all have the same …"""
     waiting_seconds: float = Field(2.0, gt=0)
     """… and so is one that has waited this long."""
     search_seconds: float = Field(10.0, gt=0)

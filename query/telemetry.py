@@ -40,8 +40,9 @@ class QueryMetrics:
         )
         self.shed = Counter(
             "penstock_query_shed",
-            "Requests sent away: busy (no place in the waiting room), waited (too long in it), caller (its own limit"
-            " on requests at once), rate (its own limit on requests a minute)",
+            "Requests sent away: busy (no place in the waiting room), waited (too long in it), share (either, while its"
+            " tenant or caller had more than its share), caller (its own limit on requests at once), rate (its own"
+            " limit on requests a minute)",
             ["reason"],
             registry=r,
         )

@@ -89,11 +89,21 @@ class Answers:
         """The same for what the service asks itself: neither counted nor put into the queue, for nobody got it."""
         return Answers(self._modes, self._chat, None, self._settings)
 
-    async def whole(self, question: Question, caller: Caller, klass: CallerClass = "standard") -> Answer:
-        """The answer at once. Raises BadQuery; Retryable or Misconfigured where there is no material."""
+    async def whole(
+        self,
+        question: Question,
+        caller: Caller,
+        klass: CallerClass = "standard",
+        *,
+        on_sources: Callable[[], None] = lambda: None,
+    ) -> Answer:
+        """The answer at once. on_sources: called once its passages are found. Raises BadQuery; Retryable or
+        Misconfigured where there is no material."""
         async with aclosing(self.answer(question, caller, klass)) as events:
             async for event in events:
                 match event:
+                    case Sources():
+                        on_sources()
                     case Done(answer):
                         return answer
                     case Failed(error):

@@ -15,7 +15,7 @@ from query.access import Caller
 from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
 from query.http import problems
 from query.http.asked import AnswerAsked
-from query.http.asking import Asker, Reader, Serving, note_mode
+from query.http.asking import Asker, Reader, Serving, model_writes, note_mode
 from query.http.streaming import MEDIA_TYPE, Event, EventStream
 from query.http.told import AnswerTold
 from query.material import AnswerMode, CallerClass, Question
@@ -48,7 +48,7 @@ async def answers(asked: AnswerAsked, request: Request, service: Serving, asker:
     if asked.stream or MEDIA_TYPE in request.headers.get("accept", ""):
         return EventStream(_told(service, request, question, caller, asker.klass))
     async with asyncio.timeout(service.answer_seconds):
-        answer = await service.answers.whole(question, caller, asker.klass)
+        answer = await service.answers.whole(question, caller, asker.klass, on_sources=lambda: model_writes(request))
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
     return JSONResponse(answer_json(answer))
@@ -67,6 +67,7 @@ async def _told(
             async for event in events:
                 match event:
                     case Sources():
+                        model_writes(request)
                         note_mode(request, event.mode)
                         _shadow(service, question, caller, event.mode)
                     case Delta() if first:

@@ -65,7 +65,7 @@ def app(service: Service, authenticator: Authenticator) -> FastAPI:
     made.add_middleware(
         Gate,
         authenticator=authenticator,
-        limits=Limits(service.query.serve, service.metrics),
+        limits=Limits(service.query.serve, service.metrics, waits_elsewhere=service.waits_elsewhere),
         metrics=service.metrics,
         settings=service.query.serve,
     )

@@ -11,6 +11,7 @@ from fastapi import Depends, Request
 from pipeline.stores.postgres import Connection, translated
 from query.access import Caller
 from query.embedder import bounded
+from query.http.limits import Place
 from query.http.problems import Problem
 from query.http.who import Who
 from query.service import Service
@@ -51,6 +52,11 @@ async def ledger(service: Service, doing: str) -> AsyncIterator[Connection]:
         with translated(doing):
             async with service.pool.connection() as connection:
                 yield connection
+
+
+def model_writes(request: Request) -> None:
+    """An answer's passages are found: its place is free for another search."""
+    cast(Place, request.state.place).written()
 
 
 def note_mode(request: Request, mode: str) -> None:

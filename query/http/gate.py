@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pipeline.core.errors import PenstockError, Retryable
 from query.http import problems
 from query.http.auth import LOOPBACK_NAMES, Authenticator
-from query.http.limits import Limits
+from query.http.limits import Limits, kind_of
 from query.http.problems import Problem
 from query.http.who import Who
 from query.model import BadQuery
@@ -144,7 +144,7 @@ class Gate:
         structlog.contextvars.bind_contextvars(tenant=exchange.who.tenant)  # of this request's task alone
         self._limits.count(exchange.who)
         body = await self._body(headers, receive)
-        async with self._limits.place(exchange.who):
+        async with self._limits.place(exchange.who, kind_of(scope["path"])) as scope["state"]["place"]:
             await _while_connected(self._app, scope, body, receive, send)
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:

@@ -13,7 +13,8 @@ from query.model import BadQuery
 
 Kind = Literal[
     "bad-request", "unauthorized", "forbidden", "not-found", "method-not-allowed", "slow-request", "too-large",
-    "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once", "busy", "unavailable",
+    "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once",
+    "over-share", "busy", "unavailable",
     "ledger-fenced", "index-fenced", "too-slow", "failed",
 ]  # fmt: skip
 
@@ -30,6 +31,7 @@ KINDS: dict[Kind, tuple[int, str]] = {
     "bad-query": (422, "The question cannot be asked"),
     "rate-limited": (429, "Too many requests a minute"),
     "too-many-at-once": (429, "Too many requests at once"),
+    "over-share": (429, "Others wait for their share"),
     "busy": (503, "The service is busy"),
     "unavailable": (503, "The service cannot answer now"),
     "ledger-fenced": (503, "The ledger may lack what was revoked"),

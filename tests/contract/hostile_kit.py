@@ -168,7 +168,7 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
         query = QuerySettings(
             serve=ServeSettings(
                 port=0, development=True, requests_per_minute=1_000_000, search_seconds=6.0, body_seconds=1.0,
-                concurrent_per_caller=64,
+                concurrent=32, concurrent_per_caller=64,
             ),
             chat=ChatSettings(base_url=chat.url, model=chat.model, first_token_seconds=1.0, timeout_seconds=3.0),
         )  # fmt: skip

@@ -124,7 +124,7 @@ async def test_more_than_there_are_places_for_is_sent_away_and_the_rest_is_answe
     library: Library, chat: FakeChat
 ) -> None:
     chat.faults.latency_seconds = 0.5
-    few = {"concurrent": 2, "waiting": 2, "waiting_seconds": 60, "concurrent_per_caller": 3}
+    few = {"answers_at_once": 2, "waiting": 2, "waiting_seconds": 60, "concurrent_per_caller": 3}
     async with service_over(library, chat=model(chat), serve=few) as (client, service):
 
         async def ask(n: int) -> httpx.Response:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from query.budget import share
 from query.http import problems
-from query.http.limits import Limits
+from query.http.limits import Kind, Limits, searches_at_once
 from query.http.problems import KINDS, Problem
 from query.http.who import Who
 from query.model import BadQuery
@@ -68,24 +68,68 @@ async def test_one_caller_cannot_take_every_place() -> None:
 
 
 async def test_who_finds_no_place_waits_and_who_finds_no_seat_is_sent_away() -> None:
-    of, metrics = limits(concurrent=1, waiting=1, waiting_seconds=60)
+    of, metrics = limits(concurrent=2, waiting=2, waiting_seconds=60)
     order = []
 
     async def ask(who: Who) -> None:
         async with of.place(who):
             order.append(who.principal)
 
-    async with of.place(ANN):
-        waiting = asyncio.create_task(ask(BOB))
-        while not metrics.registry.get_sample_value("penstock_query_waiting"):
+    async with of.place(ANN), of.place(BOB):  # each has its share
+        waiting = [asyncio.create_task(ask(who)) for who in (ANN, BOB)]
+        while metrics.registry.get_sample_value("penstock_query_waiting") != 2:
             await asyncio.sleep(0)
         with pytest.raises(Problem) as refused:
             await ask(Who("token", "acme", "eve"))
         assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+        with pytest.raises(Problem) as refused:
+            await ask(BOB)
+        assert (refused.value.status, refused.value.kind) == (429, "over-share")
         assert order == []
-    await waiting
-    assert order == ["bob"]
-    assert shed(metrics, "busy") == 1
+    await asyncio.gather(*waiting)
+    assert sorted(str(name) for name in order) == ["ann", "bob"]
+    assert (shed(metrics, "busy"), shed(metrics, "share")) == (1, 1)
+
+
+async def test_four_callers_of_one_tenant_do_not_lock_out_another_tenant() -> None:
+    of, metrics = limits(waiting_seconds=60)
+    end = asyncio.Event()
+
+    async def hold(who: Who, kind: Kind) -> None:
+        with suppress(Problem):
+            async with of.place(who, kind):
+                await end.wait()
+
+    for kind in ("answer", "search"):
+        crowd = [Who("token", "globex", f"{kind}-{n}") for n in range(8)]
+        holding = [asyncio.create_task(hold(who, kind)) for who in crowd for _ in range(8)]
+        while not metrics.registry.get_sample_value("penstock_query_waiting"):
+            await asyncio.sleep(0)
+        for mine in (kind, kind, "read"):
+            async with asyncio.timeout(30), of.place(ANN, mine):
+                assert not end.is_set(), "none of the other tenant's requests has ended"
+        end.set()
+        await asyncio.gather(*holding)
+        end.clear()
+    assert metrics.registry.get_sample_value("penstock_query_in_work") == 0
+
+
+async def test_while_a_model_writes_its_answer_others_search() -> None:
+    of, metrics = limits(concurrent=1, answers_at_once=2, waiting_seconds=60)
+    async with AsyncExitStack() as writing, asyncio.timeout(30):
+        for who in (ANN, BOB):
+            place = await writing.enter_async_context(of.place(who, "answer"))
+            place.written()
+        async with of.place(Who("token", "acme", "eve")):
+            assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
+
+
+def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> None:
+    serve = ServeSettings()
+    at_once = searches_at_once(serve, waits_elsewhere=False)
+    assert 2 <= at_once <= 4
+    assert searches_at_once(serve, waits_elsewhere=True) == 4 * at_once
+    assert searches_at_once(ServeSettings(concurrent=17), waits_elsewhere=True) == 17
 
 
 async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
@@ -93,9 +137,9 @@ async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
     async with of.place(ANN):
         for _ in range(3):
             with pytest.raises(Problem):
-                async with of.place(BOB):
+                async with of.place(ANN):
                     pass
-        left = asyncio.create_task(of.place(BOB).__aenter__())
+        left = asyncio.create_task(of.place(ANN).__aenter__())
         await asyncio.sleep(0)
         left.cancel()  # whoever waits may leave
         await asyncio.gather(left, return_exceptions=True)
