@@ -1,7 +1,8 @@
 """Fetch the servers of the local stack by Maven and make them ready: ``python -m deploy.local.fetch``.
 
 Repeating it costs nothing: a stamp names the versions that lie there. A fetch works in a folder of its own and is
-moved into place when it is whole, so that a broken one is simply redone.
+moved into place when it is whole, so that a broken one is simply redone. After a change of versions,
+``--record-checksums`` writes maven.sha256 anew, from an empty local repository.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from string import Template
 
 from rich.console import Console
 
-from deploy.local import dist
+from deploy.local import dist, maven, postgres_tls
 from deploy.local.lock import exclusive
 from deploy.local.plugins import build_plugin, run
 from pipeline import settings
@@ -56,10 +57,6 @@ POM = Template("""\
         <configuration>
           <outputDirectory>$${project.basedir}/archives</outputDirectory>
           <artifactItems>
-            <artifactItem>
-              <groupId>org.elasticsearch.distribution.integ-test-zip</groupId><artifactId>elasticsearch</artifactId>
-              <version>$elasticsearch</version><type>zip</type>
-            </artifactItem>
             <artifactItem><groupId>org.eclipse.jdt</groupId><artifactId>ecj</artifactId><version>$ecj</version></artifactItem>
           </artifactItems>
         </configuration>
@@ -74,11 +71,19 @@ ENGLISH = Path(__file__).parent / "english"
 console = Console(stderr=True, highlight=False)
 
 
-def main() -> int:
+ELASTICSEARCH = "org.elasticsearch.distribution.integ-test-zip:elasticsearch:{version}:zip"
+
+
+def main(*arguments: str) -> int:
     """Everything the local stack needs; returns the exit code."""
     try:
-        fetch_servers()
-        prepare_model()
+        if arguments == ("--record-checksums",):
+            record_checksums()
+        elif arguments:
+            raise Misconfigured(f"{' '.join(arguments)}: the only argument is --record-checksums")
+        else:
+            fetch_servers()
+            prepare_model()
     except PenstockError as error:
         console.print(f"error: {error}", markup=False, soft_wrap=True)
         return 1
@@ -145,26 +150,56 @@ def _build(folder: Path) -> None:
     (folder / dist.STAMP).write_text(json.dumps(dist.wanted(), indent=1) + "\n")
 
 
-def _run_maven(folder: Path) -> None:
-    """One run for everything: Kafka with its dependencies into kafka/, the Elasticsearch zip and ecj into archives/.
+def record_checksums() -> None:
+    """Write maven.sha256 from what Maven fetches into an empty local repository, where it compares each file but
+    ``maven.UNPUBLISHED`` with the checksum that the repository publishes. Raises Misconfigured."""
+    with tempfile.TemporaryDirectory() as scratch, _step("checksums (Maven, 600 MB)"):
+        folder, repository = Path(scratch, "copies"), Path(scratch, "repository")
+        folder.mkdir()
+        _run_maven(folder, repository)
+        postgres = [f"{postgres_tls.GROUP}:{name}:{postgres_tls.VERSION}" for name in postgres_tls.ARTIFACTS.values()]
+        for artifact in postgres:
+            maven.copy(artifact, folder / "archives", repository=repository)
+        copied = sorted(file.name for file in folder.rglob("*") if file.suffix in (".jar", ".zip"))
+        lines = []
+        for name in copied:
+            [file] = repository.rglob(name)
+            lines.append(f"{maven.sha256(file)}  {file.relative_to(repository)}\n")
+    maven.CHECKSUMS.write_text("".join(lines))
+
+
+def _run_maven(folder: Path, repository: Path | None = None) -> None:
+    """Kafka with its dependencies into kafka/, the Elasticsearch zip and ecj into archives/, each verified. repository:
+    an empty local repository instead of the user's, and nothing is verified by us.
 
     --update-snapshots makes Maven ask again for what it remembers to have failed, for instance without a network.
     """
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise Misconfigured("mvn is not on the PATH: install Maven (and a Java for it), e.g. apt-get install maven")
     versions = dist.VERSIONS
     pom = POM.substitute(
-        kafka=versions["kafka"], slf4j=versions["slf4j"], elasticsearch=versions["elasticsearch"], ecj=versions["ecj"],
+        kafka=versions["kafka"],
+        slf4j=versions["slf4j"],
+        ecj=versions["ecj"],
         plugin=versions["maven-dependency-plugin"],
-    )  # fmt: skip
+    )
     (folder / "pom.xml").write_text(pom)
+    options = [f"-Dmaven.repo.local={repository}"] if repository else []
     done = subprocess.run(
-        [maven, "--batch-mode", "--quiet", "--update-snapshots", "--file", str(folder / "pom.xml"), "validate"],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False,
-    )  # fmt: skip
+        [
+            *(maven.program(), "--batch-mode", "--quiet", "--update-snapshots", "--strict-checksums", *options),
+            *("--file", str(folder / "pom.xml"), "validate"),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         raise Misconfigured(f"Maven could not fetch the servers: {_maven_reason(done.stdout + done.stderr)}")
+    if repository is None:
+        maven.verify([*folder.glob("kafka/*"), *folder.glob("archives/*")])
+    elasticsearch = ELASTICSEARCH.format(version=versions["elasticsearch"])
+    maven.copy(elasticsearch, folder / "archives", repository=repository)
 
 
 def _maven_reason(output: str) -> str:
@@ -210,4 +245,4 @@ def _explain(error: OSError) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))
