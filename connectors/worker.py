@@ -48,13 +48,15 @@ async def run(settings: Settings, declared: Declared) -> None:
 
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
-        await stack.enter_async_context(health(settings.stream, metrics, lambda: bool(address), report))
+        await stack.enter_async_context(health(settings, metrics, lambda: bool(address), report))
         pool = await stack.enter_async_context(open_pool(settings.postgres, on_fence=metrics.ledger_fenced.set))
         kafka = await stack.enter_async_context(publisher(settings))
         http = app(Parts(instances, declared.keys, kafka, metrics))
         host, port = settings.connectors.http_host, settings.connectors.http_port
         try:
-            address = await stack.enter_async_context(served(http, host, port))
+            address = await stack.enter_async_context(
+                served(http, host, port, bounds=settings.ports, metrics=metrics.ports, name="connectors")
+            )
         except OSError as error:
             raise Misconfigured(
                 f"{host}:{port} cannot be listened on ({error.strerror or error}):"

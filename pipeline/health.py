@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
 from pipeline.core.errors import Misconfigured
-from pipeline.settings import StreamSettings
+from pipeline.serving import served
+from pipeline.settings import Settings
+from pipeline.telemetry import PortMetrics
 
 
 class Measured(Protocol):
     @property
     def registry(self) -> CollectorRegistry: ...
+    @property
+    def ports(self) -> PortMetrics: ...
 
 
 @asynccontextmanager
 async def health(
-    settings: StreamSettings, metrics: Measured, is_ready: Callable[[], bool], report: Callable[[], Any]
+    settings: Settings, metrics: Measured, is_ready: Callable[[], bool], report: Callable[[], Any]
 ) -> AsyncIterator[None]:
-    """Serves them on settings.health_host. report: a JSON object. Raises Misconfigured when the port is taken."""
+    """Serves them on settings.stream.health_host. report: a JSON object. Raises Misconfigured: the port is taken."""
 
-    async def live(_: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    async def live(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
 
-    async def ready(_: web.Request) -> web.Response:
+    async def ready(_: Request) -> Response:
         up = is_ready()
-        return web.Response(text="ready\n" if up else "starting\n", status=200 if up else 503)
+        return PlainTextResponse("ready\n" if up else "starting\n", 200 if up else 503)
 
-    async def status(_: web.Request) -> web.Response:
-        return web.json_response(report())
+    async def status(_: Request) -> Response:
+        return JSONResponse(report())
 
-    async def scrape(_: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(metrics.registry), content_type="text/plain", charset="utf-8")
+    async def scrape(_: Request) -> Response:
+        return PlainTextResponse(generate_latest(metrics.registry))
 
-    app = web.Application()
     routes = {"/livez": live, "/readyz": ready, "/status": status, "/metrics": scrape}
-    app.add_routes([web.get(path, handler) for path, handler in routes.items()])
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, settings.health_host, settings.health_port)
-        await site.start()
+    app = Starlette(routes=[Route(path, answer) for path, answer in routes.items()])
+    host, port = settings.stream.health_host, settings.stream.health_port
+    async with AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(
+                served(app, host, port, bounds=settings.ports, metrics=metrics.ports, name="health")
+            )
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise Misconfigured(
+                    f"port {port} is taken: set PENSTOCK_STREAM_HEALTH_PORT to another (0: any)"
+                ) from error
+            raise
         yield
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise Misconfigured(
-                f"port {settings.health_port} is taken: set PENSTOCK_STREAM_HEALTH_PORT to another (0: any)"
-            ) from error
-        raise
-    finally:
-        await runner.cleanup()

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Mapping
 from functools import cache
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -212,6 +213,31 @@ class StreamSettings(Part):
     health_host: str = "127.0.0.1"
 
 
+def _network(value: str) -> str:
+    ip_network(value)
+    return value
+
+
+class PortSettings(Part):
+    """What a client may take of any HTTP port of ours before it is known who it is (``pipeline.serving``)."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_PORTS_", frozen=True, extra="forbid")
+
+    connections: int = Field(512, ge=1)
+    """Of all clients at once, of one port. More are answered 503, health checks excepted."""
+    connections_per_address: int = Field(128, ge=1)
+    """Of one address (of IPv6: one /64 network), for its requests to share; of a trusted proxy's clients: requests."""
+    trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
+    """Addresses or networks of proxies whose ``X-Forwarded-For`` names the client. They have no limit of an address."""
+    head_seconds: float = Field(10.0, gt=0)
+    """For a request's head to arrive."""
+    body_seconds: float = Field(10.0, gt=0)
+    """For which we wait in all while a body arrives, and for an answer to be taken, besides a second for each
+    ``bytes_per_second`` of it."""
+    bytes_per_second: int = Field(4_096, ge=1)
+    """Who is slower in sending or taking is cut off."""
+
+
 def _repair(value: object) -> object:
     """As it could be said before there was a third choice."""
     return {"true": "all", "1": "all", "false": "none", "0": "none"}.get(str(value).lower(), value)
@@ -314,6 +340,7 @@ class Settings(Part):
     connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
     canary: CanarySettings = Field(default_factory=CanarySettings)
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    ports: PortSettings = Field(default_factory=PortSettings)
     producers: Producers = "off"
     """What happens to records that no enrolled producer has signed for its own tenant and source."""
 
@@ -332,6 +359,7 @@ def load() -> Settings:
             connectors=ConnectorSettings(),
             canary=CanarySettings(),
             retention=RetentionSettings(),
+            ports=PortSettings(),
         )
     except ValidationError as error:
         raise explained(error) from error

@@ -23,12 +23,34 @@ Purpose = Literal["document", "conversation"]
 """What the workers embed."""
 
 
+PortRefusal = Literal[
+    "connections", "address", "memory", "slow_head", "slow_body", "slow_reader", "large_head", "small_chunks"
+]
+"""connections, address: too many, in all or of one address; memory: too many bytes of bodies at once."""
+
+
+class PortMetrics:
+    """Of a process; ``port`` is the name of one of its ports."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str = "penstock") -> None:
+        self.refused = Counter(
+            f"{prefix}_http_refused",
+            "Connections and requests turned away before it was known whose they are, by reason: connections, address"
+            " (too many at once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader,"
+            " large_head, small_chunks",
+            ["port", "reason"],
+            registry=registry,
+        )
+        self.connections = Gauge(f"{prefix}_http_connections", "Open connections", ["port"], registry=registry)
+
+
 class Metrics:
     """One registry a process and test."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        self.ports = PortMetrics(r)
         self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
         self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
         self.dead_letter_floods = Counter(

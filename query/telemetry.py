@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pipeline.telemetry import EmbeddingOutcome
+from pipeline.telemetry import EmbeddingOutcome, PortMetrics
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
@@ -18,6 +18,7 @@ class QueryMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        self.ports = PortMetrics(r, "penstock_query")
         self.requests = Counter(
             "penstock_query_requests",
             "Requests by route template and outcome: ok, refused (4xx), unauthorized, limited, shed, unavailable"

@@ -66,11 +66,15 @@ class Entry:
 
 
 def workers() -> list[Entry]:
-    return [*_entries(Metrics()), *_entries(CanaryMetrics())]
+    return [*_entries(Metrics()), *_entries(Metrics().ports), *_entries(CanaryMetrics())]
 
 
 def query_service() -> list[Entry]:
-    return [*_entries(QueryMetrics()), *_entries(EvalMetrics(CollectorRegistry(), EvalSettings()))]
+    return [
+        *_entries(QueryMetrics()),
+        *_entries(QueryMetrics().ports),
+        *_entries(EvalMetrics(CollectorRegistry(), EvalSettings())),
+    ]
 
 
 def recorded() -> list[str]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from pipeline.telemetry import PortMetrics
+
 BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300)
 """Seconds, with exact edges at both promises: 30 for a revocation, 300 for a change."""
 
@@ -14,6 +16,7 @@ class CanaryMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         r = self.registry
+        self.ports = PortMetrics(r)
         self.canaries = Gauge(
             "penstock_canaries", "Canaries that a process looks after; 0: another one does, or they are off", registry=r
         )

@@ -49,7 +49,7 @@ async def run(settings: Settings) -> None:
     metrics = CanaryMetrics()
     ready = asyncio.Event()
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(health(settings.stream, metrics, ready.is_set, lambda: {"stages": []}))
+        await stack.enter_async_context(health(settings, metrics, ready.is_set, lambda: {"stages": []}))
         pool = await stack.enter_async_context(open_pool(settings.postgres))
         es = connect(settings.elasticsearch)
         stack.push_async_callback(es.close)

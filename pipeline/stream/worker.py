@@ -57,7 +57,7 @@ async def run(name: str, settings: Settings) -> None:
         consuming: list[Consumption] = []
         await stack.enter_async_context(
             health(
-                settings.stream, metrics, lambda: bool(consuming) and all(c.ready for c in consuming),
+                settings, metrics, lambda: bool(consuming) and all(c.ready for c in consuming),
                 lambda: {"stages": [c.report() for c in consuming]},
             )
         )  # fmt: skip

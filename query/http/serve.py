@@ -38,9 +38,11 @@ async def serving(
         service.following.start()
         application = app(service, authenticator)
         host, port = query.serve.host, query.serve.port
+        seconds = query.serve.body_seconds  # in which the gate wants a whole body, too
+        bounds = settings.ports.model_copy(update={"head_seconds": seconds, "body_seconds": seconds})
         try:
             address = await closing.enter_async_context(
-                served(application, host, port, patience_seconds=query.serve.body_seconds)
+                served(application, host, port, bounds=bounds, metrics=service.metrics.ports, name="query")
             )
         except OSError as error:
             raise Misconfigured(

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 PARSERS = ("bs4", "lxml", "markdown_it", "pypdf", "tree_sitter")
-ANSWERS = ("fastapi", "mcp", "openai", "uvicorn")
+ANSWERS = ("fastapi", "mcp", "openai")
 STORES = ("aiokafka", "elasticsearch", "faust", "psycopg")
 MODELS = ("ctranslate2", "numpy", "scipy", "tiktoken", "tokenizers")
 TRACING = ("opentelemetry.sdk",)
@@ -20,10 +20,10 @@ TRACING = ("opentelemetry.sdk",)
 WORKER = "pipeline.cli.main, pipeline.settings, pipeline.telemetry, pipeline.stream.worker"
 UNNEEDED = {
     "pipeline.cli.main": (
-        *PARSERS, *ANSWERS, *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
     ),
     "pipeline.cli.main, pipeline.cli.search": (
-        *PARSERS, *ANSWERS, *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
     ),
     f"{WORKER}, pipeline.stream.detect_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING, "elasticsearch"),
     f"{WORKER}, pipeline.stream.keywords_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING),
