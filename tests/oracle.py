@@ -294,8 +294,9 @@ def _named(table: str, row: Sequence[Any]) -> dict[str, Any]:
 
 
 def _compare(name: str, held: Mapping[UUID, Mapping[str, Any]], wanted: Mapping[UUID, Mapping[str, Any]]) -> None:
-    assert not (lost := wanted.keys() - held.keys()), f"{name} lack {len(lost)} of {len(wanted)} chunks or documents"
-    assert not (extra := held.keys() - wanted.keys()), f"{name} hold {len(extra)} chunks that nobody wants"
+    lost, extra = wanted.keys() - held.keys(), held.keys() - wanted.keys()
+    assert not lost, f"{name} lack {len(lost)} of {len(wanted)} chunks or documents: {[wanted[i] for i in lost][:3]}"
+    assert not extra, f"{name} hold {len(extra)} chunks that nobody wants: {[held[i] for i in extra][:3]}"
     for id_, wanted_fields in wanted.items():
         assert wanted_fields.keys() == held[id_].keys(), f"{name}: {sorted(wanted_fields.keys() ^ held[id_].keys())}"
         wrong = [field for field, value in wanted_fields.items() if held[id_][field] != value]

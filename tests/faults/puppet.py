@@ -243,8 +243,11 @@ class Puppet:
         for op in self.dead:
             op.ended = True
             op.still = None
-            op.task.cancel()
-            await asyncio.wait([op.task], timeout=30)
+            for _ in range(30):  # again and again: what it does on its way out may wait for what is gone
+                op.task.cancel()
+                await asyncio.wait([op.task], timeout=1)
+                if op.task.done():
+                    break
             assert op.task.done(), "a dead worker's operation does not end"
             assert op.task.cancelled() or op.task.exception() or True  # retrieved
         with suppress(TimeoutError):

@@ -49,8 +49,8 @@ async def shown_is_what_the_sources_say(world: World, readers: Readers, offices:
 async def _stored_as_published(world: World) -> dict[str, DocumentUpserted]:
     """Each document as its events say it is, once the ledger and both stores hold exactly that."""
     while True:
+        events = await world.document_events()  # before it has settled: a later one may not be accepted yet
         await world.settled(PATIENCE_SECONDS)
-        events = await world.document_events()
         said = {key: document for key, of_one in events.items() if (document := outcome(of_one)) is not None}
         try:
             await assert_equal(world.space, said.values(), vector=world.model.vector)

@@ -376,7 +376,7 @@ class World:
             assert asyncio.get_running_loop().time() < deadline, f"did not settle: {left[:5]}\n{self.signs()}"
             await asyncio.sleep(0.3)
             try:
-                left = await self.pending() or await self.committed()
+                left = await self.committed() or await self.pending()  # in this order: what is accepted is pending
             except (KafkaError, OSError) as error:
                 left = [type(error).__name__]
         self.published.clear()
