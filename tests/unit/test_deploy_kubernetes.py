@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_network
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -139,8 +140,6 @@ def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
 def test_the_examples_credentials_are_settings() -> None:
     text = (PRODUCTION / "credentials.yaml").read_text() + (PRODUCTION / "migrate.yaml").read_text()
     assert unknown(re.findall(r"PENSTOCK_\w+", text)) == []
-    first = {p["metadata"]["name"]: p["spec"]["egress"][0]["ports"][0]["port"] for p in of("NetworkPolicy")[1:]}
-    assert set(first.values()) == {9092}, "kafka-port.yaml changes the first port of each"
 
 
 @pytest.mark.parametrize("o", pods(), ids=name)
@@ -194,8 +193,10 @@ def test_whatever_selects_processes_finds_them() -> None:
         assert {p["targetPort"] for p in service["spec"]["ports"]} <= ports
     budgets = [b["spec"]["selector"]["matchLabels"] for b in of("PodDisruptionBudget")]
     assert budgets == [labels[name] for name in DEPLOYMENTS]
-    policies = [p["spec"]["podSelector"]["matchLabels"] for p in of("NetworkPolicy")[1:]]
-    assert sorted(map(str, policies)) == sorted(map(str, labels.values()))
+    policies = [p["spec"]["podSelector"] for p in of("NetworkPolicy")[1:]]
+    assert sorted(str(p["matchLabels"]) for p in policies if "matchLabels" in p) == sorted(map(str, labels.values()))
+    listed = [set(p["matchExpressions"][0]["values"]) for p in policies if "matchExpressions" in p]
+    assert set().union(*listed) <= set(labels)
     scaled = [
         s["spec"]["scaleTargetRef"]["name"] for kind in ("ScaledObject", "HorizontalPodAutoscaler") for s in of(kind)
     ]
@@ -212,13 +213,65 @@ def test_lag_is_that_of_the_stages_own_group_and_topics(scaled: Object) -> None:
     assert scaled["spec"]["maxReplicaCount"] == min(topic.partitions for topic in stage.topics.values())
 
 
+def reach(policies: list[Object]) -> dict[str, set[str]]:
+    """Kinds of servers → the processes that may reach them, by the policies that list their addresses."""
+    lists = {p["metadata"]["name"].removeprefix("penstock-to-"): p["spec"] for p in policies if "-to-" in name(p)}
+    return {kind: set(spec["podSelector"]["matchExpressions"][0]["values"]) for kind, spec in lists.items()}
+
+
+def test_nothing_but_dns_is_reached_until_somebody_lists_it() -> None:
+    open_to = {p["metadata"]["name"]: p["spec"].get("egress") for p in of("NetworkPolicy")}
+    [names] = open_to.pop("penstock-default")
+    assert {p["port"] for p in names["ports"]} == {53}
+    assert not any(open_to.values())
+    default = of("NetworkPolicy")[0]["spec"]
+    assert default["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in default
+    assert default["podSelector"] == {"matchLabels": {"app.kubernetes.io/part-of": "penstock"}}
+
+
+def test_the_example_lists_addresses_for_every_kind_of_server_and_never_all_of_them() -> None:
+    kinds = reach(of("NetworkPolicy"))
+    listed = {p["metadata"]["name"]: p["spec"] for p in yaml.safe_load_all((PRODUCTION / "egress.yaml").read_text())}
+    assert set(listed) == {f"penstock-to-{kind}" for kind in kinds}
+    policies = {p["metadata"]["name"]: p for p in of("NetworkPolicy")}
+    for kind, spec in listed.items():
+        kubernetes_validate.validate(policies[kind] | {"spec": policies[kind]["spec"] | spec}, KUBERNETES, strict=True)
+    for file in [*BASE.glob("*.yaml"), *COMPONENTS.rglob("*.yaml"), *PRODUCTION.glob("*.yaml")]:
+        for cidr in re.findall(r"cidr: *([^ ,}]+)", file.read_text()):
+            network = ip_network(cidr)
+            assert network.prefixlen >= 16, f"{file.name} opens {cidr}"
+            assert not network.overlaps(ip_network("169.254.0.0/16")), (
+                f"{file.name} opens where clouds keep credentials"
+            )
+
+
+def test_names_are_opened_to_the_processes_that_addresses_are_opened_to() -> None:
+    dns, *named = yaml.safe_load_all((COMPONENTS / "cilium-names/names.yaml").read_text())
+    kinds = reach(of("NetworkPolicy"))
+    who = {}
+    for policy in named:
+        selector = policy["spec"]["endpointSelector"]
+        labels = selector.get("matchLabels", {}).values()
+        who[policy["metadata"]["name"].removeprefix("penstock-to-")] = {
+            *labels,
+            *(value for expression in selector.get("matchExpressions", ()) for value in expression["values"]),
+        }
+        assert all(p["port"] == "443" for e in policy["spec"]["egress"] for to in e["toPorts"] for p in to["ports"])
+        assert all(
+            "*" not in n.get("matchPattern", "").lstrip("*.") for e in policy["spec"]["egress"] for n in e["toFQDNs"]
+        )
+    assert who == {kind: kinds[kind] for kind in ("sources", "models")}
+    assert set(dns["spec"]["endpointSelector"]["matchExpressions"][0]["values"]) == set().union(*who.values())
+
+
 def test_a_connector_reaches_no_index_and_no_worker_is_reached_by_anybody_but_prometheus() -> None:
     policies = {p["metadata"]["name"]: p["spec"] for p in of("NetworkPolicy")}
-    everybody = policies.pop("penstock-default")
-    assert "ingress" not in everybody
-    out = {n: {p["port"] for e in spec["egress"] for p in e["ports"]} for n, spec in policies.items()}
-    assert out["penstock-connectors"] == {9092, 5432, 443}
-    assert 443 not in out["penstock-detect"] | out["penstock-keywords"]
+    kinds = reach(of("NetworkPolicy"))
+    assert {kind for kind, who in kinds.items() if "penstock-connectors" in who} == {"kafka", "postgres", "sources"}
+    assert {kind for kind, who in kinds.items() if "penstock-detect" in who} == {"kafka", "postgres", "elasticsearch"}
+    assert {kind for kind, who in kinds.items() if "penstock-vectors" in who} == {"kafka", "postgres", "models"}
+    assert {kind for kind, who in kinds.items() if "penstock-keywords" in who} == {"kafka", "postgres", "elasticsearch"}
     for worker in STAGES:
         [ingress] = policies[worker]["ingress"]
         assert ingress["ports"] == [{"protocol": "TCP", "port": 8000}]
@@ -229,7 +282,8 @@ def test_kafkas_rights_are_given_by_the_program_that_the_tests_run_and_reach_not
     [container] = pod(job)["containers"]
     assert container["command"] == ["python", "-m", "deploy.roles.kafka"]
     [policy] = [p["spec"] for p in of("NetworkPolicy") if p["metadata"]["name"] == "penstock-kafka-rights"]
-    assert (policy["ingress"], [p["port"] for e in policy["egress"] for p in e["ports"]]) == ([], [9092])
+    assert policy["ingress"] == []
+    assert [kind for kind, who in reach(of("NetworkPolicy")).items() if "penstock-kafka-rights" in who] == ["kafka"]
     arguments, mount, volume = (
         one["value"] for one in yaml.safe_load((COMPONENTS / "kafka-users/passwords.yaml").read_text())
     )
