@@ -38,20 +38,23 @@ class Event:
     container: str | None = None
     name: str | None = None
     """A space's key, a group's name or id."""
+    sent: Any = None
+    """When, if it says so."""
 
 
-def verify(request: Request, secret: str | None, *, token_allowed: bool) -> None:
-    """Raises Refused. The signature is over the bytes as they came; all comparisons take the same time."""
+def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool:
+    """Whether it is signed; if not, the secret itself came along. Raises Refused. The signature is over the bytes as
+    they came; all comparisons take the same time."""
     if not secret:
         raise Refused("an event came, but webhook_secret is not set: set it on both sides")
     key = secret.encode()
     given = request.headers.get(SIGNATURE, "")
     expected = "sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest()
     if given and hmac.compare_digest(given.strip().lower().encode(), expected.encode()):
-        return
+        return True
     token = request.headers.get(TOKEN, "")
     if token_allowed and token and hmac.compare_digest(token.encode(), key):
-        return
+        return False
     raise Refused("an event is not signed with webhook_secret: is the secret the same on both sides?")
 
 
@@ -64,20 +67,19 @@ def parse(request: Request) -> Event:
     if not isinstance(body, dict):
         raise Refused("an event is no JSON object")
     noun, verb = _name(body, request.headers)
+    sent = body.get("timestamp", body.get("eventCreatedDate"))
     if noun == "other":
-        return Event("other", verb)
+        return Event("other", verb, sent=sent)
     subjects = _subjects(body, noun)
     if noun == "space":
-        return Event(
-            noun, verb, name=next((key for one in subjects if _KEY.fullmatch(key := str(one.get("key")))), None)
-        )
+        name = next((key for one in subjects if _KEY.fullmatch(key := str(one.get("key")))), None)
+        return Event(noun, verb, name=name, sent=sent)
     if noun in ("group", "user"):
-        return Event(
-            noun, verb, name=next((str(found) for one in subjects if (found := one.get("id") or one.get("name"))), None)
-        )
+        name = next((str(found) for one in subjects if (found := one.get("id") or one.get("name"))), None)
+        return Event(noun, verb, name=name, sent=sent)
     ids = tuple(id_ for one in subjects if (id_ := _id(one, noun)))
     above = next((found for one in subjects if (found := _container(one))), None) or _id_of(body.get("attachedTo"))
-    return Event(noun, verb, ids=ids, container=above)
+    return Event(noun, verb, ids=ids, container=above, sent=sent)
 
 
 def _name(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Noun, str]:

@@ -19,6 +19,7 @@ from connectors.confluence.data_center import DataCenter
 from connectors.confluence.model import Content, Kind, Names, Site, Space, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.protocol import Problem
+from connectors.replay import Received, require_recent
 from connectors.source import (
     Context,
     Cursor,
@@ -69,6 +70,7 @@ class Confluence:
             web, context.folder, cloud=options.flavour == "cloud", max_bytes=options.max_attachment_bytes
         )
         self._names = Names()
+        self._received = Received()
         through_gateway = "api.atlassian.com" in options.base_url
         self._base = options.site_url or (None if through_gateway else options.base_url)
 
@@ -166,10 +168,20 @@ class Confluence:
 
     async def on_event(self, request: Request) -> Reaction:
         secret = self._options.webhook_secret
-        events.verify(
+        is_signed = events.verify(
             request, secret.get_secret_value() if secret else None, token_allowed=self._options.flavour == "cloud"
         )
         event = events.parse(request)
+        # Without a time two events may be equal and both be true, and the second may withdraw access: both are taken.
+        if not (is_signed and require_recent(event.sent)):
+            return await self._reaction(event)
+        if await self._received.has(request.body):
+            return Reaction()
+        reaction = await self._reaction(event)
+        await self._received.add(request.body)
+        return reaction
+
+    async def _reaction(self, event: events.Event) -> Reaction:
         verb, ids = event.verb, event.ids
         match event.noun:
             case "page" if verb in ("permissions_updated", "moved"):

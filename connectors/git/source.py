@@ -18,6 +18,7 @@ from connectors.git.options import Access, GitOptions
 from connectors.git.read import Reader, revision
 from connectors.git.tree import Snapshot, changes, files, is_taken
 from connectors.protocol import Problem
+from connectors.replay import Received
 from connectors.source import (
     Context,
     Cursor,
@@ -62,6 +63,7 @@ class Git:
         self._mirror = Mirror(context.folder, options)
         self._reader = Reader(self._mirror, options, context.folder / "reading")
         self._history = History()
+        self._received = Received(context.memory)
         self._now: Snapshot | None = None
         self._lock = asyncio.Lock()
 
@@ -154,7 +156,8 @@ class Git:
                 yield Group(tag, members)
 
     async def on_event(self, request: Request) -> Reaction:
-        """A push, as GitHub, Gitea and Forgejo sign it (``X-Hub-Signature-256``), or with GitLab's token."""
+        """A push, as GitHub, Gitea and Forgejo sign it (``X-Hub-Signature-256``), or with GitLab's token. A signed one
+        is taken once: no two pushes have the same body. A token is no signature: who has it makes events at will."""
         secret = self._options.webhook_secret
         if secret is None:
             raise Refused("events are not taken: webhook_secret is not set")
@@ -164,6 +167,10 @@ class Git:
         expected, given = (signed, given) if given else (key, request.headers.get("x-gitlab-token", ""))
         if not hmac.compare_digest(expected.encode(), given.encode()):
             raise Refused("the event's signature or token is not ours: is webhook_secret the same on both sides?")
+        if expected == signed:
+            if await self._received.has(request.body):
+                return Reaction()
+            await self._received.add(request.body)
         return Reaction(changes=True)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:

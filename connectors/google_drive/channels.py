@@ -124,8 +124,8 @@ class Channels:
         secret = digest(request.headers.get("x-goog-channel-token", ""))
         channel = next((one for one in await self._kept() if one.id == id_), None)
         proven = hmac.compare_digest(secret, channel.digest if channel else digest(""))
-        if channel is None or not proven:
-            raise Refused("not a notification of a channel of ours: its id or its token is another")
+        if channel is None or not proven or channel.end <= self._now():
+            raise Refused("not a notification of a channel of ours: its id or its token is another, or it has ended")
         if request.headers.get("x-goog-resource-state") == "sync":
             return Reaction()  # "the channel is open"
         number = request.headers.get("x-goog-message-number", "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from connectors.fakes.confluence import Flavour
 from connectors.fakes.confluence_events import requests, signed
 from connectors.source import Reaction, Refused, Request
+from pipeline.core.errors import Retryable
 from tests.contract.confluence_kit import FLAVOURS, SECRET, Wiki, wiki
 
 
@@ -95,6 +97,48 @@ async def test_an_event_that_is_not_signed_by_us_is_refused(one: Wiki) -> None:
     unset = one.connect(webhook_secret=None)
     with pytest.raises(Refused, match="webhook_secret"):
         await unset.on_event(genuine)
+
+
+async def test_a_recorded_event_that_is_sent_again_asks_for_nothing_and_after_five_minutes_is_refused(
+    one: Wiki,
+) -> None:
+    page = one.page("Page")
+    (genuine,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+    assert [await one.source.on_event(genuine) for _ in range(3)] == [Reaction(ids=(page.id,)), Reaction(), Reaction()]
+    for away in (-301, 301):
+        happened = replace(one.state.happened[0], at=datetime.now(UTC) + timedelta(seconds=away))
+        with pytest.raises(Refused, match="the two clocks differ"):
+            await one.source.on_event(*requests([happened], SECRET, cloud=one.fake.cloud))
+
+
+async def test_two_equal_events_without_a_time_are_both_taken(one: Wiki) -> None:
+    """The second may be the one that withdrew access."""
+    event = signed({"event": "space_permissions_updated", "space": {"key": "ENG"}}, SECRET)
+    assert [await one.source.on_event(event) for _ in range(2)] == [Reaction(groups=("space:ENG",))] * 2
+
+
+async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
+    one: Wiki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = one.page("Page")
+    one.state.happened.clear()
+    one.state.restrict(page.id, users={one.bot.account_id})
+    (event,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+
+    async def broken(ids: object) -> Reaction:
+        raise Retryable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.source, "_below", broken)
+        with pytest.raises(Retryable):
+            await one.source.on_event(event)
+    assert (await one.source.on_event(event)).ids
+
+
+@pytest.mark.parametrize("time", [10**30, -(10**30), "yesterday"])
+async def test_an_event_whose_time_is_none_is_refused(one: Wiki, time: object) -> None:
+    with pytest.raises(Refused):
+        await one.source.on_event(signed({"event": "page_updated", "id": 65700, "timestamp": time}, SECRET))
 
 
 async def test_only_cloud_takes_a_secret_that_is_sent_along(one: Wiki) -> None:

@@ -22,6 +22,7 @@ from connectors.git.mirror import Mirror
 from connectors.git.options import basic
 from connectors.git.playground import HOOK, playing
 from connectors.git.source import Git
+from connectors.replay import REMEMBERED
 from connectors.source import CursorExpired, Document, Gone, Refused, Request, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.serving import served
@@ -380,6 +381,44 @@ async def test_a_push_event_must_prove_where_it_comes_from(repository: Repositor
             await source.on_event(Request(headers, {}, body))
     with pytest.raises(Refused):
         await repository.source().on_event(Request({"x-gitlab-token": ""}, {}, body))
+
+
+async def test_a_recorded_push_that_is_sent_again_asks_for_nothing_after_a_restart_either(
+    repository: Repository,
+) -> None:
+    source = repository.source(webhook_secret=HOOK)
+    first, second = (signed_push(f'{{"ref": "refs/heads/main", "after": "{n:040}"}}'.encode()) for n in range(2))
+    assert [(await source.on_event(push)).changes for push in (first, first, second, first)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
+    again = repository.source(webhook_secret=HOOK)
+    assert [(await again.on_event(push)).changes for push in (second, first)] == [False, False]
+    for n in range(REMEMBERED):
+        await again.on_event(signed_push(f"{n}".encode()))
+    assert len(repository.memory.values["events"]) == REMEMBERED
+
+
+async def test_a_push_that_could_not_be_remembered_is_taken_when_it_comes_again(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, push = repository.source(webhook_secret=HOOK), signed_push(b"{}")
+
+    async def away(name: str, value: object) -> None:
+        raise Retryable("Postgres is away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(repository.memory, "put", away)
+        with pytest.raises(Retryable):
+            await source.on_event(push)
+    assert (await source.on_event(push)).changes
+
+
+def signed_push(body: bytes) -> Request:
+    signature = "sha256=" + hmac.new(HOOK.encode(), body, hashlib.sha256).hexdigest()
+    return Request({"x-hub-signature-256": signature}, {}, body)
 
 
 # What is hostile, or odd

@@ -126,6 +126,17 @@ async def test_a_channel_is_replaced_before_it_ends_and_the_old_one_stopped(desk
         assert (await later.on_event(as_request(messages[-1]))).changes
 
 
+async def test_a_notification_of_a_channel_that_has_ended_is_refused(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    async with listening(desk, source):
+        desk.doc("Document", drive)
+        change = desk.fake.channels.take()[-1]
+    desk.corpus.ahead = timedelta(days=8)
+    with pytest.raises(Refused, match="has ended"):
+        await source.on_event(as_request(change))
+
+
 @asynccontextmanager
 async def token_clock(desk: Desk) -> AsyncIterator[None]:
     """Tokens go by the real clock."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import pytest
 
@@ -270,6 +271,28 @@ async def test_events_doubled_and_out_of_order_are_read_once_more_and_no_harm(be
         assert kinds(await bench.take()) == [("document.upserted", "d001")]
         await bench.ask("changes")
         assert await bench.take() == []
+
+
+async def test_a_thousand_events_sent_again_cost_one_more_look_each(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        looks: Counter[str] = Counter()
+        replayed = asyncio.Event()
+
+        async def before(method: str, number: int) -> None:
+            looks[method] += number == 0
+            await replayed.wait()
+
+        bench.world.before = before
+        await instance.react(Reaction(ids=["d001"], sweep=True))
+        await bench.until(lambda: {"fetch", "slim"} <= set(looks))
+        for _ in range(1_000):
+            await instance.react(Reaction(ids=["d001"], sweep=True))
+        replayed.set()
+        await bench.until(lambda: looks["fetch"] == looks["slim"] == 2)
+        await bench.ask("sweep")
+        await bench.until(lambda: instance.activities["events"].status.state == "idle")
+        assert looks == {"fetch": 2, "slim": 3}, "the last one was asked for"
 
 
 async def test_an_answer_to_an_older_question_does_not_undo_a_newer_one(bench: Bench) -> None:

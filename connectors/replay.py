@@ -1,0 +1,74 @@
+"""Events that come again: recorded on their way by somebody who could not make one, or sent twice by the source.
+
+An event is a hint to look at the source now, so a second one changes nothing; it costs a look. What proves an event's
+age is only what its signature covers: its body.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from connectors.source import Memory, Refused
+
+WINDOW = timedelta(minutes=5)
+"""As Slack's own: older events are refused, and what they tell is found by the next poll."""
+REMEMBERED = 1_000
+_NAME = "events"
+
+
+def require_recent(sent: Any, now: datetime | None = None) -> bool:
+    """Whether a body says when it was sent (milliseconds since 1970, or ISO 8601). Raises Refused when that is not
+    within WINDOW of now."""
+    at = _moment(sent)
+    if at is None:
+        return False
+    away = (now or datetime.now(UTC)) - at
+    if abs(away) > WINDOW:
+        raise Refused(
+            f"an event is {away.total_seconds():.0f} s old by the clock of its source, at most"
+            f" {WINDOW.total_seconds():.0f} are taken: it was sent again, or the two clocks differ"
+        )
+    return True
+
+
+def _moment(sent: Any) -> datetime | None:
+    try:
+        if isinstance(sent, str):
+            at = datetime.fromisoformat(sent)
+            return at if at.tzinfo else at.replace(tzinfo=UTC)
+        if isinstance(sent, int | float) and not isinstance(sent, bool):
+            return datetime.fromtimestamp(sent / 1000, UTC)
+    except (ValueError, OverflowError, OSError) as error:
+        raise Refused("an event's time is none") from error
+    return None
+
+
+class Received:
+    """The last REMEMBERED genuine events, by digests of their bodies; for sources whose events differ from each
+    other. memory: where they survive a restart and are found by the process that takes over; None: nowhere."""
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._memory = memory
+        self._digests: dict[str, None] | None = None if memory else {}
+
+    async def has(self, body: bytes) -> bool:
+        return _digest(body) in await self._known()
+
+    async def add(self, body: bytes) -> None:
+        """Only once its reaction is known: what failed shall come again."""
+        kept = dict.fromkeys([*await self._known(), _digest(body)][-REMEMBERED:])
+        if self._memory is not None:
+            await self._memory.put(_NAME, list(kept))
+        self._digests = kept
+
+    async def _known(self) -> dict[str, None]:
+        if self._digests is None:
+            assert self._memory is not None
+            self._digests = dict.fromkeys(await self._memory.get(_NAME) or [])
+        return self._digests
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()[:32]
