@@ -11,19 +11,28 @@ from fastapi import APIRouter, FastAPI, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
+from connectors.bodies import Bodies, BodyRefused
 from connectors.declared import Key, Way
 from connectors.runner.activity import explained
 from connectors.runner.instance import Instance
 from connectors.serving_auth import tenant_for
 from connectors.source import Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.serving import Shares, address_key
 from pipeline.telemetry import Metrics
 from pipeline.traced.http import Traced
 from topics.producer import Producer
 
 log = structlog.get_logger()
 
+PORT = "connectors"
+"""Its name in metrics."""
 MAX_EVENT_BYTES = 1024 * 1024
+EVENT_BODY_SECONDS = 10.0
+"""For an event to arrive: who sends one is a server."""
+EVENT_BYTES, EVENT_BYTES_PER_ADDRESS = 32 * 1024 * 1024, 8 * 1024 * 1024
+"""Of events at once: they are read before it is known whether their signature holds."""
+CONVERSATION_BYTES, CONVERSATION_BYTES_PER_TENANT = 64 * 1024 * 1024, 16 * 1024 * 1024
 EVENT_SECONDS = 2.5
 """Slack gives up after three."""
 
@@ -41,11 +50,16 @@ class Parts:
         """A FastAPI dependency: the caller's tenant, or 401 or 403."""
         return tenant_for(way, self.keys)
 
+    def bodies(self, total: int, each: int) -> Bodies:
+        """So many bytes of bodies at once, in all and for each key."""
+        return Bodies(Shares(total, each), self.metrics.ports.refused.labels(PORT, "memory").inc)
+
 
 def _conversations(parts: Parts) -> APIRouter:
     from connectors.conversations.api import router
 
-    return router(parts.producer, parts.tenant_for("conversations"))
+    bodies = parts.bodies(CONVERSATION_BYTES, CONVERSATION_BYTES_PER_TENANT)
+    return router(parts.producer, parts.tenant_for("conversations"), bodies)
 
 
 def _uploads(parts: Parts) -> APIRouter:
@@ -73,6 +87,7 @@ def app(parts: Parts) -> FastAPI:
 
 def _events(parts: Parts) -> APIRouter:
     routes = APIRouter(prefix="/v1/events", tags=["events"])
+    bodies = parts.bodies(EVENT_BYTES, EVENT_BYTES_PER_ADDRESS)
 
     @routes.post("/{name}")
     async def event(name: str, request: HttpRequest) -> Response:
@@ -80,9 +95,13 @@ def _events(parts: Parts) -> APIRouter:
         instance = parts.instances.get(name)
         if instance is None:
             raise HTTPException(404, "no such connector")
-        body = await _capped(request)
-        given = Request(dict(request.headers), dict(request.query_params), body)
-        outcome, response = await _reaction(instance, given)
+        address = address_key(request.client.host if request.client else "")
+        try:
+            async with bodies.read(request, most=MAX_EVENT_BYTES, seconds=EVENT_BODY_SECONDS, key=address) as body:
+                given = Request(dict(request.headers), dict(request.query_params), body)
+                outcome, response = await _reaction(instance, given)
+        except BodyRefused as refused:
+            raise HTTPException(refused.status, refused.detail, refused.headers) from refused
         parts.metrics.connector_events.labels(name, outcome).inc()
         return response
 
@@ -102,12 +121,3 @@ async def _reaction(instance: Instance, request: Request) -> tuple[str, Response
         log.warning("event_failed", source=instance.plan.name, error=explained(error))
         return "failed", Response("this event could not be read\n", 500)
     return "accepted", Response(reaction.answer, reaction.status, media_type=reaction.media_type)
-
-
-async def _capped(request: HttpRequest) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_EVENT_BYTES:
-            raise HTTPException(413, f"an event has at most {MAX_EVENT_BYTES} bytes")
-    return bytes(body)

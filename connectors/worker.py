@@ -11,7 +11,7 @@ import structlog
 
 from connectors.declared import Declared
 from connectors.extraction.settings import confinement
-from connectors.http import Parts, app
+from connectors.http import PORT, Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
 from pipeline import tracing
@@ -55,7 +55,7 @@ async def run(settings: Settings, declared: Declared) -> None:
         host, port = settings.connectors.http_host, settings.connectors.http_port
         try:
             address = await stack.enter_async_context(
-                served(http, host, port, bounds=settings.ports, metrics=metrics.ports, name="connectors")
+                served(http, host, port, bounds=settings.ports, metrics=metrics.ports, name=PORT)
             )
         except OSError as error:
             raise Misconfigured(

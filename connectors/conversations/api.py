@@ -12,6 +12,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from connectors.bodies import Bodies, BodyRefused
 from connectors.clock import Clock
 from pipeline.core.errors import Retryable
 from pipeline.kafka import deliver
@@ -22,11 +23,12 @@ from topics.registry import CONVERSATIONS
 
 MAX_BODY_BYTES = CONVERSATIONS.max_message_bytes
 """1 MiB of text, at worst six bytes of JSON for each of its bytes, and the names around it."""
+BODY_SECONDS = 60.0
 DELIVERY_SECONDS = 15.0
 RETRY_AFTER_SECONDS = 5
 PROBLEM = "application/problem+json"
-_HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 413: {"Connection": "close"}}
-"""What was not read of a body that is too large is not waited for either."""
+_HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}}
+_TITLES = {408: "Too slow", 413: "Too large", 503: "Not now"}
 
 
 class _Body(BaseModel):
@@ -53,7 +55,9 @@ class _Problem(Exception):
         )  # fmt: skip
 
 
-def router(producer: Producer, tenant_of: Callable[..., Any], *, source: str = "conversations") -> APIRouter:
+def router(
+    producer: Producer, tenant_of: Callable[..., Any], bodies: Bodies, *, source: str = "conversations"
+) -> APIRouter:
     """tenant_of: a FastAPI dependency that returns the tenant of the caller's API key, or raises 401; it runs before
     anything of the body is read. source: of the messages; a conversation's name is its own within it."""
     routes = APIRouter(prefix="/v1/conversations", tags=["conversations"])
@@ -64,14 +68,16 @@ def router(producer: Producer, tenant_of: Callable[..., Any], *, source: str = "
         """{"member", "conversation", "pairs": [{"question", "answer", "asked_at", "id"?}]} → {"accepted": pairs}"""
         stamp = clock.stamp()
         try:
-            raw = await _capped(request)
-            with _explained():
-                body = _Body.model_validate_json(raw)
-                message = ConversationRecorded(
-                    tenant=tenant, source=source, observed_at=stamp, member=body.member,
-                    conversation=body.conversation, pairs=body.pairs,
-                )  # fmt: skip
-            await _send(producer, message)
+            async with bodies.read(request, most=MAX_BODY_BYTES, seconds=BODY_SECONDS, key=tenant) as raw:
+                with _explained():
+                    body = _Body.model_validate_json(raw)
+                    message = ConversationRecorded(
+                        tenant=tenant, source=source, observed_at=stamp, member=body.member,
+                        conversation=body.conversation, pairs=body.pairs,
+                    )  # fmt: skip
+                await _send(producer, message)
+        except BodyRefused as refused:
+            return _Problem(refused.status, _TITLES[refused.status], refused.detail).response()
         except _Problem as problem:
             return problem.response()
         return JSONResponse({"accepted": len(message.pairs)}, 202)
@@ -100,21 +106,6 @@ def router(producer: Producer, tenant_of: Callable[..., Any], *, source: str = "
         return await forget(tenant, member, conversation)
 
     return routes
-
-
-async def _capped(request: Request) -> bytes:
-    """The body, unless it is too large: then no more of it is read than shows that."""
-    told = request.headers.get("content-length", "")
-    size = int(told) if told.isdecimal() and len(told) < 19 else 0
-    body = bytearray()
-    if size <= MAX_BODY_BYTES:
-        async for part in request.stream():
-            body += part
-            if len(body) > MAX_BODY_BYTES:
-                break
-    if max(size, len(body)) > MAX_BODY_BYTES:
-        raise _Problem(413, "Too large", f"a request has at most {MAX_BODY_BYTES} bytes: send fewer pairs at once")
-    return bytes(body)
 
 
 @contextmanager
