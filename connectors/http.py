@@ -66,7 +66,12 @@ def _uploads(parts: Parts) -> APIRouter:
     from connectors.uploads.http import router
     from connectors.uploads.source import desks
 
-    return router(lambda tenant: desks(parts.instances, tenant), parts.tenant_for("uploads"))
+    refused = parts.metrics.uploads_refused
+    return router(
+        lambda tenant: desks(parts.instances, tenant),
+        parts.tenant_for("uploads"),
+        lambda source, reason: refused.labels(source, reason).inc(),
+    )
 
 
 WAYS: dict[Way, Callable[[Parts], APIRouter]] = {"conversations": _conversations, "uploads": _uploads}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
 from psycopg.rows import class_row
 
 from connectors.runner.plan import Plan
-from pipeline.stores.postgres import Pool, translated
+from connectors.uploads.options import UploadsQuota
+from connectors.uploads.table import used_by
+from pipeline.stores.postgres import Connection, Pool, translated
 
 Action = Literal["load", "full", "sweep", "changes", "groups", "document", "allow_mass_delete"]
 SILENT_SECONDS = 15.0
@@ -56,6 +58,8 @@ class Condensed:
     unpublishable: Sequence[tuple[str, str, str]] = field(default_factory=tuple)
     """(external id, code, message) of at most SHOWN documents."""
     unpublishable_by_code: Mapping[str, int] = field(default_factory=dict)
+    uploads: Mapping[str, Mapping[str, int]] | None = None
+    """Of the kind uploads: what is in use, and the most that may be, of its tenant and of all."""
 
     @property
     def is_well(self) -> bool:
@@ -70,7 +74,7 @@ class Condensed:
             "problems": list(row.problems) if row else [], "worker": row and row.worker,
             "reconciliation": row and row.reconciliation,
             "address": row.address if row and self.state not in ("not running",) else None,
-            "unpublishable": dict(self.unpublishable_by_code),
+            "uploads": self.uploads, "unpublishable": dict(self.unpublishable_by_code),
             "unpublishable_documents": [
                 {"external_id": id_, "code": code, "message": message} for id_, code, message in self.unpublishable
             ],
@@ -138,7 +142,13 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
             return Condensed(
                 plan.name, plan.tenant, plan.kind, state, reason, row, counted[0] if counted else 0,
                 [(id_, code, message or "") for id_, code, message in named], dict(codes),
+                await _uploads(connection, plan) if plan.kind == "uploads" else None,
             )  # fmt: skip
+
+
+async def _uploads(connection: Connection, plan: Plan) -> dict[str, dict[str, int]]:
+    used, quota = await used_by(connection, plan.tenant), UploadsQuota.load()
+    return {"used": asdict(used), "quota": quota.model_dump()}
 
 
 async def pause(pool: Pool, plan: Plan, *, paused: bool) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import structlog
@@ -67,6 +69,7 @@ async def run(settings: Settings, declared: Declared) -> None:
             events_url=settings.connectors.events_url, address=address,
         )  # fmt: skip
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
+        _show_quotas(instances, metrics)
         running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
         log.info(
             "worker_started", worker="connectors", address=address, connectors=sorted(instances),
@@ -77,6 +80,16 @@ async def run(settings: Settings, declared: Declared) -> None:
         finally:
             await ended(running)
     log.info("worker_stopped", worker="connectors")
+
+
+def _show_quotas(instances: Mapping[str, Instance], metrics: Metrics) -> None:
+    uploads = {name: instance for name, instance in instances.items() if instance.plan.kind == "uploads"}
+    if uploads:
+        from connectors.uploads.source import quota_share
+
+        for name, instance in uploads.items():
+            for of in ("tenant", "all"):
+                metrics.uploads_quota.labels(name, of).set_function(partial(quota_share, instance, of))
 
 
 async def _until_stopped(stop: asyncio.Event, running: list[asyncio.Task[None]]) -> None:

@@ -238,6 +238,19 @@ class Metrics:
             ["source", "of"],
             registry=r,
         )
+        self.uploads_quota = Gauge(
+            "penstock_uploads_quota_used_ratio",
+            "What uploads take of the quota (files or bytes, the fuller of both) of their tenant (of: tenant) and of"
+            " all tenants (of: all); 0 where the connector does not run",
+            ["source", "of"],
+            registry=r,
+        )
+        self.uploads_refused = Counter(
+            "penstock_uploads_refused",
+            "Uploads refused because of a quota, or busy: too many files were being handed in",
+            ["source", "reason"],
+            registry=r,
+        )
         self.connector_events = Counter(
             "penstock_connector_events", "Events that sources sent us, by what became of them", ["source", "outcome"],
             registry=r,

@@ -4,45 +4,71 @@ to whoever runs the instance."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from connectors.uploads.options import UploadsQuota
 from connectors.uploads.status import Status, status_of
 from connectors.uploads.store import Incoming, Store
-from connectors.uploads.table import Table, Uploaded, Words
+from connectors.uploads.table import QuotaReached, Table, Uploaded, Used, Words
+from pipeline.core.errors import Retryable
+
+MAX_WRITING = 16
+"""Files that are handed in at once: what they take on disk until then is in no quota."""
+
+
+class Busy(Retryable):
+    """Too many files are being handed in."""
 
 
 class Desk:
     """Of one instance. Methods raise Retryable while Postgres is away."""
 
-    def __init__(self, table: Table, store: Store, *, max_bytes: int) -> None:
+    def __init__(self, table: Table, store: Store, *, max_bytes: int, quota: UploadsQuota | None = None) -> None:
         self.table, self.store, self.max_bytes = table, store, max_bytes
+        self.quota = quota or UploadsQuota.load()
+        self.used: Used | None = None
+        """When it was last looked at."""
+        self._writing = 0
         self.arrived: asyncio.Queue[str] = asyncio.Queue()
         """External ids of what has changed, for the runner; lost ones are found by ``changes``."""
         self._originals = asyncio.Lock()
         """Between "nobody needs it" and its removal nobody may come to need it."""
 
     async def prepare(self) -> None:
-        """Raises OSError."""
-        await asyncio.to_thread(self.store.prepare)
+        """Forget what nobody needs. The store was prepared before files could come in, and they may be coming now."""
         async with self._originals:
             await self.table.forget()
             needed = await self.table.hashes()
             for name in await asyncio.to_thread(self.store.names) - needed:
                 self.store.remove(name)
 
-    def writing(self) -> Incoming:
-        return self.store.writing(self.max_bytes)
+    @contextmanager
+    def writing(self) -> Iterator[Incoming]:
+        """Raises Busy, OSError."""
+        if self._writing >= MAX_WRITING:
+            raise Busy(f"{MAX_WRITING} files are being handed in: send it again in a moment")
+        self._writing += 1
+        try:
+            with self.store.writing(self.max_bytes) as file:
+                yield file
+        finally:
+            self._writing -= 1
 
     async def hand_in(self, file: Incoming, words: Words, *, external_id: str | None = None) -> Uploaded:
-        """A new upload; with an external id that is known, a new version of it."""
+        """A new upload; with an external id that is known, a new version of it. Raises QuotaReached."""
         id_ = uuid4()
         external_id = external_id or str(id_)
         async with self._originals:
             before = await self.table.named([external_id])
             original = await asyncio.to_thread(file.keep)
-            found = await self.table.put(id_, external_id, original, words)
+            try:
+                found = await self.table.put(id_, external_id, original, words, self.quota)
+            except QuotaReached:
+                await self._discard(original.sha256)
+                raise
             if before and before[0].sha256 != original.sha256:
                 await self._discard(before[0].sha256)
         if not before or before[0].version != found.version:
@@ -65,6 +91,10 @@ class Desk:
         with self.writing() as file:
             await asyncio.to_thread(_copied, path, file)
             return await self.hand_in(file, words, external_id=one.external_id)
+
+    async def measure(self) -> None:
+        """What is in use of the quotas, for ``used``."""
+        self.used = await self.table.used()
 
     async def status(self, uploads: Sequence[Uploaded]) -> list[Status]:
         return await status_of(self.table, uploads)

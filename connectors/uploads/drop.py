@@ -15,16 +15,17 @@ import structlog
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, root_problem
 from connectors.protocol import Problem, printable
-from connectors.uploads.desk import Desk
+from connectors.uploads.desk import Busy, Desk
 from connectors.uploads.options import UploadsOptions
 from connectors.uploads.store import Incoming, TooLarge
-from connectors.uploads.table import Uploaded, Words
+from connectors.uploads.table import QuotaReached, Uploaded, Words
 from pipeline.core.errors import Retryable
 
 log = structlog.get_logger()
 
 REASON = ".reason.txt"
 PART = 1024 * 1024
+FULL_SECONDS = 60.0
 
 Looks = tuple[int, int, int]
 """Size, time of change in ns, inode."""
@@ -44,6 +45,8 @@ class Drop:
         """How a file looked, and since when it has looked so (on monotonic())."""
         self._taken: dict[str, tuple[Looks, tuple[str, ...], tuple[str, ...]]] = {}
         self._told: set[Problem] = set()
+        self._full_until = float("-inf")
+        """When files are tried again (on monotonic()), after a quota was reached."""
 
     def check(self) -> list[Problem]:
         if problem := root_problem(self._root):
@@ -70,6 +73,8 @@ class Drop:
         for gone in self._still.keys() - {one.path for one in there}:
             del self._still[gone]
             self._taken.pop(gone, None)
+        if monotonic() < self._full_until:
+            there = [one for one in there if self._taken.get(one.path) == _seen(one)]
         for one in there:
             if self._is_complete(one) and self._taken.get(one.path) != _seen(one):
                 await self._take(one)
@@ -101,6 +106,12 @@ class Drop:
                     del self._still[one.path]  # it changed meanwhile: wait until it stands still again
                     return
                 await self._desk.hand_in(file, words, external_id=name)
+        except QuotaReached as error:
+            self._tell([Problem(self._root, "quota", str(error))])
+            self._full_until = monotonic() + FULL_SECONDS
+            return
+        except Busy:
+            return
         except TooLarge:
             reason = f"is larger than {self._desk.max_bytes:,} bytes: split it"
             self._tell([Problem(one.path, "too_large", reason)])

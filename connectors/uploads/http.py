@@ -2,18 +2,18 @@
 
 from collections.abc import Awaitable, Callable, Mapping
 from functools import wraps
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.requests import ClientDisconnect
 
-from connectors.uploads.desk import Desk
+from connectors.uploads.desk import Busy, Desk
 from connectors.uploads.receiving import Body, drained, received
 from connectors.uploads.status import Status
 from connectors.uploads.store import Incoming, TooLarge
-from connectors.uploads.table import Uploaded
+from connectors.uploads.table import QuotaReached, Uploaded
 from connectors.uploads.words import Invalid, one, words_of
 from pipeline.core.errors import Retryable
 
@@ -24,6 +24,8 @@ NOT_STORED = "Postgres does not answer: send the same again"
 _HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 413: {"Connection": "close"}}
 """What was not read of a body that is too large is not waited for either."""
 
+OnRefused = Callable[[str, Literal["quota", "busy"]], None]
+"""(source, reason)."""
 Desks = Callable[[str], Mapping[str, Desk | None]]
 """tenant → its instances by name; None: declared, but not running in this process."""
 
@@ -39,11 +41,11 @@ class Refusal(Exception):
         return JSONResponse(content, self.status, _HEADERS.get(self.status), PROBLEM)
 
 
-def router(desks: Desks, tenant_of: Callable[..., Any]) -> APIRouter:
+def router(desks: Desks, tenant_of: Callable[..., Any], on_refused: OnRefused = lambda *_: None) -> APIRouter:
     """tenant_of: a FastAPI dependency that returns the tenant of the caller's key, or raises 401 or 403; it runs before
     anything of the body is read. Nothing that a client says chooses another tenant."""
     routes = APIRouter(prefix=PATH, tags=["uploads"])
-    api = _Api(desks)
+    api = _Api(desks, on_refused)
     Tenant = Annotated[str, Depends(tenant_of)]
 
     @routes.post("", status_code=202)
@@ -98,8 +100,8 @@ def shown(status: Status) -> dict[str, Any]:
 
 
 class _Api:
-    def __init__(self, desks: Desks) -> None:
-        self._desks = desks
+    def __init__(self, desks: Desks, on_refused: OnRefused) -> None:
+        self._desks, self._on_refused = desks, on_refused
 
     def desk(self, tenant: str, name: str | None) -> Desk:
         """Raises Refusal."""
@@ -138,6 +140,12 @@ class _Api:
             await drained(request)
             detail = f"a file has at most {desk.max_bytes:,} bytes: split it"
             raise Refusal(413, "Too large", detail) from error
+        except QuotaReached as error:
+            self._on_refused(desk.table.me[1], "quota")
+            raise Refusal(507, "Quota reached", str(error)) from error
+        except Busy as error:
+            self._on_refused(desk.table.me[1], "busy")
+            raise Refusal(503, "Busy", str(error)) from error
         except ClientDisconnect as error:
             raise Refusal(400, "Not an upload", "the client hung up") from error
         except Invalid as error:

@@ -1,4 +1,4 @@
-"""How an instance of uploads is set."""
+"""How an instance of uploads is set, and how much all of them may hold."""
 
 from __future__ import annotations
 
@@ -7,9 +7,32 @@ from pathlib import Path
 from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import SettingsConfigDict
 
 from pipeline.core.errors import Misconfigured
+from pipeline.settings import Part, explained
 from topics.fields import AclTags, Member, RequiredTags, Tag
+
+
+class UploadsQuota(Part):
+    """Of uploads that are not deleted, in all instances of one database. 0: no limit. Build it with ``load()``."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_UPLOADS_", frozen=True, extra="forbid")
+
+    tenant_bytes: int = Field(50_000_000_000, ge=0)
+    tenant_files: int = Field(100_000, ge=0)
+    """Of one tenant."""
+    all_bytes: int = Field(200_000_000_000, ge=0)
+    all_files: int = Field(500_000, ge=0)
+    """Of all tenants together."""
+
+    @classmethod
+    def load(cls) -> Self:
+        """Raises Misconfigured with one line that names the variable."""
+        try:
+            return cls()
+        except ValidationError as error:
+            raise explained(error) from error
 
 
 class UploadsOptions(BaseModel):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
-from typing import ClassVar
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import ClassVar, Literal
 
 from connectors.extract import EXTRACTOR
 from connectors.extraction import extract_file
@@ -30,13 +30,15 @@ from connectors.source import (
 )
 from connectors.uploads.desk import Desk
 from connectors.uploads.drop import Drop
-from connectors.uploads.options import UploadsOptions
+from connectors.uploads.options import UploadsOptions, UploadsQuota
 from connectors.uploads.status import revision_of
 from connectors.uploads.store import Store
 from connectors.uploads.table import Table, Uploaded
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 
 LISTED = 500
+MEASURE_SECONDS = 30.0
+"""Between two looks at what the quotas have left, for the metric."""
 TOGETHER_SECONDS = 0.05
 """What arrives within it is told of at once."""
 
@@ -48,6 +50,12 @@ def desks(instances: Mapping[str, Instance], tenant: str) -> dict[str, Desk | No
         for name, one in instances.items()
         if one.plan.kind == "uploads" and one.plan.tenant == tenant
     }
+
+
+def quota_share(instance: Instance, of: Literal["tenant", "all"]) -> float:
+    """What is in use of the quota that is nearest to its end; 0 while the instance does not run in this process."""
+    desk = desks({"": instance}, instance.plan.tenant)[""]
+    return desk.used.share(desk.quota, of) if desk is not None and desk.used is not None else 0.0
 
 
 def playing() -> AbstractAsyncContextManager[Playground]:
@@ -66,7 +74,10 @@ class Uploads:
             raise Misconfigured("uploads keep a table in Postgres: run them by `penstock worker connectors`")
         self._options = options
         store = Store(options.store or context.folder / "originals")
-        self.desk = Desk(Table(context.postgres, context.tenant, context.name), store, max_bytes=options.max_bytes)
+        self.desk = Desk(
+            Table(context.postgres, context.tenant, context.name), store, max_bytes=options.max_bytes,
+            quota=UploadsQuota.load(),
+        )  # fmt: skip
         self._store = store
         self._drop = Drop(options, self.desk) if options.folder is not None else None
         try:
@@ -133,8 +144,15 @@ class Uploads:
         await self.desk.prepare()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._tell(react))
+            group.create_task(self._measure())
             if self._drop is not None:
                 group.create_task(self._drop.run())
+
+    async def _measure(self) -> None:
+        while True:
+            with suppress(Retryable):  # the next look tells
+                await self.desk.measure()
+            await asyncio.sleep(MEASURE_SECONDS)
 
     async def _tell(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         arrived = self.desk.arrived

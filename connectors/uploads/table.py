@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, LiteralString
+from typing import Any, Literal, LiteralString
 from uuid import UUID
 
 from psycopg.rows import class_row
 from psycopg.types.json import Jsonb
 
+from connectors.uploads.options import UploadsQuota
 from connectors.uploads.store import Original
-from pipeline.stores.postgres import Pool, translated
+from pipeline.stores.postgres import Connection, Pool, translated
 
 FORGOTTEN_AFTER = "30 days"
 """A deleted upload's status can be asked for so long."""
@@ -58,6 +59,39 @@ class Words:
     metadata: Mapping[str, Any]
 
 
+class QuotaReached(Exception):
+    """One line: whose, and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What uploads that are not deleted hold: of a tenant, and of all. A file that was handed in twice counts twice."""
+
+    tenant_files: int
+    tenant_bytes: int
+    all_files: int
+    all_bytes: int
+
+    def more(self, files: int, size: int) -> Used:
+        return Used(self.tenant_files + files, self.tenant_bytes + size, self.all_files + files, self.all_bytes + size)
+
+    def share(self, quota: UploadsQuota, of: Literal["tenant", "all"]) -> float:
+        """Of the quota that is nearest to its end; 0: there is none."""
+        limits = ((getattr(self, f"{of}_{unit}"), getattr(quota, f"{of}_{unit}")) for unit in ("files", "bytes"))
+        return max((used / limit for used, limit in limits if limit), default=0.0)
+
+    def require(self, quota: UploadsQuota) -> None:
+        """Raises QuotaReached when it is more than may be."""
+        for whose, files, most_files, size, most in (
+            ("the tenant's", self.tenant_files, quota.tenant_files, self.tenant_bytes, quota.tenant_bytes),
+            ("all tenants'", self.all_files, quota.all_files, self.all_bytes, quota.all_bytes),
+        ):
+            if most_files and files > most_files:
+                raise QuotaReached(f"{whose} uploads have at most {most_files:,} files: delete some first")
+            if most and size > most:
+                raise QuotaReached(f"{whose} uploads have at most {most:,} bytes: delete some first")
+
+
 class Table:
     """Law: ``changed`` grows in the order in which changes can be seen: a reader misses none. Every method raises
     Retryable while Postgres is away."""
@@ -66,9 +100,23 @@ class Table:
         self.pool = pool
         self.me = (tenant, source)
 
-    async def put(self, id_: UUID, external_id: str, original: Original, words: Words) -> Uploaded:
+    async def put(self, id_: UUID, external_id: str, original: Original, words: Words, quota: UploadsQuota) -> Uploaded:
         """A new upload, or a new version of the one with this external id (which keeps its own id). What is said again
-        word for word, of the same content, changes nothing."""
+        word for word, of the same content, changes nothing. Raises QuotaReached when what uploads hold would grow
+        beyond it: all that grow wait for each other, so it is exact."""
+
+        async def require_room(connection: Connection) -> None:
+            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('uploads quota', 0))")
+            cursor = await connection.execute(
+                "SELECT size FROM uploads WHERE tenant = %s AND source = %s AND external_id = %s"
+                " AND deleted_at IS NULL",
+                [*self.me, external_id],
+            )
+            before = await cursor.fetchone()
+            if before is None or before[0] < original.size:
+                files, size = (0, original.size - before[0]) if before else (1, original.size)
+                (await used_by(connection, self.me[0])).more(files, size).require(quota)
+
         found = await self._changing(
             f"""
             INSERT INTO uploads AS mine (id, tenant, source, external_id, version, file_name, media_type, title, sha256,
@@ -90,6 +138,7 @@ class Table:
             """,  # noqa: S608 — constants of this module
             id_, *self.me, external_id, words.file_name, words.media_type, words.title, original.sha256, original.size,
             sorted(set(words.acl_tags)), sorted(set(words.required_tags)), Jsonb(dict(words.metadata)),
+            before=require_room,
         )  # fmt: skip
         return found or (await self.named([external_id]))[0]
 
@@ -130,6 +179,11 @@ class Table:
                 )
                 row = await cursor.fetchone()
                 return int(row[0]) if row else 0
+
+    async def used(self) -> Used:
+        with translated("uploads"):
+            async with self.pool.connection() as connection:
+                return await used_by(connection, self.me[0])
 
     async def begun(self, external_ids: Collection[str]) -> None:
         await self._do(
@@ -179,8 +233,13 @@ class Table:
                 )
                 return await cursor.fetchall()
 
-    async def _changing(self, statement: LiteralString, *parameters: object) -> Uploaded | None:
-        """One at a time for an instance: who draws a number later commits later."""
+    async def _changing(
+        self,
+        statement: LiteralString,
+        *parameters: object,
+        before: Callable[[Connection], Awaitable[None]] | None = None,
+    ) -> Uploaded | None:
+        """One at a time for an instance: who draws a number later commits later. before: in the same transaction."""
         with translated("uploads"):
             async with (
                 self.pool.connection() as connection,
@@ -189,6 +248,8 @@ class Table:
                 await cursor.execute(
                     "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))", self.me
                 )
+                if before is not None:
+                    await before(connection)
                 await cursor.execute(statement, parameters)
                 return await cursor.fetchone()
 
@@ -196,3 +257,14 @@ class Table:
         with translated("uploads"):
             async with self.pool.connection() as connection:
                 await connection.execute(statement, parameters)
+
+
+async def used_by(connection: Connection, tenant: str) -> Used:
+    cursor = await connection.execute(
+        "SELECT count(*) FILTER (WHERE tenant = %(me)s), coalesce(sum(size) FILTER (WHERE tenant = %(me)s), 0),"
+        " count(*), coalesce(sum(size), 0) FROM uploads WHERE deleted_at IS NULL",
+        {"me": tenant},
+    )
+    row = await cursor.fetchone()
+    assert row is not None
+    return Used(*(int(number) for number in row))

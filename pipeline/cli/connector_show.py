@@ -44,6 +44,8 @@ def show_status(one: Condensed) -> None:
         return
     published = ", ".join(f"{kind} {n}" for kind, n in sorted(row.counts.items())) or "nothing yet"
     console.print(f"  {one.documents} documents; since ever: {published}", markup=False)
+    if one.uploads is not None:
+        console.print(f"  uploads: {_quota(one.uploads)}", markup=False)
     if row.address and one.state != "not running":
         console.print(f"  events: {row.address}/v1/events/{one.name}", markup=False)
     if row.guard:
@@ -85,6 +87,19 @@ def show_outcome(result: Mapping[str, Any]) -> None:
     for message in result["problems"]:
         stderr.print("[red]problem[/]", end=": ")
         stderr.print(message, markup=False, soft_wrap=True)
+
+
+def _quota(uploads: Mapping[str, Mapping[str, int]]) -> str:
+    """E.g. ``12 of 100,000 files, 3.4 of 50,000.0 MB (all tenants: …)``."""
+    used, quota = uploads["used"], uploads["quota"]
+
+    def shown(of: str) -> str:
+        most = {unit: quota[f"{of}_{unit}"] for unit in ("files", "bytes")}
+        files = f" of {most['files']:,}" if most["files"] else ""
+        size = f" of {most['bytes'] / 1e6:,.1f}" if most["bytes"] else ""
+        return f"{used[f'{of}_files']:,}{files} files, {used[f'{of}_bytes'] / 1e6:,.1f}{size} MB"
+
+    return f"{shown('tenant')}; all tenants: {shown('all')}"
 
 
 def _ago(moment: str | None) -> str:
