@@ -296,8 +296,17 @@ def _beyond_replays(days: float) -> float:
 
 Days = Annotated[float, Field(ge=0, le=36_500)]
 """0: for ever."""
+TRAIL_KEY_CHARACTERS = 32
+TRAIL_DAYS = 30
+"""The audit trail is kept for so long at least, whoever asks for less (migration 0039)."""
 DEAD_LETTER_DAYS = 90
 """As long as Kafka keeps dead letters (topics.registry; a test compares them)."""
+
+
+def _not_fewer(days: float) -> float:
+    if 0 < days < TRAIL_DAYS:
+        raise ValueError(f"has to be 0 or at least {TRAIL_DAYS}: a login that may expire it can take no more")
+    return days
 
 
 class RetentionSettings(Part):
@@ -317,12 +326,37 @@ class RetentionSettings(Part):
     feedback_days: Days = 30.0
     golden_days: Days = 0.0
     """Golden questions, from when they were added."""
+    trail_days: Annotated[Days, AfterValidator(_not_fewer)] = 400.0
+    """The audit trail, whole days of it: nobody erases single records."""
     backups_days: Days = 35.0
     """How long backups are kept: nothing here makes or removes any; receipts of `penstock forget` name it."""
 
 
 Producers = Literal["off", "warn", "enforce"]
 """off: nobody looks at signatures. warn: what would be refused is counted and accepted. enforce: it is refused."""
+
+
+Trail = Literal["off", "on", "required"]
+"""on: records are written within a second. required: nothing is shown before its record is committed."""
+
+
+class TrailSettings(Part):
+    """Of the audit trail (docs/trail.md)."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_TRAIL_", frozen=True, extra="forbid")
+
+    key: Annotated[SecretStr | None, BeforeValidator(lambda given: given or None)] = None
+    """What its records are chained with, at least 32 characters. Without one, whoever may write its tables can make a
+    chain anew."""
+    previous_keys: tuple[SecretStr, ...] = ()
+    """Those that older records were chained with, for `penstock trail verify`: JSON, ``["KEY"]``;
+    ``""`` stands for those that were made without any."""
+
+    @model_validator(mode="after")
+    def _is_long(self) -> Self:
+        if self.key is not None and len(self.key.get_secret_value()) < TRAIL_KEY_CHARACTERS:
+            raise ValueError(f"KEY is too short: give at least {TRAIL_KEY_CHARACTERS} random characters")
+        return self
 
 
 class Settings(Part):
@@ -343,6 +377,9 @@ class Settings(Part):
     ports: PortSettings = Field(default_factory=PortSettings)
     producers: Producers = "off"
     """What happens to records that no enrolled producer has signed for its own tenant and source."""
+    trail: Trail = "on"
+    """Who searched, read, was shown, changed or inspected what is recorded (docs/trail.md)."""
+    trail_keys: TrailSettings = Field(default_factory=TrailSettings)
 
 
 def load() -> Settings:
@@ -360,6 +397,7 @@ def load() -> Settings:
             canary=CanarySettings(),
             retention=RetentionSettings(),
             ports=PortSettings(),
+            trail_keys=TrailSettings(),
         )
     except ValidationError as error:
         raise explained(error) from error

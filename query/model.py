@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -128,6 +128,12 @@ class Found:
     def degraded(self) -> tuple[str, ...]:
         """Why this answer is less than it could be, one line for each part that failed."""
         return tuple(str(step.facts.get("reason", step.name)) for step in self.steps if step.degraded)
+
+
+def shown_in(results: Iterable[Result]) -> list[UUID]:
+    """The documents that these passages are of, with those that say the same, in order."""
+    passages = (passage for result in results for passage in (result.passage, *result.also))
+    return list(dict.fromkeys(passage.document_id for passage in passages))
 
 
 def check(query: str, top: int, mode: str) -> str:

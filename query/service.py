@@ -11,6 +11,7 @@ from elasticsearch import AsyncElasticsearch
 from pipeline.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
+from pipeline.trail import Trail, open_trail
 from query.answers import chat as chats
 from query.answers.answers import Answers
 from query.budget import Budget, share
@@ -45,6 +46,7 @@ class Service:
     search: Search
     answers: Answers
     pipeline: PipelineView
+    trail: Trail
 
     @property
     def waits_elsewhere(self) -> bool:
@@ -64,8 +66,10 @@ async def open_service(
     *,
     embedders: Embedders | None = None,
     metrics: QueryMetrics | None = None,
+    name: str = "query",
 ) -> AsyncIterator[Service]:
-    """embedders: instead of the generations' own; closed at the end either way. Raises Retryable when Postgres cannot
+    """embedders: instead of the generations' own; closed at the end either way. name: of the process, in the audit
+    trail. Raises Retryable when Postgres cannot
     be reached, Misconfigured."""
     metrics = metrics or QueryMetrics()
     reranks = bool(query.rerank.url or query.rerank.onnx_path)
@@ -98,4 +102,8 @@ async def open_service(
         shadow = await closing.enter_async_context(
             open_shadow(settings, query.shadow, query.retrieval, timeouts, embedders, following, metrics)
         )
-        yield Service(settings, query, budget, metrics, pool, es, embedders, following, shadow, search, answers, view)
+        trail = await closing.enter_async_context(open_trail(settings, name, count=metrics.trail_counted))
+        metrics.trail_waiting.set_function(lambda: trail.oldest_seconds)
+        yield Service(
+            settings, query, budget, metrics, pool, es, embedders, following, shadow, search, answers, view, trail
+        )

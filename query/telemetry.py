@@ -161,6 +161,24 @@ class QueryMetrics:
             ["part"], registry=r,
         )  # fmt: skip
 
+        self.trail = Counter(
+            "penstock_query_trail_records",
+            "Records of the audit trail by outcome: written, lost (they could not be written fast enough), refused"
+            " (with PENSTOCK_TRAIL=required nothing was answered, since they could not be written)",
+            ["outcome"],
+            registry=r,
+        )
+        for outcome in ("written", "lost", "refused"):
+            self.trail.labels(outcome)  # from 0 on: an increase is seen from the first one
+        self.trail_waiting = Gauge(
+            "penstock_query_trail_waiting_seconds",
+            "How long the oldest record of the audit trail has waited that is not written yet; 0: none waits",
+            registry=r,
+        )
+
+    def trail_counted(self, outcome: str, records: int) -> None:
+        self.trail.labels(outcome).inc(records)
+
     def answered(self, model: str, *, prompt: int, answer: int, money: float) -> None:
         """prompt, answer: tokens."""
         self.tokens.labels("prompt", model).inc(prompt)

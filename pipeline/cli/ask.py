@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
 from uuid import UUID
@@ -14,7 +14,7 @@ from pipeline.cli.output import Json, print_json, printable, stdout
 
 if TYPE_CHECKING:
     from query.access import Caller
-    from query.answers.model import Answer
+    from query.answers.model import Answer, Sources
     from query.material import Question
     from query.service import Service
 
@@ -77,9 +77,10 @@ async def _ask(
 ) -> Answer:  # fmt: skip
     from pipeline import tracing
     from pipeline.settings import load
+    from pipeline.trail import access, recorded
     from query import settings
     from query.material import Question
-    from query.model import check
+    from query.model import check, shown_in
 
     check(query, 1 if top is None else top, "hybrid")
     from query.service import open_service  # slow to import: not for a question that is refused
@@ -87,13 +88,23 @@ async def _ask(
     async with AsyncExitStack() as closing:
         closing.enter_context(tracing.running("ask"))
         closing.enter_context(tracing.begin("ask", attributes={"penstock.tenant": tenant}))
-        service = await closing.enter_async_context(open_service(load(), settings.load()))
+        service = await closing.enter_async_context(open_service(load(), settings.load(), name="penstock ask"))
         caller = await service.search.identify(tenant, principals=principals, tags=tags)
         named = await _named(service, tenant, documents)
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
+
+        async def note(sources: Sources) -> None:
+            shown = shown_in(passage.result for passage in sources.passages)
+            by = access(principals, tags)
+            await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
+
         if live:
-            return await _live(service, question, caller)
-        return await service.answers.whole(question, caller)
+            return await _live(service, question, caller, note)
+        sources: list[Sources] = []
+        answer = await service.answers.whole(question, caller, on_sources=sources.append)
+        for one in sources:
+            await note(one)
+        return answer
 
 
 async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tuple[UUID, ...]:
@@ -119,14 +130,18 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
     return tuple(ids)
 
 
-async def _live(service: Service, question: Question, caller: Caller) -> Answer:
+async def _live(
+    service: Service, question: Question, caller: Caller, note: Callable[[Sources], Awaitable[None]]
+) -> Answer:
     """Written to the terminal as it comes."""
-    from query.answers.model import Delta, Done, Failed
+    from query.answers.model import Delta, Done, Failed, Sources
 
     streamed = ""
     async with aclosing(service.answers.answer(question, caller)) as events:
         async for event in events:
             match event:
+                case Sources():
+                    await note(event)
                 case Delta(text):
                     streamed += text
                     _write(text)

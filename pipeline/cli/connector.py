@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline.cli.output import Json, print_json, stderr, stdout
+from pipeline.cli.recorded import record, recording
 
 if TYPE_CHECKING:
     from connectors.declared import Declared
@@ -143,6 +144,7 @@ def run(
     elif sweep:
         actions.append(("sweep", None))
     plan = declarations(file).plan(name)
+    record("connector.run", object=f"source:{name}")
     result = asyncio.run(run_once(load_settings(), plan, actions, follow=follow, quiet=json_output))
     if json_output:
         print_json(result)
@@ -200,6 +202,7 @@ def remove(
             of_tenant = await tenant_of(pool, name, tenant)
             one = withdrawal(pool, kafka, of_tenant, name)
             told: dict[str, Any] = {"name": name, "tenant": of_tenant}
+            await recording("connector.remove", tenant=of_tenant, object=f"source:{name}")
             if withdraw:
                 return told | await withdraw_all([one], what=f"connector {name}", yes=yes, quiet=json_output)
             stay = (await one.extent()).documents
@@ -264,6 +267,7 @@ def _kind(name: str, file: Path | None) -> str:
 def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool) -> None:
     declared = declarations(file)
     plan = declared.plan(name)
+    record("connector.pause" if paused else "connector.resume", object=f"source:{name}")
 
     async def change() -> list[Condensed]:
         from connectors.operate import pause as set_paused

@@ -12,6 +12,7 @@ import typer
 from pipeline.cli.dead_dismiss import dismiss
 from pipeline.cli.dead_options import Code, Since, Source, Stage, Tenant, ledger
 from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.cli.recorded import record, recording
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ def list_letters(
     if everything and dismissed:
         raise typer.BadParameter("--all shows the dismissed ones too: say one of --all and --dismissed")
     show: Literal["waiting", "dismissed", "all"] = "dismissed" if dismissed else "all" if everything else "waiting"
+    record("dead.list", tenant=tenant or "", object=f"source:{source}" if source else "")
     found, counts = asyncio.run(_list(Filter(stage, code, tenant, source, since, show), after, limit))
     from pipeline.cli.letters import letter_json, show_skipped, show_table
 
@@ -108,6 +110,7 @@ def show(
     """
     from pipeline.cli.letters import judged_json, letter_json, record_json, show_letter
 
+    record("dead.show", object=f"letter:{id}")
     letter, trail, sealed, missing = asyncio.run(_show(id))
     if value and sealed is None:
         raise PenstockError(f"{id}: {missing}")
@@ -201,6 +204,7 @@ async def _replay(ids: Sequence[str], chosen: Filter | None, results: list[Resul
             raise PenstockError("nothing was replayed")
     if not ids:
         return
+    await recording("dead.replay", object=f"letters:{len(ids)}" if len(ids) > 1 else f"letter:{ids[0]}")
     async with (
         open_pool(settings.postgres) as pool,
         producer(settings.kafka) as sender,

@@ -13,6 +13,7 @@ import typer
 from pipeline.cli.dead_options import Code, Since, Source, Stage, Tenant, ledger
 from pipeline.cli.output import Json, print_json, printable, stderr, stdout
 from pipeline.cli.readers import local_user
+from pipeline.cli.recorded import record
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ def dismiss(
     asks = everything and not yes and not dry_run
     if asks and (json_output or not (sys.stdin.isatty() and sys.stderr.isatty())):
         raise typer.BadParameter("--all changes many letters at once: look with --dry-run, then say --yes")
+    if not dry_run:
+        what = f"letter:{ids[0]}" if ids and len(ids) == 1 else f"letters:{len(ids) if ids else 'all'}"
+        record("dead.undismiss" if undo else "dead.dismiss", tenant=tenant or "", object=what)
     results = asyncio.run(_dismiss(ids or [], chosen if everything else None, judgement, ask=asks, dry_run=dry_run))
     _tell(results, judgement, dry_run=dry_run, json_output=json_output)
     if not all(result.settled for result in results):

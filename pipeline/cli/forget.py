@@ -18,6 +18,7 @@ from uuid import UUID
 import typer
 
 from pipeline.cli.output import Json, print_json, stdout
+from pipeline.cli.recorded import recording
 from pipeline.cli.withdraw import Document, Source, Tenant, Yes, agreed, the_document, wire, withdrawal
 from pipeline.core.errors import PenstockError
 
@@ -54,6 +55,7 @@ def forget_document(
             return await work.receipt("document", name, already_erased=True)
         if not agreed(f"Erase {of_source}/{external_id}?", yes=yes, quiet=json_output):
             return None
+        await recording("forget.document", tenant=tenant, object=f"document:{id_}")
         await work.document(tenant, of_source, id_, external_id)
         return await work.receipt("document", name)
 
@@ -78,6 +80,7 @@ def forget_source(
         count = (await withdrawal(work.pool, work.producer, of_tenant, name).extent()).documents
         if not agreed(f"Erase source {name} of tenant {of_tenant}: {count} documents?", yes=yes, quiet=json_output):
             return None
+        await recording("forget.source", tenant=of_tenant, object=f"source:{name}")
         await work.source(of_tenant, name)
         return await work.receipt("source", name)
 
@@ -100,6 +103,7 @@ def forget_tenant(
         sources = await sources_of(work.pool, name)
         if not agreed(f"Erase tenant {name} with its {len(sources)} sources?", yes=yes, quiet=json_output):
             return None
+        await recording("forget.tenant", tenant=name, object=f"tenant:{name}")
         await work.tenant(name, sources)
         return await work.receipt("tenant", name)
 
@@ -123,6 +127,7 @@ def forget_person(
         rows = sum(len(one) for one in about.values())
         if not agreed(f"Erase {name} of tenant {tenant}: {rows} rows?", yes=yes, quiet=json_output):
             return None
+        await recording("forget.person", tenant=tenant, person=name)
         await work.person(tenant, name)
         return await work.receipt("person", name)
 
@@ -143,6 +148,7 @@ def export(
         from pipeline.settings import load
         from pipeline.stores.postgres import open_pool
 
+        await recording("export", tenant=tenant, person=person)
         async with open_pool(load().postgres) as pool:
             about = await _about(pool, tenant, person)
         at = datetime.now(UTC).isoformat()
@@ -322,6 +328,12 @@ class Work:
             _left("memory of query services: answers", now + ANSWERS_KEPT, "never given again, and dropped by then"),
             _left("memory of query services: vectors of questions", now + VECTORS_KEPT, "with the questions' words"),
         ]
+        if self.settings.trail != "off":
+            kept_days = self.settings.retention.trail_days
+            remains.append(_left(
+                "postgres trail.records", now + timedelta(days=kept_days) if kept_days else None,
+                "the audit trail: who was shown or did what, kept whole until its age",
+            ))  # fmt: skip
         if forgot == "person":
             why = (
                 "documents that name the person, and access tags that their source still gives: forget or change those"

@@ -38,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "golden": "golden:golden",
     "generation": "generation:generation",
     "producer": "producer:producer",
+    "trail": "trail:trail",
 }
 """By name: the module in ``pipeline.cli``, and in it a function, or a Typer with commands of its own."""
 

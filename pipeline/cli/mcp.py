@@ -44,6 +44,6 @@ async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> N
     from query.service import open_service
     from query.settings import load as load_query
 
-    async with open_service(load(), load_query()) as service:
+    async with open_service(load(), load_query(), name="penstock mcp") as service:
         service.following.start()
         await stdio(service, tenant, principals=principals, tags=tags)

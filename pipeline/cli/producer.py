@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pipeline.cli.output import Json, print_json, printable, stderr, stdout
+from pipeline.cli.recorded import record
 from pipeline.core.errors import PenstockError
 from pipeline.core.producers import NAME, Key, Producer, is_pattern
 
@@ -81,6 +82,8 @@ def add(
             return
         public_key, key_file = key_file, None
 
+    record("producer.add", object=f"producer:{name}")
+
     async def enrol(key_id: str, public: bytes) -> None:
         async with _ledger() as connection:
             await producers.add(connection, name, allow, key_id, public, since=_utc(since), until=_utc(until))
@@ -103,6 +106,8 @@ def allow(
     from pipeline.ledger import producers
 
     _require_patterns(patterns)
+
+    record("producer.allow", object=f"producer:{name}")
 
     async def change() -> None:
         async with _ledger() as connection:
@@ -136,6 +141,8 @@ def rotate(
 
     _one_of(key_file, public_key)
 
+    record("producer.rotate", object=f"producer:{name}")
+
     async def replace(key_id: str, public: bytes) -> None:
         async with _ledger() as connection:
             await producers.rotate(connection, name, key_id, public, timedelta(days=overlap_days))
@@ -150,6 +157,8 @@ def remove(name: Name, json_output: Json = False) -> None:
     Example: penstock producer remove wiki
     """
     from pipeline.ledger import producers
+
+    record("producer.remove", object=f"producer:{name}")
 
     async def end() -> None:
         async with _ledger() as connection:

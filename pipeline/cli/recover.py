@@ -17,6 +17,7 @@ import typer
 
 from pipeline.cli.moment import past_moment
 from pipeline.cli.output import Json, print_json, progress_bars, stderr, stdout
+from pipeline.cli.recorded import record
 
 if TYPE_CHECKING:
     from pipeline.republish import Forgotten
@@ -60,6 +61,7 @@ def recover(
             "say what was lost, one of: --since TIME (Postgres, restored), --failover (Postgres, promoted),"
             " --topics-lost (Kafka)"
         )
+    record("recover", object="lost:topics" if topics_lost else "lost:ledger")
     if topics_lost:
         _look_again(json_output=json_output)
         return

@@ -125,9 +125,14 @@ async def _found(
         embedders = GenerationEmbedders.by_settings(settings.embedding, dist() / "models")
         embedders.start()  # while the clients are imported and connected
         await asyncio.sleep(0)
+    from pipeline.cli.recorded import recording
+    from query.model import shown_in
     from query.retrieval import open_search
     from query.settings import load as load_query
 
     async with open_search(settings, embedders, load_query()) as library:
         caller = await library.identify(tenant, principals=principals, tags=tags)
-        return await library.search(query, caller, top=top, mode=mode, filters=filters)
+        found = await library.search(query, caller, top=top, mode=mode, filters=filters)
+    documents = shown_in(found.results)
+    await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
+    return found

@@ -10,6 +10,7 @@ from urllib.parse import unquote, urlsplit
 import typer
 
 from pipeline.cli.output import Json, print_json, quiet_libraries
+from pipeline.cli.recorded import record
 
 
 def why(
@@ -58,6 +59,8 @@ def why(
             typer.echo(f"  {identity.id}  {identity.source}/{identity.external_id}  {title or ''}", err=True)
         raise typer.Exit(2)
     story, around = told.story, told.around
+    shown = [story.document.identity.id] if story.document is not None else []
+    record("document.why", tenant=tenant, documents=shown, principals=principals or [], tags=tags or [])
     verdict = judge(story, around)
     known = bool(story.document or story.dead or (around.source and around.source.item))
     if json_output and known:

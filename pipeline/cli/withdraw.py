@@ -12,6 +12,7 @@ from uuid import UUID
 import typer
 
 from pipeline.cli.output import Json, print_json, printable, stderr
+from pipeline.cli.recorded import recording
 from pipeline.core.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -55,9 +56,12 @@ def withdraw_document(
 
     async def run() -> dict[str, Any]:
         async with wire() as (pool, kafka):
-            _, of_source, external_id, erased = await the_document(pool, tenant, name, source)
+            id_, of_source, external_id, erased = await the_document(pool, tenant, name, source)
             one = withdrawal(pool, kafka, tenant, of_source)
             told: dict[str, Any] = {"tenant": tenant, "source": of_source, "external_id": external_id}
+            if undo or not erased:
+                action = "document.unwithdraw" if undo else "document.withdraw"
+                await recording(action, tenant=tenant, object=f"document:{id_}")
             if undo:
                 return {**told, "done": await one.undo([external_id]) == 1, "undone": True}
             if erased:
@@ -90,6 +94,7 @@ def withdraw_tenant(
             every = [withdrawal(pool, kafka, name, source) for source in await sources_of(pool, name)]
             if not every:
                 raise PenstockError(f"nothing is known of a tenant {name!r}")
+            await recording("tenant.withdraw", tenant=name, object=f"tenant:{name}")
             return {"tenant": name, **await withdraw_all(every, what=f"tenant {name}", yes=yes, quiet=json_output)}
 
     tell(asyncio.run(run()), json_output)

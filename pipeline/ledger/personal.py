@@ -437,6 +437,14 @@ PLACES: tuple[Place, ...] = (
     Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),
     Place("embedding_days", free="day purpose tokens cost"),
     Place("schema_migrations", free="name applied_at needs"),
+    Place(
+        "trail.records",  # kept whole until its age: receipts of `forget` name it (docs/adr/0052-audit-trail.md)
+        personal="actor access object address",
+        free="day chain number at tenant credential action documents decision reason request process key_id mac",
+        of_person="tenant = %(tenant)s AND (actor = %(person)s OR access @> ARRAY['user:' || %(person)s::text])",
+        age=Age("trail_days", "SELECT FROM trail.expire(%(days)s, %(most)s)"),
+    ),
+    Place("trail.heads", free="number at day chain count digest key_id mac"),
 )
 CHUNKS = Place("chunks_*", personal="text embedding", free="id document_id access_id created_at in_graph")
 

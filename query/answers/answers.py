@@ -95,15 +95,15 @@ class Answers:
         caller: Caller,
         klass: CallerClass = "standard",
         *,
-        on_sources: Callable[[], None] = lambda: None,
+        on_sources: Callable[[Sources], None] = lambda sources: None,
     ) -> Answer:
-        """The answer at once. on_sources: called once its passages are found. Raises BadQuery; Retryable or
-        Misconfigured where there is no material."""
+        """The answer at once. on_sources: told what it will be made from. Raises BadQuery; Retryable or Misconfigured
+        where there is no material."""
         async with aclosing(self.answer(question, caller, klass)) as events:
             async for event in events:
                 match event:
                     case Sources():
-                        on_sources()
+                        on_sources(event)
                     case Done(answer):
                         return answer
                     case Failed(error):

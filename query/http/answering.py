@@ -18,7 +18,9 @@ from query.http.asked import AnswerAsked
 from query.http.asking import Asker, Reader, Serving, model_writes, note_mode
 from query.http.streaming import MEDIA_TYPE, Event, EventStream
 from query.http.told import AnswerTold
+from query.http.trail import note
 from query.material import AnswerMode, CallerClass, Question
+from query.model import shown_in
 from query.modes.gather import SEARCHED
 from query.modes.narrow import narrowed
 from query.service import Service
@@ -48,7 +50,10 @@ async def answers(asked: AnswerAsked, request: Request, service: Serving, asker:
     if asked.stream or MEDIA_TYPE in request.headers.get("accept", ""):
         return EventStream(_told(service, request, question, caller, asker.klass))
     async with asyncio.timeout(service.answer_seconds):
-        answer = await service.answers.whole(question, caller, asker.klass, on_sources=lambda: model_writes(request))
+        answer = await service.answers.whole(
+            question, caller, asker.klass, on_sources=lambda sources: _found(request, sources)
+        )
+    note(request, object=f"answer:{answer.answer_id}")
     note_mode(request, answer.mode)
     _shadow(service, question, caller, answer.mode)
     return JSONResponse(answer_json(answer))
@@ -67,7 +72,7 @@ async def _told(
             async for event in events:
                 match event:
                     case Sources():
-                        model_writes(request)
+                        _found(request, event)
                         note_mode(request, event.mode)
                         _shadow(service, question, caller, event.mode)
                     case Delta() if first:
@@ -78,6 +83,12 @@ async def _told(
         yield "error", problems.of(error).as_json()
     finally:
         service.metrics.streams.dec()
+
+
+def _found(request: Request, sources: Sources) -> None:
+    """For the audit trail all that the answer is made from, cited or not."""
+    model_writes(request)
+    note(request, shown_in(passage.result for passage in sources.passages))
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

@@ -20,6 +20,7 @@ from query.http.health import Health
 from query.http.limits import Limits
 from query.http.problems import MEDIA_TYPE, Kind, Problem
 from query.http.told import ProblemTold
+from query.http.trail import Recorder
 from query.mcp import endpoint as mcp
 from query.page.router import router as page
 from query.service import Service
@@ -62,6 +63,7 @@ def app(service: Service, authenticator: Authenticator) -> FastAPI:
     made.state.authenticator = authenticator
     made.state.health = Health(service)
     mcp.mount(made, service)
+    made.add_middleware(Recorder, trail=service.trail)
     made.add_middleware(
         Gate,
         authenticator=authenticator,

@@ -6,28 +6,31 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 
 from query import review
 from query.http.asked import FeedbackAsked, ResolutionAsked
 from query.http.asking import Asker, Operator, Reader, Serving, ledger
 from query.http.problems import Problem
 from query.http.told import PipelineTold, ReviewTold
+from query.http.trail import note
 
 routes = APIRouter()
 
 
 @routes.post("/v1/feedback", status_code=204, response_model=None, tags=["answers"])
-async def feedback(asked: FeedbackAsked, service: Serving, asker: Asker) -> None:
+async def feedback(asked: FeedbackAsked, request: Request, service: Serving, asker: Asker) -> None:
     """What the caller thinks of an answer or a passage. One voice each: a second one replaces the first. What is judged
     is not looked up, so that nobody learns whether it exists."""
     given = review.Feedback(asked.verdict, asked.answer_id, asked.chunk_id, asked.query, asked.note)
     async with ledger(service, "feedback") as connection:
         await review.give(connection, asker.tenant, "\0".join(asker.id), given)
+    note(request, object=f"answer:{asked.answer_id}" if asked.answer_id else f"passage:{asked.chunk_id}")
 
 
 @routes.get("/v1/review", response_model=ReviewTold, tags=["operators"])
 async def waiting(
+    request: Request,
     service: Serving,
     operator: Operator,
     caller: Reader,
@@ -38,6 +41,7 @@ async def waiting(
     to who may read every document that it was made from."""
     async with ledger(service, "review") as connection:
         found = await review.waiting(connection, caller, limit=limit, before=before)
+    note(request, list(dict.fromkeys(id_ for entry in found for id_ in entry.documents)))
     return {"waiting": [review.waiting_json(entry) for entry in found]}
 
 

@@ -17,6 +17,7 @@ from query.http.asked import SearchAsked
 from query.http.asking import Asker, Reader, Serving, ledger, note_mode
 from query.http.problems import Problem
 from query.http.told import DocumentTold, FacetsTold, MeTold, SearchTold, StoryTold
+from query.http.trail import note
 
 routes = APIRouter()
 
@@ -35,16 +36,18 @@ async def search(asked: SearchAsked, request: Request, service: Serving, caller:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
     service.shadow.offer(asked.query, caller, mode=asked.mode, filters=asked.filters.filters())
+    note(request, model.shown_in(found.results))
     return model.as_json(found)
 
 
 @routes.get("/v1/documents/{document_id}", response_model=DocumentTold, tags=["documents"])
-async def document(document_id: UUID, service: Serving, caller: Reader) -> dict[str, Any]:
+async def document(document_id: UUID, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
     """One document with its text. What may not be read is answered like what does not exist."""
     async with ledger(service, "document") as connection:
         found = await reading.read(connection, caller, document_id)
     if found is None:
         raise Problem("not-found", NOT_FOUND)
+    note(request, [found.document_id])
     return {
         "document_id": str(found.document_id),
         "external_id": found.external_id,
@@ -59,17 +62,19 @@ async def document(document_id: UUID, service: Serving, caller: Reader) -> dict[
 
 
 @routes.get("/v1/documents/{document_id}/why", response_model=StoryTold, tags=["documents"])
-async def why(document_id: UUID, service: Serving, asker: Asker, caller: Reader) -> dict[str, Any]:
+async def why(document_id: UUID, request: Request, service: Serving, asker: Asker, caller: Reader) -> dict[str, Any]:
     """What happened to a document, and whether it can be found: to its readers, and in full to operators of its
     tenant."""
     async with ledger(service, "why") as connection:
         if asker.operator:
             told = await story.tell(connection, document_id)
             if told.document is not None and told.document.identity.tenant == asker.tenant:
+                note(request, [document_id])
                 return story_json(told)
         elif await reading.may_read(connection, caller, document_id):
             told = await story.tell(connection, document_id)
             if told.document is not None and told.document.alive:
+                note(request, [document_id])
                 return for_reader(told, caller.tags)
     raise Problem("not-found", NOT_FOUND)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from traceback import extract_tb
 from typing import Any
+from uuid import UUID
 
 import structlog
 from mcp.server.context import ServerRequestContext
@@ -27,6 +28,7 @@ from pydantic import BaseModel, ValidationError
 from pipeline import tracing
 from query.access import Caller
 from query.http import problems
+from query.http.trail import ToolCall
 from query.mcp import tools
 from query.mcp.shapes import NOTICE, FetchArguments, FetchGiven, SearchArguments, SearchGiven
 from query.service import Service
@@ -36,6 +38,9 @@ log = structlog.get_logger()
 Context = ServerRequestContext[dict[str, Any], Any]
 Identify = Callable[[Context], Awaitable[Caller]]
 """Who makes this call, and what that caller may read now. Asked at every call: never a session's first one."""
+
+Note = Callable[[Context, ToolCall], Awaitable[None]]
+"""For the audit trail; called before what was found is given."""
 
 INSTRUCTIONS = f"""\
 Search over this organisation's documents, as far as the person you act for may read them. `search` finds passages;
@@ -50,6 +55,8 @@ class _Tool:
     takes: type[BaseModel]
     gives: type[BaseModel]
     does: Callable[[Service, Caller, Any], Awaitable[BaseModel]]
+    shows: Callable[[Any], Sequence[UUID]]
+    """The documents in what it gives."""
 
     def described(self) -> Tool:
         return Tool(
@@ -69,19 +76,19 @@ TOOLS = (
         "Find the documents that answer a question, by meaning and by keyword at once, with the passages that match."
         " Exact identifiers (PROJ-4821, an error code, a file name) are found as they stand."
         f" Only what you may read is found. {NOTICE}",
-        SearchArguments, SearchGiven, tools.search,
+        SearchArguments, SearchGiven, tools.search, tools.shown,
     ),
     _Tool(
         "fetch",
         "Read a document",
         f"The text of one document by the id of a search result, a long one in parts. {NOTICE}",
-        FetchArguments, FetchGiven, tools.fetch,
+        FetchArguments, FetchGiven, tools.fetch, lambda given: [UUID(given.id)],
     ),
 )  # fmt: skip
 
 
-def server(service: Service, identify: Identify) -> Server[dict[str, Any]]:
-    """Keeps nothing between calls. identify: raises PenstockError."""
+def server(service: Service, identify: Identify, note: Note) -> Server[dict[str, Any]]:
+    """Keeps nothing between calls. identify and note: raise PenstockError."""
     named = {tool.name: tool for tool in TOOLS}
 
     async def list_tools(_: Context, __: PaginatedRequestParams | None) -> ListToolsResult:
@@ -99,11 +106,14 @@ def server(service: Service, identify: Identify) -> Server[dict[str, Any]]:
         with tracing.begin(f"tools/call {tool.name}", "server", attributes=about) as span:
             try:
                 given = await tool.does(service, await identify(context), asked)
+                await note(context, ToolCall(tool.name, "allowed", documents=tool.shows(given)))
             except tools.Missing as error:
+                await note(context, ToolCall(tool.name, "refused", "not-found", object=tools.named(asked)))
                 return _failed(str(error))
             except Exception as error:  # noqa: BLE001 # whatever it is: an answer of ours, and a line in the log
                 span.failed(error)
                 _log(tool.name, error)
+                await note(context, ToolCall(tool.name, "failed", problems.of(error).kind))
                 return _failed(problems.of(error).detail)
         told = given.model_dump(mode="json")
         text = json.dumps(told, ensure_ascii=False)

@@ -54,6 +54,18 @@ async def search(service: Service, caller: Caller, asked: SearchArguments) -> Se
     return SearchGiven(results=[_result(group) for group in list(of_document.values())[: asked.limit]], notes=notes)
 
 
+def shown(given: SearchGiven) -> list[UUID]:
+    """The documents of what was found, and those that say the same."""
+    ids = [id_ for one in given.results for id_ in (one.id, *(also["id"] for also in one.metadata.get("also", ())))]
+    return [UUID(id_) for id_ in dict.fromkeys(ids)]
+
+
+def named(asked: object) -> str:
+    """The document that was asked for, where it is an id: a caller may have written anything."""
+    id_ = _uuid(asked.id) if isinstance(asked, FetchArguments) else None
+    return f"document:{id_}" if id_ else ""
+
+
 def _result(group: Sequence[Result]) -> SearchResult:
     best = group[0].passage
     in_order = sorted(group, key=lambda result: result.passage.chunk_index)

@@ -12,8 +12,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from pipeline.core.errors import Misconfigured
+from pipeline.trail import access, recorded
 from query.access import Caller
 from query.http.auth import LOOPBACK_NAMES
+from query.http.trail import ToolCall, note_call
 from query.http.who import Who
 from query.mcp.server import Context, server
 from query.service import Service
@@ -31,9 +33,13 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
         asker = cast(Who, who)
         return await service.search.identify(asker.tenant, principals=asker.principals, tags=asker.tags)
 
+    async def note(context: Context, call: ToolCall) -> None:
+        assert context.request is not None
+        note_call(context.request, call)  # the recorder writes it before the answer goes out
+
     serve = service.query.serve
     manager = StreamableHTTPSessionManager(
-        server(service, identify), json_response=True, stateless=True, security_settings=security(serve),
+        server(service, identify, note), json_response=True, stateless=True, security_settings=security(serve),
         max_request_body_size=serve.max_body_bytes,
     )  # fmt: skip
     async with manager.run():
@@ -59,6 +65,16 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
     async def identify(_: Context) -> Caller:
         return await service.search.identify(tenant, principals=principals, tags=tags)
 
-    made = server(service, identify)
+    async def note(_: Context, call: ToolCall) -> None:
+        record = recorded(
+            call.action, tenant=tenant, access=access(principals, tags), object=call.object, documents=call.documents,
+            decision=call.decision, reason=call.reason,
+        )  # fmt: skip
+        if call.decision == "failed":
+            service.trail.offer(record)
+        else:
+            await service.trail.write(record)
+
+    made = server(service, identify, note)
     async with stdio_server() as (incoming, outgoing):
         await made.run(incoming, outgoing, made.create_initialization_options())

@@ -11,7 +11,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 FILES = Path(__file__).parents[2] / "deploy" / "roles" / "postgres"
-ROLES = ("penstock_owner", "penstock_worker", "penstock_connectors", "penstock_query")
+ROLES = ("penstock_owner", "penstock_worker", "penstock_connectors", "penstock_query", "penstock_trail_reader")
 
 
 def run_file(dsn: str, name: str) -> None:

@@ -26,7 +26,9 @@ from pipeline.cli import status_ledger
 from pipeline.cli.status_look import LEDGER
 from pipeline.core.kafka_log import Mark, Witness
 from pipeline.core.model import ChunkParams, Generation
+from pipeline.core.trail import Keys, Record
 from pipeline.ledger import generations, kafka_marks, story
+from pipeline.ledger import trail as trail_table
 from pipeline.settings import AuditSettings, PostgresSettings
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.graph import GraphKeeper
@@ -38,6 +40,7 @@ from pipeline.stores import graph
 from pipeline.stores.graph import create_graph
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import create_chunk_table, migrate, open_pool, unlimited
+from pipeline.trail import open_trail, record_now
 from query import review
 from query.answers.answers import Answers
 from query.embedder import QueryEmbedder
@@ -245,6 +248,27 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
         assert (away, told.keys()) == ([], set(LEDGER) - {"skipped"})  # names of sources are not for its role
 
 
+@pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
+async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(place: Place, role: str) -> None:
+    settings = place.library.settings.model_copy(
+        update={"postgres": PostgresSettings(dsn=place.logins[role]), "trail": "required"}  # type: ignore[arg-type]
+    )
+    acted = Record(datetime.now(UTC), role, "command", "tried")
+    async with open_trail(settings, role) as trail:
+        await trail.write(acted)
+    await record_now(settings, role, acted)
+    [(count,)] = await place.library.execute("SELECT count(*) FROM trail.records WHERE actor = %s", role)
+    assert count == 2
+    if role == "penstock_trail_reader":
+        async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+            assert len(await trail_table.page(connection, trail_table.Chosen(person=role), 10)) == 2
+            examined = await trail_table.examine(connection, Keys(), days_kept=0, since=None, noted={})
+            assert (examined.findings, examined.records >= 2) == ([], True)
+    if role == "penstock_worker":
+        async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+            assert await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall() == []
+
+
 async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:
     admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
     name = f"r{uuid.uuid4().hex[:10]}"
@@ -344,6 +368,24 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
         ("penstock_worker", "SELECT FROM connector_memory"),
         ("penstock_worker", "SELECT FROM answer_feedback"),
         ("penstock_worker", "SELECT point_readers_at('chunks_g1', 'g1')"),
+        ("penstock_query", "SELECT FROM trail.records"),
+        ("penstock_query", "SELECT trail.expire(400, 1)"),
+        ("penstock_connectors", "SELECT FROM trail.records"),
+        ("penstock_worker", "SELECT FROM trail.records"),
+        ("penstock_trail_reader", "SELECT FROM documents"),
+        ("penstock_trail_reader", "SELECT trail.expire(400, 1)"),
+        *(
+            (role, statement)
+            for role in (*INSIDERS, "penstock_trail_reader")
+            for statement in (
+                "UPDATE trail.records SET actor = 'eve'",
+                "DELETE FROM trail.records",
+                "TRUNCATE trail.records",
+                "UPDATE trail.heads SET count = 1",
+                "DELETE FROM trail.heads",
+                "TRUNCATE trail.heads",
+            )
+        ),
         *((role, "CREATE TABLE mine ()") for role in INSIDERS),
         *((role, "INSERT INTO schema_migrations VALUES ('9999_mine')") for role in INSIDERS),
     ],

@@ -6,7 +6,8 @@ DECLARE
     wanted text;
 BEGIN
     FOREACH wanted IN ARRAY ARRAY[
-        'penstock_owner', 'penstock_worker', 'penstock_connectors', 'penstock_query', 'penstock_reader'
+        'penstock_owner', 'penstock_worker', 'penstock_connectors', 'penstock_query', 'penstock_reader',
+        'penstock_trail_reader'
     ] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
@@ -18,7 +19,8 @@ BEGIN
     EXECUTE format('ALTER DATABASE %I OWNER TO penstock_owner', current_database());
     EXECUTE format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
     EXECUTE format(
-        'GRANT CONNECT ON DATABASE %I TO penstock_worker, penstock_connectors, penstock_query, penstock_reader',
+        'GRANT CONNECT ON DATABASE %I TO penstock_worker, penstock_connectors, penstock_query, penstock_reader,'
+        ' penstock_trail_reader',
         current_database()
     );
 END $$;

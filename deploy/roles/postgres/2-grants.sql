@@ -6,6 +6,7 @@
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
 --   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
+--   penstock_trail_reader  `penstock trail`: reads the audit trail, and adds that it did
 --   penstock_reader      other teams' query services: the schema `readers` alone (migration 0013)
 BEGIN;
 
@@ -83,5 +84,23 @@ GRANT SELECT ON
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
+
+-- The audit trail (docs/trail.md). Whoever acts adds to it and links to its newest head; its reader reads it, the worker
+-- lets what is old enough go, a day at a time; nobody but the owner changes or deletes a row.
+REVOKE ALL ON ALL TABLES IN SCHEMA trail FROM penstock_worker, penstock_connectors, penstock_query;
+GRANT USAGE ON SCHEMA trail TO penstock_worker, penstock_connectors, penstock_query;
+GRANT INSERT ON trail.records TO penstock_worker, penstock_connectors, penstock_query;
+GRANT SELECT, INSERT ON trail.heads TO penstock_worker, penstock_connectors, penstock_query;
+GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_worker, penstock_connectors, penstock_query;
+GRANT EXECUTE ON FUNCTION trail.expire TO penstock_worker;
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_trail_reader') THEN  -- or 1-roles.sql is of an older version
+        REVOKE ALL ON ALL TABLES IN SCHEMA trail FROM penstock_trail_reader;
+        GRANT USAGE ON SCHEMA trail TO penstock_trail_reader;
+        GRANT SELECT, INSERT ON trail.records, trail.heads TO penstock_trail_reader;
+        GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_trail_reader;
+    END IF;
+END $$;
 
 COMMIT;

@@ -1,0 +1,303 @@
+"""The audit trail: what a record is, how records are chained, and how a chain is checked.
+
+Each process writes a chain of its own for each day: the code (HMAC-SHA256) of a record covers its fields and the code
+of the record before it. Heads, one chain over all processes, say from time to time how long each chain is and how it
+ends: whoever removes something has to remove every head that came later, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+from uuid import UUID
+
+Decision = Literal["allowed", "refused", "failed"]
+Credential = Literal["token", "key", "development", "command", "service"]
+"""How it was proved who acts. command: whoever runs `penstock` on a machine; service: a process of ours."""
+
+MOST_CHARACTERS = 500
+HEAD_SECONDS = 300.0
+"""Between two heads of a chain that grows."""
+UNANCHORED = timedelta(minutes=15)
+"""Records that are so much younger than the last head of their chain were not written by a process of ours."""
+NO_KEY = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Somebody did something. No question, no title, no text."""
+
+    at: datetime
+    actor: str
+    """The principal, the name of an API key, or the user of a command."""
+    credential: Credential
+    action: str
+    tenant: str = ""
+    access: tuple[str, ...] = ()
+    """On whose access, where the actor named it: ``user:NAME`` or ``tag:NAME``."""
+    object: str = ""
+    """What it was done to, where that is no document that was shown: ``KIND:NAME``."""
+    documents: tuple[UUID, ...] = ()
+    """Those that were shown, the first one first."""
+    decision: Decision = "allowed"
+    reason: str = ""
+    address: str = ""
+    request: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", self.at.astimezone(UTC))
+        for name in ("actor", "action", "tenant", "object", "reason", "address", "request"):
+            object.__setattr__(self, name, storable(getattr(self, name)))
+        object.__setattr__(self, "access", tuple(map(storable, self.access)))
+
+    @property
+    def day(self) -> date:
+        """UTC."""
+        return self.at.date()
+
+
+def storable(text: str) -> str:
+    """As Postgres takes it, and an index."""
+    return text.encode("utf-8", "replace").decode().replace("\x00", "\N{REPLACEMENT CHARACTER}")[:MOST_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A record as it is stored."""
+
+    record: Record
+    chain: UUID
+    number: int
+    """Within its chain, from 1."""
+    process: str
+    key_id: str
+    mac: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """At this moment that chain had so many records, and ended so."""
+
+    number: int
+    """Of the head, among those of all chains, from 1."""
+    at: datetime
+    day: date
+    chain: UUID
+    count: int
+    digest: bytes
+    """The last record's code."""
+    key_id: str
+    mac: bytes = b""
+    """Covers the fields before it and the code of the head before this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Codes are made with the newest key and checked with the one that they name. None: codes are plain digests, which
+    whoever may write the table can make anew; they count only where None is among the keys."""
+
+    newest: str | None = None
+    previous: Sequence[str | None] = ()
+
+    @property
+    def id(self) -> str:
+        return key_id(self.newest)
+
+    def mac(self, label: str, previous: bytes, fields: Sequence[object], *, named: str | None = None) -> bytes | None:
+        """None: the key of this name is not known."""
+        for key in (self.newest, *self.previous):
+            if named is None or key_id(key) == named:
+                return _mac(key, label, previous, fields)
+        return None
+
+    def name(self, person: str) -> str:
+        """A person whom a command was about, as an object: found again by whoever has the key and the name."""
+        made = self.mac("person", b"", [storable(person)])
+        assert made is not None
+        return f"person:{made.hex()[:32]}"
+
+    def names(self, person: str) -> list[str]:
+        """By each key."""
+        return [Keys(key).name(person) for key in dict.fromkeys((self.newest, *self.previous))]
+
+
+def key_id(key: str | None) -> str:
+    return NO_KEY if key is None else hashlib.sha256(f"penstock trail key id\n{key}".encode()).hexdigest()[:8]
+
+
+def _mac(key: str | None, label: str, previous: bytes, fields: Sequence[object]) -> bytes:
+    said = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+    return hmac.digest((key or "").encode(), f"penstock trail {label} 1\n".encode() + previous + b"\n" + said, "sha256")
+
+
+def seal(keys: Keys, record: Record, chain: UUID, number: int, process: str, previous: bytes) -> Sealed:
+    """previous: the code of the chain's record before; of its first one b""."""
+    mac = keys.mac("record", previous, _record(record, chain, number, process))
+    assert mac is not None
+    return Sealed(record, chain, number, process, keys.id, mac)
+
+
+def seal_head(keys: Keys, head: Head, previous: bytes) -> Head:
+    """previous: the code of the head before; of the first one b""."""
+    mac = keys.mac("head", previous, _head(head))
+    assert mac is not None
+    return Head(head.number, head.at, head.day, head.chain, head.count, head.digest, keys.id, mac)
+
+
+def _record(record: Record, chain: UUID, number: int, process: str) -> list[object]:
+    return [
+        str(chain), number, _microseconds(record.at), record.actor, record.credential, record.action, record.tenant,
+        list(record.access), record.object, [str(id_) for id_ in record.documents], record.decision, record.reason,
+        record.address, record.request, process,
+    ]  # fmt: skip
+
+
+def _head(head: Head) -> list[object]:
+    at = _microseconds(head.at)
+    return [head.number, at, head.day.isoformat(), str(head.chain), head.count, head.digest.hex()]
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+
+
+# Checking
+
+Kind = Literal[
+    "altered", "removed", "cut-off", "chain-removed", "day-removed", "without-head", "head-altered", "head-removed",
+    "heads-cut-off", "unknown-key",
+]  # fmt: skip
+
+MEANS: Mapping[Kind, str] = {
+    "altered": "a record was altered, inserted or moved",
+    "removed": "records are missing within a chain",
+    "cut-off": "records are missing at the end of a chain",
+    "chain-removed": "a whole chain is missing",
+    "day-removed": "a whole day is missing, and is not as old as retention wants",
+    "without-head": "records were added by no process of ours, or heads were removed",
+    "head-altered": "a head was altered, inserted or moved",
+    "head-removed": "heads are missing",
+    "heads-cut-off": "the newest heads are missing, or are not those that were noted outside",
+    "unknown-key": "made with a key that is not set here, or without one",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    kind: Kind
+    where: str
+    """Which record, chain or head."""
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind}: {self.where}: {MEANS[self.kind]}"
+
+
+def check_heads(keys: Keys, heads: Sequence[Head], *, oldest: date | None) -> Iterator[Finding]:
+    """In the order of their numbers. oldest: of an earlier day they may have gone by age (None: none may)."""
+    previous: Head | None = None
+    for head in heads:
+        where = f"head {head.number}"
+        if previous is None:
+            if head.number != 1 and (oldest is None or head.day >= oldest):
+                yield Finding("head-removed", f"heads 1 to {head.number - 1}")
+            known = b"" if head.number == 1 else None  # what came before the first one is not there to compare with
+        else:
+            known = previous.mac if head.number == previous.number + 1 else None
+            if known is None:
+                yield Finding("head-removed", f"heads {previous.number + 1} to {head.number - 1}")
+        if known is not None:
+            mac = keys.mac("head", known, _head(head), named=head.key_id)
+            if mac is None:
+                yield Finding("unknown-key", f"{where} (key {head.key_id})")
+            elif not hmac.compare_digest(mac, head.mac):
+                yield Finding("head-altered", where)
+        previous = head
+
+
+def check_noted(heads: Sequence[Head], noted: Mapping[int, bytes]) -> Iterator[Finding]:
+    """noted: codes of heads by their numbers, as somebody has kept them outside of the database."""
+    known = {head.number: head.mac for head in heads}
+    first = min(known, default=1)
+    for number, mac in sorted(noted.items()):
+        if number >= first and known.get(number) != mac:
+            yield Finding("heads-cut-off", f"head {number}")
+
+
+@dataclass
+class Day:
+    """Checks the records of one day, which come chain by chain in the order of their numbers.
+
+    The heads are to be read before the records: a chain may have grown since, and has not become shorter."""
+
+    keys: Keys
+    day: date
+    heads: Collection[Head]
+    looked_at: datetime
+    """When the heads were read."""
+    records: int = 0
+    _of: dict[UUID, list[Head]] = field(default_factory=dict)
+    _before: Sealed | None = None
+    _loose: Sealed | None = None
+    """The chain's first record that no head covers although one would have to."""
+    _unknown: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for head in self.heads:
+            self._of.setdefault(head.chain, []).append(head)
+
+    def record(self, sealed: Sealed) -> Iterator[Finding]:
+        before = self._before
+        if before is not None and before.chain != sealed.chain:
+            yield from self._ended(before)
+            before = None
+        self.records += 1
+        self._before = sealed
+        if self._loose is None and self._is_loose(sealed):
+            self._loose = sealed
+        where = f"record {sealed.number} of chain {sealed.chain} on {self.day}"
+        expected = 1 if before is None else before.number + 1
+        if sealed.number != expected:
+            yield Finding("removed", f"records {expected} to {sealed.number - 1} of chain {sealed.chain} on {self.day}")
+            return  # its code cannot be checked: the one before it is not there
+        fields = _record(sealed.record, sealed.chain, sealed.number, sealed.process)
+        mac = self.keys.mac("record", before.mac if before else b"", fields, named=sealed.key_id)
+        if mac is None:
+            if sealed.key_id not in self._unknown:
+                self._unknown.add(sealed.key_id)
+                yield Finding("unknown-key", f"{where} (key {sealed.key_id})")
+            return
+        noted = [head.digest for head in self._of.get(sealed.chain, ()) if head.count == sealed.number]
+        if not hmac.compare_digest(mac, sealed.mac) or any(digest != sealed.mac for digest in noted):
+            yield Finding("altered", where)
+
+    def end(self) -> Iterator[Finding]:
+        if self._before is not None:
+            yield from self._ended(self._before)
+        for chain, heads in self._of.items():
+            count = max(head.count for head in heads)
+            yield Finding("chain-removed", f"chain {chain} on {self.day} ({count} records)")
+
+    def _is_loose(self, sealed: Sealed) -> bool:
+        """A first head is committed with a chain's first records, and another when the last one is five minutes old:
+        what a process that was killed leaves behind is younger than that."""
+        heads = self._of.get(sealed.chain, ())
+        if sealed.number <= max((head.count for head in heads), default=0):
+            return False
+        newest = max((head.at for head in heads), default=None)
+        at = sealed.record.at
+        return at < self.looked_at - UNANCHORED and (newest is None or at - newest > UNANCHORED)
+
+    def _ended(self, last: Sealed) -> Iterator[Finding]:
+        count = max((head.count for head in self._of.pop(last.chain, ())), default=0)
+        where = f"chain {last.chain} on {self.day}"
+        if count > last.number:
+            yield Finding("cut-off", f"records {last.number + 1} to {count} of {where}")
+        if self._loose is not None:
+            yield Finding("without-head", f"records {self._loose.number} to {last.number} of {where}")
+            self._loose = None

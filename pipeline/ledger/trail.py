@@ -1,0 +1,234 @@
+"""The audit trail in Postgres: adding to it, finding in it, and reading it through for a check."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, LiteralString
+from uuid import UUID
+
+from psycopg import sql
+
+from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_heads, check_noted, seal_head
+from pipeline.stores.postgres import Connection
+
+HEADS_LOCK = 7_300_040
+_COLUMNS: LiteralString = (
+    "chain, number, at, tenant, actor, credential, access, action, object, documents, decision, reason, address,"
+    " request, process, key_id, mac"
+)
+_OF_DAY = sql.SQL("SELECT {columns} FROM trail.records WHERE day = %s ORDER BY day, chain, number").format(
+    columns=sql.SQL(_COLUMNS)
+)
+_HEADS = sql.SQL("SELECT number, at, day, chain, count, digest, key_id, mac FROM trail.heads ORDER BY number")
+
+
+async def add(connection: Connection, records: Sequence[Sealed]) -> None:
+    """In one statement. Those that are there already stay as they are, so a commit that nobody heard of may be
+    repeated. Raises psycopg.Error."""
+    row = sql.SQL("(%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::uuid[], %s, %s, %s, %s, %s, %s, %s)")
+    statement = sql.SQL("INSERT INTO trail.records (day, {columns}) VALUES {rows} ON CONFLICT DO NOTHING").format(
+        columns=sql.SQL(_COLUMNS), rows=sql.SQL(", ").join([row] * len(records))
+    )
+    values = [value for sealed in records for value in _values(sealed)]
+    await connection.execute(statement, values)
+
+
+async def prepare(connection: Connection, day: date) -> None:
+    """So that records of this day, today or nearly so, can be added. Raises psycopg.Error."""
+    cursor = await connection.execute("SELECT to_regclass(%s) IS NULL", [f"trail.records_{day:%Y%m%d}"])
+    if (await cursor.fetchone() or [False])[0]:
+        await connection.execute("SELECT trail.prepare()")
+
+
+async def add_head(connection: Connection, keys: Keys, at: datetime, last: Sealed) -> Head:
+    """That the chain ends with this record now. The caller holds a transaction. Raises psycopg.Error."""
+    await connection.execute("SELECT pg_advisory_xact_lock(%s)", [HEADS_LOCK])
+    newest = await newest_head(connection)
+    number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
+    head = Head(number, at.astimezone(UTC), last.record.day, last.chain, last.number, last.mac, keys.id)
+    head = seal_head(keys, head, previous)
+    await connection.execute(
+        "INSERT INTO trail.heads (number, at, day, chain, count, digest, key_id, mac)"
+        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+        [head.number, head.at, head.day, head.chain, head.count, head.digest, head.key_id, head.mac],
+    )
+    return head
+
+
+def _values(sealed: Sealed) -> list[Any]:
+    one = sealed.record
+    return [
+        one.day, sealed.chain, sealed.number, one.at, one.tenant, one.actor, one.credential, list(one.access),
+        one.action, one.object, list(one.documents), one.decision, one.reason, one.address, one.request,
+        sealed.process, sealed.key_id, sealed.mac,
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which records; what is not given does not matter."""
+
+    document: UUID | None = None
+    """Shown, or asked for in vain."""
+    person: str | None = None
+    """Who did it, or on whose access it was done …"""
+    names: Sequence[str] = ()
+    """… or the person by the names that ``Keys.names`` gives it: whom it was about."""
+    tenant: str | None = None
+    action: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    after: str | None = None
+    """The last page's last record, as ``place_of`` says it."""
+
+    def where(self) -> tuple[sql.Composable, dict[str, Any]]:
+        """A condition and its parameters. Raises ValueError for an ``after`` that is no place."""
+        conditions: list[LiteralString] = []
+        given: dict[str, Any] = {}
+        if self.document is not None:
+            conditions.append("(documents @> ARRAY[%(document)s::uuid] OR object = %(document_named)s)")
+            given |= {"document": self.document, "document_named": f"document:{self.document}"}
+        if self.person is not None:
+            conditions.append(
+                "(actor = %(person)s OR access @> ARRAY[%(user)s::text] OR object <> '' AND object = ANY(%(names)s))"
+            )
+            given |= {"person": self.person, "user": f"user:{self.person}", "names": list(self.names)}
+        if self.tenant is not None:
+            conditions.append("tenant = %(tenant)s")
+            given["tenant"] = self.tenant
+        if self.action is not None:
+            conditions.append("action = %(action)s")
+            given["action"] = self.action
+        if self.since is not None:  # the day besides: partitions that cannot hold any are not looked at
+            conditions.append("at >= %(since)s AND day >= %(first_day)s")
+            given |= {"since": self.since, "first_day": self.since.astimezone(UTC).date()}
+        if self.until is not None:
+            conditions.append("at < %(until)s AND day <= %(last_day)s")
+            given |= {"until": self.until, "last_day": self.until.astimezone(UTC).date()}
+        if self.after is not None:
+            at, chain, number = _place(self.after)
+            conditions.append(
+                "day <= %(after_day)s AND (at < %(after_at)s OR at = %(after_at)s"
+                " AND (chain, number) > (%(after_chain)s, %(after_number)s))"
+            )
+            given |= {"after_at": at, "after_day": at.date(), "after_chain": chain, "after_number": number}
+        return sql.SQL(" AND ").join(map(sql.SQL, conditions)) if conditions else sql.SQL("true"), given
+
+
+def place_of(sealed: Sealed) -> str:
+    """Where a page ends."""
+    return f"{sealed.record.at.isoformat()}_{sealed.chain}_{sealed.number}"
+
+
+def _place(text: str) -> tuple[datetime, UUID, int]:
+    at, chain, number = text.split("_")
+    return datetime.fromisoformat(at).astimezone(UTC), UUID(chain), int(number)
+
+
+async def page(connection: Connection, chosen: Chosen, limit: int) -> list[Sealed]:
+    """The newest first. Raises ValueError, psycopg.Error."""
+    condition, given = chosen.where()
+    cursor = await connection.execute(
+        sql.SQL(
+            "SELECT {columns} FROM trail.records WHERE {condition} ORDER BY at DESC, chain, number LIMIT %(limit)s"
+        ).format(columns=sql.SQL(_COLUMNS), condition=condition),
+        given | {"limit": limit},
+    )
+    return [_sealed(row) for row in await cursor.fetchall()]
+
+
+async def days(connection: Connection) -> list[date]:
+    """That have a partition, in order."""
+    cursor = await connection.execute(
+        "SELECT to_date(right(c.relname, 8), 'YYYYMMDD') FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+        " WHERE i.inhparent = 'trail.records'::regclass ORDER BY 1"
+    )
+    return [day for (day,) in await cursor.fetchall()]
+
+
+async def of_day(connection: Connection, day: date) -> AsyncIterator[Sealed]:
+    """In the order that a check wants. The caller holds a transaction. Raises psycopg.Error."""
+    async with connection.cursor("trail") as cursor:
+        cursor.itersize = 5_000
+        await cursor.execute(_OF_DAY, [day])
+        async for row in cursor:
+            yield _sealed(row)
+
+
+async def heads(connection: Connection) -> list[Head]:
+    """All, in order. Raises psycopg.Error."""
+    cursor = await connection.execute(_HEADS)
+    return [_as_head(row) for row in await cursor.fetchall()]
+
+
+async def newest_head(connection: Connection) -> Head | None:
+    """Raises psycopg.Error."""
+    cursor = await connection.execute(_HEADS + sql.SQL(" DESC LIMIT 1"))
+    row = await cursor.fetchone()
+    return _as_head(row) if row else None
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    records: int
+    heads: int
+    findings: Sequence[Finding]
+
+
+async def examine(
+    connection: Connection, keys: Keys, *, days_kept: float, since: datetime | None, noted: Mapping[int, bytes]
+) -> Examined:
+    """Read all of it and compare. days_kept: what retention leaves; 0: everything. since: records of that day and later
+    ones alone. noted: heads that were kept elsewhere, number → code. Raises psycopg.Error."""
+    now = datetime.now(UTC)
+    known = await heads(connection)  # before the records: these only become more
+    oldest = (now - timedelta(days=days_kept)).date() if days_kept else None
+    first = since.astimezone(UTC).date() if since else date.min
+    findings = [*check_heads(keys, known, oldest=oldest), *check_noted(known, noted)]
+    present = await days(connection)
+    of: dict[date, list[Head]] = {}
+    for head in known:
+        of.setdefault(head.day, []).append(head)
+    for day in sorted(of.keys() - {*present}):
+        if day >= max(first, oldest or date.min):
+            findings.append(Finding("day-removed", day.isoformat()))
+    records = 0
+    for day in present:
+        if day >= first:
+            checked = Day(keys, day, of.get(day, ()), now)
+            async with connection.transaction():
+                async for sealed in of_day(connection, day):
+                    findings += checked.record(sealed)
+            findings += checked.end()
+            records += checked.records
+    return Examined(records, len(known), findings)
+
+
+def _as_head(row: Sequence[Any]) -> Head:
+    number, at, day, chain, count, digest, key_id, mac = row
+    return Head(number, at.astimezone(UTC), day, chain, count, bytes(digest), key_id, bytes(mac))
+
+
+def _sealed(row: Sequence[Any]) -> Sealed:
+    (
+        chain, number, at, tenant, actor, credential, access, action, object_, documents, decision, reason, address,
+        request, process, key_id, mac,
+    ) = row  # fmt: skip
+    record = Record(
+        at, actor, credential, action, tenant, tuple(access), object_, tuple(documents), decision, reason, address,
+        request,
+    )  # fmt: skip
+    return Sealed(record, chain, number, process, key_id, bytes(mac))
+
+
+def as_json(sealed: Sealed) -> dict[str, Any]:
+    one = sealed.record
+    return {
+        "at": one.at.isoformat(), "tenant": one.tenant, "actor": one.actor, "credential": one.credential,
+        "access": list(one.access), "action": one.action, "object": one.object or None,
+        "documents": [str(id_) for id_ in one.documents], "decision": one.decision, "reason": one.reason or None,
+        "address": one.address or None, "request": one.request or None, "process": sealed.process,
+        "chain": str(sealed.chain), "number": sealed.number,
+    }  # fmt: skip

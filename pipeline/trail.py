@@ -1,0 +1,338 @@
+"""Writing the audit trail: in batches beside the work, or before an answer is given (PENSTOCK_TRAIL=required)."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import platform
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from itertools import groupby
+from time import monotonic
+from typing import Literal
+from uuid import UUID, uuid4
+
+import structlog
+from psycopg import AsyncConnection
+from psycopg.conninfo import make_conninfo
+
+from pipeline.core.errors import PenstockError, Retryable
+from pipeline.core.trail import HEAD_SECONDS, Decision, Head, Keys, Record, Sealed, seal
+from pipeline.ledger import trail as table
+from pipeline.settings import Settings, TrailSettings
+from pipeline.stores.postgres import Connection, translated
+from pipeline.tasks import ended
+
+log = structlog.get_logger()
+
+Outcome = Literal["written", "lost", "refused"]
+Count = Callable[[Outcome, int], None]
+
+FLUSH_SECONDS = 0.2
+"""For which records are collected in mode ``on``: what a killed process loses, with the commit that is under way."""
+BATCH = 200
+MOST_WAITING = 10_000
+"""Records; what comes while so many wait (Postgres is away) is lost, counted, and noted in the trail."""
+STATEMENT_SECONDS = 5.0
+RETRY_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
+"""For what still waits when a process ends."""
+
+
+def keys_of(settings: TrailSettings) -> Keys:
+    key = settings.key.get_secret_value() if settings.key is not None else None
+    return Keys(key, [one.get_secret_value() or None for one in settings.previous_keys])
+
+
+@dataclass(slots=True)
+class _Waiting:
+    record: Record
+    committed: asyncio.Future[None] | None
+    """None: nobody waits for it."""
+
+
+class _Chain:
+    """Where this process's chain stands."""
+
+    def __init__(self, day: date) -> None:
+        self.id: UUID = uuid4()
+        self.day = day
+        self.last: Sealed | None = None
+        """Committed."""
+        self.headed = 0
+        self.headed_at = float("-inf")
+
+    @property
+    def is_loose(self) -> bool:
+        return self.last is not None and self.last.number > self.headed
+
+    def covered_by(self, head: Head) -> None:
+        self.headed, self.headed_at = head.count, monotonic()
+        # Where logs are collected elsewhere this is the note outside of the database: `penstock trail verify --noted`.
+        log.info("trail_head", number=head.number, mac=head.mac.hex())
+
+
+class Trail:
+    """One writer a process; ``open_trail`` makes one. Safe to share between tasks of one event loop."""
+
+    def __init__(self, settings: Settings, name: str, *, count: Count = lambda outcome, records: None) -> None:
+        """name: of the process, for people."""
+        self.mode = settings.trail
+        self._dsn = settings.postgres.dsn.get_secret_value()
+        self._keys = keys_of(settings.trail_keys)
+        self._process = f"{name}@{platform.node()}:{os.getpid()}"
+        self._count = count
+        self._waiting: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._lost, self._noting = 0, 0
+        """Records that are lost, and those of which a record says so that is not written yet."""
+        self._closing = False
+        self._chain: _Chain | None = None
+        self._sealed: list[Sealed] = []
+        """What an attempt to write it has failed for, in mode ``on``: it is written as it is, or not at all."""
+        self._connection: Connection | None = None
+        self._writing: asyncio.Task[None] | None = None
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._sealed)
+
+    @property
+    def oldest_seconds(self) -> float:
+        """How long the first record has waited that is not written yet."""
+        first = self._sealed[0].record if self._sealed else self._waiting[0].record if self._waiting else None
+        return 0.0 if first is None else max(0.0, (datetime.now(UTC) - first.at).total_seconds())
+
+    async def write(self, record: Record) -> None:
+        """In mode ``required`` it is committed when this returns. Raises Retryable where that cannot be."""
+        if self.mode != "required":
+            self.offer(record)
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self._count("refused", 1)
+            raise Retryable("the audit trail cannot be written", service="postgres")
+        committed = asyncio.get_running_loop().create_future()
+        self._put(_Waiting(record, committed))
+        await committed
+
+    def offer(self, record: Record) -> None:
+        """Soon, where possible, whatever the mode."""
+        if self.mode == "off":
+            return
+        if self.waiting >= MOST_WAITING:
+            self._lose(1)
+            return
+        self._put(_Waiting(record, None))
+
+    def _put(self, waiting: _Waiting) -> None:
+        self._waiting.append(waiting)
+        self._wake.set()
+
+    def _lose(self, records: int) -> None:
+        if not self._lost:
+            log.error("trail_lost", says="records of the audit trail are lost: they cannot be written fast enough")
+        self._lost += records
+        self._count("lost", records)
+
+    def start(self) -> None:
+        if self.mode != "off":
+            if self._keys.newest is None:
+                log.warning("trail_without_key", says="set PENSTOCK_TRAIL_KEY: who may write the tables could forge it")
+            self._writing = asyncio.create_task(self._write(), name="trail")
+
+    async def aclose(self) -> None:
+        """Write what waits, and a last head."""
+        if self._writing is None:
+            return
+        self._closing = True
+        self._wake.set()
+        await asyncio.wait({self._writing}, timeout=CLOSE_SECONDS)
+        await ended([self._writing])
+        if self.waiting:
+            self._lose(self.waiting)
+            log.error("trail_lost_at_end", records=self.waiting)
+            self._fail(list(self._waiting), Retryable("the audit trail is closed", service="postgres"))
+        await self._disconnect()
+
+    async def _write(self) -> None:
+        while not (self._closing and not self.waiting):
+            try:
+                async with asyncio.timeout(HEAD_SECONDS):
+                    await self._wake.wait()
+            except TimeoutError:
+                await self._attempt_head()
+                continue
+            if self.mode == "on" and not self._closing and len(self._waiting) < BATCH:
+                await asyncio.sleep(FLUSH_SECONDS)
+            self._wake.clear()
+            while self.waiting:
+                if not await self._attempt():
+                    if self._closing and self.mode == "required":
+                        return
+                    await asyncio.sleep(RETRY_SECONDS)
+        await self._attempt_head()
+
+    async def _attempt(self) -> bool:
+        """One batch; whether it is written."""
+        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))] if not self._sealed else []
+        try:
+            await self._commit([waiting.record for waiting in batch])
+        except PenstockError as error:
+            log.warning("trail_not_written", reason=str(error)[:200])
+            await self._disconnect()
+            if self.mode == "required":  # nobody is shown what it was about; whether it is there is not known
+                self._sealed, self._chain = [], None
+                self._lost += self._noting
+                self._fail(batch, error)
+            return False
+        for waiting in batch:
+            if waiting.committed is not None and not waiting.committed.done():
+                waiting.committed.set_result(None)
+        return True
+
+    def _fail(self, batch: Sequence[_Waiting], error: PenstockError) -> None:
+        for waiting in batch:
+            if waiting.committed is None:
+                self._lose(1)
+            elif not waiting.committed.done():
+                self._count("refused", 1)
+                waiting.committed.set_exception(Retryable("the audit trail cannot be written", service="postgres"))
+
+    async def _commit(self, records: list[Record]) -> None:
+        """Raises PenstockError; then ``_sealed`` holds what is not known to be written."""
+        if records:
+            self._noting = 0
+        if self._lost and records:
+            now = datetime.now(UTC)
+            records.insert(0, Record(now, self._process, "service", "trail.lost", object=f"records:{self._lost}"))
+            self._noting, self._lost = self._lost, 0
+        for record in records:
+            self._sealed.append(self._seal(record))
+        for _, group in groupby(list(self._sealed), key=lambda sealed: sealed.chain):
+            sealed = list(group)
+            await self._insert(sealed)
+            del self._sealed[: len(sealed)]
+            self._count("written", len(sealed))
+
+    def _seal(self, record: Record) -> Sealed:
+        before = self._sealed[-1] if self._sealed else self._chain.last if self._chain else None
+        if before is not None and before.record.day != record.day:
+            before = None
+        chain, number, previous = (uuid4(), 0, b"") if before is None else (before.chain, before.number, before.mac)
+        return seal(self._keys, record, chain, number + 1, self._process, previous)
+
+    async def _insert(self, sealed: Sequence[Sealed]) -> None:
+        """Of one chain."""
+        last = sealed[-1]
+        chain = self._chain
+        if chain is None or chain.id != last.chain:
+            await self._head()
+            chain = self._chain = _Chain(last.record.day)
+            chain.id = last.chain
+        with translated("the audit trail"):
+            connection = await self._connected()
+            if monotonic() - chain.headed_at < HEAD_SECONDS:
+                await table.add(connection, sealed)
+                chain.last = last
+                return
+            if chain.last is None:
+                await table.prepare(connection, last.record.day)
+            async with connection.transaction():
+                await table.add(connection, sealed)
+                head = await table.add_head(connection, self._keys, datetime.now(UTC), last)
+            chain.last = last
+            chain.covered_by(head)
+
+    async def _attempt_head(self) -> None:
+        try:
+            await self._head()
+        except PenstockError as error:
+            log.warning("trail_not_written", reason=str(error)[:200])
+            await self._disconnect()
+
+    async def _head(self) -> None:
+        """For the chain as it is, where the last one does not cover it."""
+        chain = self._chain
+        if chain is None or not chain.is_loose:
+            return
+        assert chain.last is not None
+        with translated("the audit trail"):
+            connection = await self._connected()
+            async with connection.transaction():
+                head = await table.add_head(connection, self._keys, datetime.now(UTC), chain.last)
+            chain.covered_by(head)
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or self._connection.closed:
+            self._connection = await connect(self._dsn)
+        return self._connection
+
+    async def _disconnect(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+            self._connection = None
+
+
+async def connect(dsn: str) -> Connection:
+    """One of the trail's own: it waits for nobody, and no fence keeps it from noting what was refused. Raises
+    psycopg.Error."""
+    timeout = f"-c statement_timeout={int(1000 * STATEMENT_SECONDS)} -c lock_timeout={int(1000 * STATEMENT_SECONDS)}"
+    alone = make_conninfo(
+        dsn, application_name="penstock trail", connect_timeout=5, tcp_user_timeout=10_000, options=timeout
+    )
+    return await AsyncConnection.connect(alone, autocommit=True)
+
+
+@asynccontextmanager
+async def open_trail(
+    settings: Settings, name: str, *, count: Count = lambda outcome, records: None
+) -> AsyncIterator[Trail]:
+    """What waits at its end is written first."""
+    trail = Trail(settings, name, count=count)
+    trail.start()
+    try:
+        yield trail
+    finally:
+        await trail.aclose()
+
+
+def access(principals: Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
+    """As whom somebody acts who named it at the command line."""
+    return (*(f"user:{principal}" for principal in principals), *(f"tag:{tag}" for tag in tags))
+
+
+def recorded(
+    action: str, *, tenant: str = "", access: Sequence[str] = (), object: str = "", documents: Sequence[UUID] = (),
+    decision: Decision = "allowed", reason: str = "",
+) -> Record:  # fmt: skip
+    """What whoever runs a command does, now."""
+    return Record(
+        datetime.now(UTC), operating_user(), "command", action, tenant, tuple(access), object, tuple(documents),
+        decision, reason,
+    )  # fmt: skip
+
+
+def operating_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return f"uid {os.getuid()}"
+
+
+async def record_now(settings: Settings, name: str, record: Record) -> None:
+    """One record, committed: for a command. Raises PenstockError."""
+    if settings.trail == "off":
+        return
+    keys = keys_of(settings.trail_keys)
+    process = f"{name}@{platform.node()}:{os.getpid()}"
+    sealed = seal(keys, record, uuid4(), 1, process, b"")
+    with translated("the audit trail"):
+        async with await connect(settings.postgres.dsn.get_secret_value()) as connection:
+            await table.prepare(connection, record.day)
+            async with connection.transaction():
+                await table.add(connection, [sealed])
+                await table.add_head(connection, keys, datetime.now(UTC), sealed)
