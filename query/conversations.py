@@ -28,6 +28,7 @@ from pipeline.embedding.tokens import byte_pairs
 from pipeline.stores.postgres import Connection, Pool, translated
 from query.access import Caller, sayable
 from query.embedder import bounded
+from query.rows import rows_of
 from query.verify import READS_ALL
 
 K = 5
@@ -260,17 +261,13 @@ async def record_made_from(pool: Pool, tenant: str, answer_id: UUID, documents: 
         return
     async with bounded(RECORD_SECONDS, "Postgres"):
         with translated("what the answer was made from"):
-            async with pool.connection() as connection:
+            async with rows_of(pool, tenant) as connection:
                 await connection.execute(
                     "INSERT INTO answer_provenance (tenant, answer_id, documents) VALUES (%s, %s, %s)",
                     [tenant, answer_id, list(documents)],
                 )
-                await connection.execute(
-                    "DELETE FROM answer_provenance WHERE (tenant, answer_id) IN ("
-                    "SELECT tenant, answer_id FROM answer_provenance WHERE made_at < now() - make_interval(days => %s)"
-                    " ORDER BY made_at LIMIT %s FOR UPDATE SKIP LOCKED)",
-                    [KNOWN_DAYS, EXPIRED_AT_ONCE],
-                )
+                # With its owner's rights: what quiet tenants left behind goes, too.
+                await connection.execute("SELECT expire_provenance(%s, %s)", [KNOWN_DAYS, EXPIRED_AT_ONCE])
 
 
 def _fitting(pieces: Sequence[Piece], budget_tokens: int) -> list[Piece]:

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from cachetools import TTLCache
 from elasticsearch import AsyncElasticsearch
-from psycopg.pq import TransactionStatus
 
 from pipeline.core.errors import IndexFenced, Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
@@ -30,6 +29,7 @@ from query.filters import Filters
 from query.fusion import Ranking
 from query.keywords import bm25, relevance
 from query.model import Candidate, Facts, Mode, Passage, Ranker
+from query.rows import NO_TENANT, rows_of
 from query.steps import Steps
 from query.vectors import Asked, Scan, Tuning
 from query.verify import describe, verify
@@ -205,7 +205,7 @@ class Stores:
             with steps.step("vectors") as offer.facts:
                 require_same(made_by, scope.generation)
                 ends = perf_counter() + seconds
-                async with self.connection(seconds, "vector search") as connection:
+                async with self.connection(seconds, "vector search", scope.caller.tenant) as connection:
                     asked = Asked(scope.generation, scope.caller, scope.readable, scope.filters, proven)
                     scan = await self._scan(connection, asked, scope.access, limit)
                     offer.candidates, _ = await vectors.nearest(  # how it scanned would tell how much others have
@@ -278,7 +278,7 @@ class Stores:
     async def _look(self, index: str) -> None:
         """Raises as ``require_index``."""
         began = monotonic()
-        async with self.connection(self.timeouts.ledger, "search") as connection:
+        async with self.connection(self.timeouts.ledger, "search", NO_TENANT) as connection:
             known = await index_fence.load(connection, index)
         try:
             if known is not None:  # else no worker has looked at it yet
@@ -294,18 +294,18 @@ class Stores:
     async def verify(self, scope: Scope, candidates: Sequence[Candidate]) -> dict[UUID, Passage]:
         if not candidates:
             return {}
-        async with self.connection(self.timeouts.ledger, "search") as connection:
+        async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as connection:
             return await verify(connection, scope.generation.name, scope.caller, candidates, scope.filters)
 
     async def embeddings(self, scope: Scope, passages: Sequence[Weighed]) -> dict[UUID, Vectors]:
-        async with self.connection(self.timeouts.vectors, "vector search") as connection:
+        async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
             return await embeddings(connection, scope.generation, passages)
 
     async def likeness(self, scope: Scope, ids: Sequence[UUID], vector: Vectors) -> dict[UUID, float]:
         """See ``query.vectors.likeness``."""
         if not ids:
             return {}
-        async with self.connection(self.timeouts.vectors, "vector search") as connection:
+        async with self.connection(self.timeouts.vectors, "vector search", scope.caller.tenant) as connection:
             return await vectors.likeness(connection, scope.generation, ids, vector)
 
     async def relevance(
@@ -315,22 +315,16 @@ class Stores:
         return await relevance(self._es, scope.generation, ids, text, more) if ids else {}
 
     async def describe(self, scope: Scope, passages: Sequence[Passage]) -> dict[UUID, Detail]:
-        async with self.connection(self.timeouts.ledger, "search") as connection:
+        async with self.connection(self.timeouts.ledger, "search", scope.caller.tenant) as connection:
             return await describe(connection, scope.generation.name, passages)
 
     @asynccontextmanager
-    async def connection(self, seconds: float, doing: str) -> AsyncIterator[Connection]:
+    async def connection(self, seconds: float, doing: str, tenant: str) -> AsyncIterator[Connection]:
+        """It shows the rows of this tenant alone."""
         async with bounded(seconds, "Postgres"):
             with translated(doing):
-                async with self._pool.connection() as connection:
-                    await connection.set_autocommit(True)  # saves waiting for a BEGIN and a COMMIT around each question
-                    try:
-                        yield connection
-                    finally:
-                        if connection.pgconn.transaction_status == TransactionStatus.IDLE:
-                            await connection.set_autocommit(False)
-                        else:
-                            await connection.close()  # cut off half way: nobody gets it again
+                async with rows_of(self._pool, tenant) as connection:
+                    yield connection
 
 
 def _require_one(offers: Offers) -> None:

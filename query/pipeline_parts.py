@@ -14,8 +14,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from psycopg import sql
-
 from pipeline.audit import runs
 from pipeline.core.canary import EXTERNAL_ID, MARK
 from pipeline.core.model import Generation
@@ -53,7 +51,8 @@ _FRESH = """
         SELECT t.n, d.source,
             greatest(0, extract(epoch FROM t.settled_at - coalesce(d.changed_at, d.received_at))) AS seconds
         FROM taken t
-        JOIN documents d ON d.id = t.document_id AND d.lane = 'live' AND NOT starts_with(d.source, %(canaries)s)
+        JOIN overview_documents d ON d.id = t.document_id AND d.lane = 'live'
+            AND NOT starts_with(d.source, %(canaries)s)
         JOIN index_state o ON (o.document_id, o.generation) = (t.document_id, %(generation)s) AND o.store <> t.store
         WHERE o.seq >= o.want_seq AND (o.settled_at, o.store) < (t.settled_at, t.store)
           -- What a repair or a rebuild brought about says nothing of how soon the change was found.
@@ -130,7 +129,7 @@ async def _fresh(
 async def canaries(connection: Connection) -> list[UUID]:
     """Documents of ours, which no total of the company's holds. By index: they share one external id."""
     cursor = await connection.execute(
-        "SELECT id FROM documents WHERE external_id = %s AND starts_with(source, %s)", [EXTERNAL_ID, MARK]
+        "SELECT id FROM overview_documents WHERE external_id = %s AND starts_with(source, %s)", [EXTERNAL_ID, MARK]
     )
     return [id_ for (id_,) in await cursor.fetchall()]
 
@@ -163,7 +162,7 @@ async def dead_letters(connection: Connection) -> dict[str, Any]:
     """Letters that wait for somebody, by where they failed and why; of more than MOST_COUNTED, the newest."""
     cursor = await connection.execute(
         "SELECT stage, code, count(*), max(at) FROM"
-        " (SELECT stage, code, at FROM dead_letters WHERE replayed_at IS NULL AND dismissed_at IS NULL"
+        " (SELECT stage, code, at FROM overview_letters WHERE replayed_at IS NULL AND dismissed_at IS NULL"
         " ORDER BY at DESC LIMIT %s) waiting"
         " GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2",
         [MOST_COUNTED + 1],
@@ -248,16 +247,19 @@ async def holdings(connection: Connection, generation: Generation) -> str:
     """Documents and chunks: counted while they are few, else as the planner estimates them. Canaries apart."""
     told = []
     ours = await canaries(connection)
-    for what, table, document in (("documents", "documents", "id"), ("chunks", generation.chunk_table, "document_id")):
+    counting = {
+        "documents": "SELECT (SELECT count(*) FROM overview_documents WHERE id = ANY(%(ours)s)),"
+        " (SELECT count(*) FROM (SELECT FROM overview_documents LIMIT %(most)s) few)",
+        "chunks": "SELECT of_ours, counted FROM overview_chunks(%(table)s, %(ours)s, %(most)s)",
+    }
+    for (what, statement), table in zip(counting.items(), ("documents", generation.chunk_table), strict=True):
+        values = {"most": MOST_COUNTED + 1 + len(ours), "table": table, "ours": ours}
+        cursor = await connection.execute(statement.encode(), values)
+        mine, counted = await cursor.fetchone() or (0, 0)
         cursor = await connection.execute(
-            sql.SQL(
-                "SELECT (SELECT count(*) FROM {table} WHERE {document} = ANY(%(ours)s)),"
-                " (SELECT count(*) FROM (SELECT FROM {table} LIMIT %(most)s) few),"
-                " (SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%(name)s))"
-            ).format(table=sql.Identifier(table), document=sql.Identifier(document)),
-            {"most": MOST_COUNTED + 1 + len(ours), "name": table, "ours": ours},
+            "SELECT greatest(reltuples, 0)::bigint FROM pg_class WHERE oid = to_regclass(%s)", [table]
         )
-        mine, counted, estimated = await cursor.fetchone() or (0, 0, 0)
+        [estimated] = await cursor.fetchone() or (0,)
         theirs = counted - mine
         told.append(f"{theirs:,} {what}" if theirs <= MOST_COUNTED else f"about {max(0, estimated - mine):,} {what}")
     return ", ".join(told) + (f"; beside them {len(ours):,} canaries" if ours else "")

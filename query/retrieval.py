@@ -82,7 +82,7 @@ class Search:
 
     async def identify(self, tenant: str, *, principals: Sequence[str] = (), tags: Sequence[str] = ()) -> Caller:
         """See ``query.access.identify``. Raises Retryable."""
-        async with self._stores.connection(self._stores.timeouts.ledger, "search") as connection:
+        async with self._stores.connection(self._stores.timeouts.ledger, "search", tenant) as connection:
             return await identify(connection, tenant, principals=principals, tags=tags)
 
     async def require_index(self, generation: Generation) -> None:
@@ -145,7 +145,7 @@ class Search:
         return known
 
     async def _pin(self, caller: Caller, filters: Filters, generation: Generation | None) -> Scope:
-        async with self._stores.connection(self._stores.timeouts.ledger, "search") as connection:
+        async with self._stores.connection(self._stores.timeouts.ledger, "search", caller.tenant) as connection:
             may = await readable(connection, caller)
             # Tags that no readable set mentions open nothing: whoever is in 5,000 groups need not carry them along.
             needed = Caller(caller.tenant, frozenset({*may.acl_tags, *may.required_tags}))
@@ -159,7 +159,8 @@ class Search:
         """The remembered answer, if it is today's."""
         known = self._cache.answer(key)
         if known is not None:
-            async with self._stores.connection(self._stores.timeouts.ledger, "search") as connection:
+            tenant = scope.caller.tenant
+            async with self._stores.connection(self._stores.timeouts.ledger, "search", tenant) as connection:
                 current = await verify(connection, scope.generation.name, scope.caller, known.counted, scope.filters)
                 asked = known.snapshot, scope.generation.name, scope.caller, scope.readable
                 if len(current) < len(known.counted) or await changed_since(connection, *asked):

@@ -40,6 +40,7 @@ from query.access import Caller, identify
 from query.embedder import QueryEmbedder
 from query.evaluation.place import Place, empty
 from query.retrieval import Search
+from query.rows import rows_of
 from topics.codec import encode
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
@@ -119,7 +120,7 @@ class Library:
         (folder / "endpoints.json").write_text(json.dumps(written))
 
     async def caller(self, tenant: str, *tags: str, principals: Sequence[str] = ()) -> Caller:
-        async with self.pool.connection() as connection:
+        async with rows_of(self.pool, tenant) as connection:
             return await identify(connection, tenant, tags=tags, principals=principals)
 
     async def execute(self, statement: str, *parameters: object) -> list[tuple[Any, ...]]:

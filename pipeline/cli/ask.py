@@ -114,6 +114,7 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
     from pipeline.stores.postgres import translated
     from query.access import sayable
     from query.model import BadQuery
+    from query.rows import rows_of
 
     ids: list[UUID] = []
     for document in documents:
@@ -121,7 +122,7 @@ async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tup
             ids.append(UUID(document))
         except ValueError:
             with translated("ask"):
-                async with service.pool.connection() as connection:
+                async with rows_of(service.pool, tenant) as connection:
                     found = await story.find(connection, tenant, sayable(names(document)))
             if len(found) != 1:
                 what = f"may mean {len(found)} documents" if found else "is no document"

@@ -10,7 +10,7 @@ from pipeline.kafka_security import refusal, security
 from pipeline.ledger import generations
 from pipeline.settings import Settings, dist, load
 from pipeline.stores.elasticsearch import connect, create_index
-from pipeline.stores.postgres import migrate, translated
+from pipeline.stores.postgres import divide_rows, migrate, translated
 from topics.admin import TopicRefused, TopicsNotReady, ensure_topics
 
 
@@ -19,6 +19,7 @@ async def prepare(settings: Settings | None = None) -> list[str]:
     that differs from what this version wants."""
     settings = settings or load()
     lines = [f"migration {name}" for name in await migrate(settings.postgres)]
+    lines += await divide_rows(settings.postgres)
     kafka = settings.kafka
     try:
         lines += await ensure_topics(

@@ -122,7 +122,7 @@ async def _generations(connection: Connection) -> list[dict[str, Any]]:
                 AND s.document_id <> ALL(%(canaries)s) LIMIT %(most)s) waiting),
             CASE WHEN b.generation IS NOT NULL THEN (SELECT CASE WHEN few.n < %(most)s THEN few.n ELSE greatest(few.n,
                 (SELECT reltuples FROM pg_class WHERE oid = 'documents'::regclass)::bigint) END
-                FROM (SELECT count(*) AS n FROM (SELECT FROM documents LIMIT %(most)s) d) few) END
+                FROM (SELECT count(*) AS n FROM (SELECT FROM overview_documents LIMIT %(most)s) d) few) END
         FROM generations g LEFT JOIN builds b ON b.generation = g.name AND g.state = 'building'
         WHERE g.state <> 'retired'
         ORDER BY g.state <> 'active', g.created_at DESC
@@ -192,7 +192,7 @@ async def _producers(connection: Connection, mode: Producers) -> dict[str, Any]:
     """mode: as this process is told; the workers have their own settings."""
     cursor = await connection.execute(
         "SELECT (SELECT count(*) FROM producers WHERE valid_until IS NULL OR valid_until > now()),"
-        " (SELECT count(*) FROM dead_letters WHERE code = ANY(%s) AND at > now() - interval '1 day')",
+        " (SELECT count(*) FROM overview_letters WHERE code = ANY(%s) AND at > now() - interval '1 day')",
         [list(CODES)],
     )
     [(enrolled, refused)] = await cursor.fetchall()

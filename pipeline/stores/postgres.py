@@ -151,7 +151,7 @@ async def open_pool(
             **_SILENCE,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
             f" {_CLIENTS_SILENCE}",
-            "application_name": "penstock",
+            "application_name": f"penstock {use}",
         },
     )
     try:
@@ -259,6 +259,33 @@ async def migrate(settings: PostgresSettings) -> list[str]:
     return done
 
 
+async def divide_rows(settings: PostgresSettings) -> list[str]:
+    """By tenant, in the server itself (migration 0041), a table at a time: each is locked for a moment. Repeats are
+    harmless. Returns what was done, or why it was not, in a line. Raises Retryable when a table stays locked."""
+    said: list[str] = []
+    divided = 0
+    with translated("dividing rows by tenant"):
+        async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
+            connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+            while now := await _divide_table(connection):
+                divided += now
+    return [*said, *([f"rows are divided by tenant in {divided} tables more"] if divided else [])]
+
+
+async def _divide_table(connection: Connection) -> int:
+    for _ in range(LOCK_ATTEMPTS):
+        try:
+            cursor = await connection.execute("SELECT divide_rows(1)")
+            [[divided]] = await cursor.fetchall()
+            return int(divided)
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+            await asyncio.sleep(LOCK_PAUSE_SECONDS)
+    raise Retryable(
+        "rows cannot be divided by tenant: something holds a table (pg_stat_activity says what, by xact_start)",
+        service="postgres",
+    )
+
+
 async def _add_needs(connection: Connection) -> None:
     """Databases of the first versions lack this column. It is looked for first: ADD COLUMN locks everybody out even
     where there is nothing to add, and so waits for a backup to end."""
@@ -332,6 +359,7 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
             name=sql.Identifier(f"{generation.chunk_table}_document"), table=table
         )
     )
+    await connection.execute("SELECT divide_as_documents(to_regclass(%s))", [f'"{generation.chunk_table}"'])
     await connection.execute(  # "is this very text embedded already?" (eight bytes a row)
         sql.SQL("CREATE INDEX IF NOT EXISTS {name} ON {table} (hashtextextended(text, 0))").format(
             name=sql.Identifier(f"{generation.chunk_table}_text"), table=table

@@ -8,6 +8,7 @@ from pipeline.stores.postgres import Pool, translated
 from query.answers.model import Answer, Numbered
 from query.embedder import bounded
 from query.review import record
+from query.rows import rows_of
 
 RECORD_SECONDS = 2.0
 
@@ -18,5 +19,5 @@ async def enqueue(
     """See ``query.review.record``. Raises PenstockError, within RECORD_SECONDS."""
     async with bounded(RECORD_SECONDS, "Postgres"):
         with translated("the review queue"):
-            async with pool.connection() as connection:
+            async with rows_of(pool, tenant) as connection:
                 await record(connection, tenant, question, answer, shown, private=private)

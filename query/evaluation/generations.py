@@ -27,6 +27,7 @@ from query.evaluation.service import connected
 from query.evaluation.shadowed import Shadowed, shadowed
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Found
 from query.retrieval import Search, Timeouts
+from query.rows import see
 from query.settings import RetrievalSettings
 
 DECIDES = "nDCG@5"
@@ -111,6 +112,7 @@ async def compare(
         if dataset is None:
             asked, judged = await _golden(connection)
         else:
+            await see(connection, tenant)
             caller = await identify(connection, tenant, principals=principals, tags=tags)
             asked, judged = await asyncio.to_thread(_collection, dataset, caller)
     async with AsyncExitStack() as closing:
@@ -151,6 +153,7 @@ async def _golden(connection: Connection) -> tuple[dict[str, _Asked], Judgements
         )
     asked = {}
     for one in left:
+        await see(connection, one.tenant)
         caller = await identify(connection, one.tenant, principals=one.principals, tags=one.tags)
         asked[str(one.id)] = _Asked(one.text, caller, one)
     return asked, {str(one.id): judgements.gains(one) for one in left}

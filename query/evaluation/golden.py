@@ -16,6 +16,7 @@ from pipeline.core.identity import document_id
 from pipeline.stores.postgres import Connection
 from query.evaluation.dataset import BadDataset
 from query.model import Found
+from query.rows import see
 
 NAMESPACE = UUID("6f1f3a56-5e0b-5c0e-9d5f-0d6f0f4f7a11")
 LONGEST_ANCHOR = 500
@@ -156,6 +157,7 @@ async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[li
     lost, left = 0, []
     for one in golden:
         ids = {document_id(one.tenant, j.source, j.external_id): None for j in one.judged}
+        await see(connection, one.tenant)
         cursor = await connection.execute(
             "SELECT d.id, b.text FROM documents d JOIN document_bodies b ON b.document_id = d.id"
             " WHERE d.id = ANY(%s) AND d.deleted_at IS NULL AND d.version IS NOT NULL",

@@ -29,6 +29,7 @@ from query.evaluation.measures import measure
 from query.evaluation.metrics import ALL, MOST_SLICES, EvalMetrics
 from query.material import Question
 from query.model import Found
+from query.rows import see
 from query.settings import EvalSettings
 
 if TYPE_CHECKING:
@@ -116,6 +117,7 @@ class Evaluation:
 
     async def _caller(self, one: Golden) -> Caller:
         async with connected(self.pool) as connection:
+            await see(connection, one.tenant)
             return await identify(connection, one.tenant, principals=one.principals, tags=one.tags)
 
     def show(self, started: datetime, means: Means, before: Means) -> None:

@@ -14,6 +14,7 @@ from query.embedder import bounded
 from query.http.limits import Place
 from query.http.problems import Problem
 from query.http.who import Who
+from query.rows import rows_of
 from query.service import Service
 
 
@@ -46,11 +47,11 @@ Operator = Annotated[Who, Depends(operator)]
 
 
 @asynccontextmanager
-async def ledger(service: Service, doing: str) -> AsyncIterator[Connection]:
-    """Raises Retryable when it is away or late."""
+async def ledger(service: Service, doing: str, tenant: str) -> AsyncIterator[Connection]:
+    """It shows the rows of this tenant alone. Raises Retryable when it is away or late."""
     async with bounded(service.budget.ledger, "Postgres"):
         with translated(doing):
-            async with service.pool.connection() as connection:
+            async with rows_of(service.pool, tenant) as connection:
                 yield connection
 
 

@@ -21,6 +21,7 @@ from pipeline.stores.elasticsearch import translated
 from query.embedder import bounded
 from query.http.asking import ledger, service_of
 from query.http.auth import PROXY_HEADERS, Authenticator, is_loopback
+from query.rows import NO_TENANT
 from query.service import Service
 
 LOOK_SECONDS = 2.0
@@ -60,7 +61,7 @@ class Health:
     async def _look(self) -> Condition:
         service = self._service
         try:
-            async with bounded(LOOK_SECONDS, "Postgres"), ledger(service, "readiness") as connection:
+            async with bounded(LOOK_SECONDS, "Postgres"), ledger(service, "readiness", NO_TENANT) as connection:
                 active = await generations.active(connection)
         except PenstockError as error:
             self._looked_at = monotonic()

@@ -23,7 +23,7 @@ async def feedback(asked: FeedbackAsked, request: Request, service: Serving, ask
     """What the caller thinks of an answer or a passage. One voice each: a second one replaces the first. What is judged
     is not looked up, so that nobody learns whether it exists."""
     given = review.Feedback(asked.verdict, asked.answer_id, asked.chunk_id, asked.query, asked.note)
-    async with ledger(service, "feedback") as connection:
+    async with ledger(service, "feedback", asker.tenant) as connection:
         await review.give(connection, asker.tenant, "\0".join(asker.id), given)
     note(request, object=f"answer:{asked.answer_id}" if asked.answer_id else f"passage:{asked.chunk_id}")
 
@@ -39,7 +39,7 @@ async def waiting(
 ) -> dict[str, Any]:
     """Answers of the operator's tenant that somebody should look at, the newest first. What was written is shown only
     to who may read every document that it was made from."""
-    async with ledger(service, "review") as connection:
+    async with ledger(service, "review", operator.tenant) as connection:
         found = await review.waiting(connection, caller, limit=limit, before=before)
     note(request, list(dict.fromkeys(id_ for entry in found for id_ in entry.documents)))
     return {"waiting": [review.waiting_json(entry) for entry in found]}
@@ -48,7 +48,7 @@ async def waiting(
 @routes.post("/v1/review/{answer_id}", status_code=204, response_model=None, tags=["operators"])
 async def resolve(answer_id: UUID, asked: ResolutionAsked, service: Serving, operator: Operator) -> None:
     """Somebody has looked at it: it leaves the queue."""
-    async with ledger(service, "review") as connection:
+    async with ledger(service, "review", operator.tenant) as connection:
         if not await review.resolve(connection, operator.tenant, answer_id, asked.verdict):
             raise Problem("not-found", "no such answer waits for review")
 

@@ -43,7 +43,7 @@ async def search(asked: SearchAsked, request: Request, service: Serving, caller:
 @routes.get("/v1/documents/{document_id}", response_model=DocumentTold, tags=["documents"])
 async def document(document_id: UUID, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
     """One document with its text. What may not be read is answered like what does not exist."""
-    async with ledger(service, "document") as connection:
+    async with ledger(service, "document", caller.tenant) as connection:
         found = await reading.read(connection, caller, document_id)
     if found is None:
         raise Problem("not-found", NOT_FOUND)
@@ -65,7 +65,7 @@ async def document(document_id: UUID, request: Request, service: Serving, caller
 async def why(document_id: UUID, request: Request, service: Serving, asker: Asker, caller: Reader) -> dict[str, Any]:
     """What happened to a document, and whether it can be found: to its readers, and in full to operators of its
     tenant."""
-    async with ledger(service, "why") as connection:
+    async with ledger(service, "why", asker.tenant) as connection:
         if asker.operator:
             told = await story.tell(connection, document_id)
             if told.document is not None and told.document.identity.tenant == asker.tenant:
@@ -83,7 +83,7 @@ async def why(document_id: UUID, request: Request, service: Serving, asker: Aske
 async def facets(service: Serving, caller: Reader) -> FacetsTold:
     """What there is to narrow a search to, of what the caller may read. Of a large library a sample, spread
     over its sources."""
-    async with ledger(service, "facets") as connection:
+    async with ledger(service, "facets", caller.tenant) as connection:
         found = await reading.facets(connection, caller)
     return FacetsTold(sources=found.sources, authors=found.authors, media_types=found.media_types)
 

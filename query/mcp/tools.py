@@ -23,6 +23,7 @@ from query.mcp.shapes import (
     SearchResult,
 )
 from query.model import MAX_TOP, Result
+from query.rows import rows_of
 from query.service import Service
 
 PASSAGES_A_RESULT = 2
@@ -94,7 +95,7 @@ async def fetch(service: Service, caller: Caller, asked: FetchArguments) -> Fetc
     if (id_ := _uuid(asked.id)) is not None:
         async with bounded(service.budget.ledger, "Postgres"):
             with translated("fetch"):
-                async with service.pool.connection() as connection:
+                async with rows_of(service.pool, caller.tenant) as connection:
                     found = await reading.read(connection, caller, id_)
     if found is None:
         raise Missing("there is no document of this id, or you may not read it: take an id from a search")

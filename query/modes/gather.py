@@ -28,6 +28,7 @@ from query.modes.order import interleave
 from query.modes.past import needs_vector, vector_of
 from query.modes.survey import LOCAL_SETTINGS, MOST_DOCUMENTS, Scope, Survey, coverage, of_sources, survey
 from query.retrieval import Search
+from query.rows import rows_of
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
 from query.steps import Steps
 
@@ -290,7 +291,7 @@ class _Gathering:
     async def _connection(self, doing: str) -> AsyncIterator[Connection]:
         async with bounded(LEDGER_SECONDS, "Postgres"):
             with translated(doing):
-                async with self.modes._pool.connection() as connection:
+                async with rows_of(self.modes._pool, self.caller.tenant) as connection:
                     yield connection
 
     @asynccontextmanager

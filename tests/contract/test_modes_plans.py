@@ -18,6 +18,7 @@ from query.filters import NONE, Filters
 from query.modes import survey as surveying
 from query.modes.documents import read, readable_of
 from query.modes.survey import COVERED_DOCUMENTS, LOCAL_SETTINGS, SAMPLED_ROWS, Scope, coverage, of_sources, survey
+from tests.contract.roles_kit import run_file
 from tests.contract.test_plans import Explaining
 from tests.library import Library, WordEmbedder
 
@@ -73,10 +74,15 @@ async def library(stack: Stack) -> AsyncIterator[Library]:
         yield library
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def ledger(library: Library) -> AsyncIterator[Connection]:
+@pytest_asyncio.fixture(loop_scope="module", params=["as the tables' owner", "below the policies by tenant"])
+async def ledger(library: Library, request: pytest.FixtureRequest) -> AsyncIterator[Connection]:
+    if is_held := request.param == "below the policies by tenant":
+        for file in ("1-roles.sql", "2-grants.sql"):
+            run_file(library.settings.postgres.dsn.get_secret_value(), file)
     async with library.pool.connection() as connection:
         await connection.execute(LOCAL_SETTINGS, ["10000"])
+        if is_held:
+            await connection.execute("SET LOCAL ROLE penstock_query; SET LOCAL penstock.tenant = 'acme'")
         yield connection
         await connection.rollback()
 

@@ -53,6 +53,7 @@ from query.material import Question
 from query.modes import Modes
 from query.pipeline_view import pipeline_view
 from query.review import Feedback
+from query.rows import rows_of
 from query.settings import ChatSettings, RetrievalSettings
 from query.telemetry import QueryMetrics
 from tests.contract.roles_kit import logins, run_file
@@ -63,9 +64,9 @@ from topics.messages import IdentityChanged
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
-OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence", "producers", "producer_keys"}
-"""Which version, which generation and how far its making is, which server is accepted, and who may publish: the owner's
-to say."""
+OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence", "producers", "producer_keys", "tenant_readers"}
+"""Which version, which generation and how far its making is, which server is accepted, who may publish, and whose
+tenant's a reader is: the owner's to say."""
 
 
 @dataclass
@@ -218,7 +219,7 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
         )
         answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
         assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
-        async with library.pool.connection() as connection:
+        async with rows_of(library.pool, "asked") as connection:
             await review.give(connection, "asked", "ada", Feedback("up", answer_id=answer.answer_id))
             await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
             assert len(await review.waiting(connection, caller)) == 1

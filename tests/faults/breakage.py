@@ -363,7 +363,8 @@ async def roll_back(world: World, rng: Random) -> None:
 async def sessions_ended(world: World, rng: Random) -> None:
     await world.execute(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND application_name = 'penstock' AND pid <> pg_backend_pid()"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND application_name ~ '^penstock (intake|stores|queries|any)$'"
     )
     tally.FAULTS["Postgres: sessions ended by the administrator"] += 1
 

@@ -84,6 +84,12 @@ GRANT SELECT ON
 GRANT SELECT, INSERT, UPDATE, DELETE ON
     answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements, eval_runs, shadow_agreement
     TO penstock_query;
+GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance TO penstock_query;
+-- `penstock why --as` asks what somebody may read, whoever logs in for it.
+GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
+-- What is shown of all tenants together: numbers, and names of sources.
+GRANT SELECT ON overview_documents, overview_letters TO penstock_worker, penstock_query;
+GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 
 -- The audit trail (docs/trail.md). Whoever acts adds to it and links to its newest head; its reader reads it, the worker
 -- lets what is old enough go, a day at a time; nobody but the owner changes or deletes a row.
@@ -104,3 +110,7 @@ BEGIN
 END $$;
 
 COMMIT;
+
+-- Rows by tenant, for whoever is in penstock_query: here, because roles and rights may come after the tables. Nothing is
+-- done twice, and nothing while a query service of a version before is connected (docs/upgrade.md).
+DO $$ BEGIN PERFORM divide_rows(); END $$;
