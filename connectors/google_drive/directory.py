@@ -8,8 +8,8 @@ from datetime import datetime
 from connectors.google_drive.access import Sharing, tag_of
 from connectors.google_drive.api import Api, Json
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.google_drive.together import together
 from connectors.source import Group
+from connectors.together import together
 from connectors.web import Denied, Missing
 from pipeline.core.errors import Misconfigured
 

@@ -13,8 +13,8 @@ from connectors.google_drive.content import Contents
 from connectors.google_drive.kept import Kept
 from connectors.google_drive.scope import OWN, Corpus, Tree
 from connectors.google_drive.sharing import Readers, Vanished
-from connectors.google_drive.together import together
 from connectors.source import Entry, Gone, Listed, Unreadable
+from connectors.together import together
 from connectors.web import Missing
 from pipeline.core.errors import Deferred, Retryable
 

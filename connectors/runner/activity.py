@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from traceback import extract_tb
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import structlog
 
@@ -19,6 +19,8 @@ from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.retry import backoff
 
 log = structlog.get_logger()
+
+T = TypeVar("T")
 
 RETRY_BASE_SECONDS = 1.0
 RETRY_CAP_SECONDS = 60.0
@@ -140,7 +142,8 @@ class Activity:
             self.status.become("running")
         began = monotonic()
         try:
-            outcome = await self._run(words)
+            # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
+            outcome = await asyncio.create_task(_awaited(self._run(words)), name=self.name)
             await self._answered(outcome or {})
         except LeaseLost:
             raise
@@ -189,6 +192,10 @@ class Activity:
 
     def shown(self) -> dict[str, Any]:
         return asdict(self.status)
+
+
+async def _awaited(run: Awaitable[T]) -> T:
+    return await run
 
 
 def is_cancelled() -> bool:
