@@ -25,7 +25,8 @@ def most_bytes(head: bytes, name: str) -> int:
 
 def extract(data: bytes, name: str, media_type: str | None = None) -> Extracted:
     """name: the file's own; with the declared media type it tells what the first bytes do not. Plain text is read here,
-    all else by a process of its own. Raises Unreadable. Blocks."""
+    all else by a process of its own, or by the extraction service. Raises Unreadable, and Retryable while that service
+    cannot read it. Blocks."""
     kind = kinds.kind_of(data[: kinds.HEAD_BYTES], name, media_type)
     if kind == "text":
         return read_text(data, name, media_type)
@@ -33,4 +34,4 @@ def extract(data: bytes, name: str, media_type: str | None = None) -> Extracted:
         raise kinds.refuse_ole(data)
     with tempfile.TemporaryFile(buffering=0) as file:
         file.write(data)
-        return extract_blocking(file, kind)
+        return extract_blocking(file, name, media_type)

@@ -12,7 +12,7 @@ from typing import Any
 import structlog
 
 from connectors.declared import Declared
-from connectors.extraction.settings import confinement
+from connectors.extraction.remote import condition
 from connectors.http import PORT, Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
@@ -24,7 +24,7 @@ from pipeline.serving import served
 from pipeline.settings import Settings, home
 from pipeline.stores.postgres import open_pool
 from pipeline.tasks import ended
-from pipeline.telemetry import Metrics
+from pipeline.telemetry import EXTRACTION_STATES, Metrics
 
 log = structlog.get_logger()
 
@@ -38,13 +38,13 @@ async def run(settings: Settings, declared: Declared) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     metrics = Metrics()
-    metrics.extraction.labels(confinement()["files"]).set(1)
+    extraction = await _extraction_told(metrics, {})
     instances: dict[str, Instance] = {}
     address = ""
 
     def report() -> dict[str, Any]:
         return {
-            "stages": [], "http": address, "extraction": confinement(),
+            "stages": [], "http": address, "extraction": extraction,
             "connectors": [one.report() for one in instances.values()],
         }  # fmt: skip
 
@@ -71,9 +71,10 @@ async def run(settings: Settings, declared: Declared) -> None:
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
         _show_quotas(instances, metrics)
         running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
+        running.append(asyncio.create_task(_extraction_watched(metrics, extraction, settings.stream.vitals_seconds)))
         log.info(
             "worker_started", worker="connectors", address=address, connectors=sorted(instances),
-            extraction=confinement(),
+            extraction=extraction,
         )  # fmt: skip
         try:
             await _until_stopped(stop, running)
@@ -90,6 +91,20 @@ def _show_quotas(instances: Mapping[str, Instance], metrics: Metrics) -> None:
         for name, instance in uploads.items():
             for of in ("tenant", "all"):
                 metrics.uploads_quota.labels(name, of).set_function(partial(quota_share, instance, of))
+
+
+async def _extraction_watched(metrics: Metrics, told: dict[str, str], every_seconds: float) -> None:
+    while True:
+        await asyncio.sleep(every_seconds)
+        await _extraction_told(metrics, told)
+
+
+async def _extraction_told(metrics: Metrics, told: dict[str, str]) -> dict[str, str]:
+    """``told``, brought up to date: how files are read now. Of several states one is 1: an absence is no zero."""
+    told |= await condition()
+    for files in EXTRACTION_STATES:
+        metrics.extraction.labels(files).set(files == told["files"])
+    return told
 
 
 async def _until_stopped(stop: asyncio.Event, running: list[asyncio.Task[None]]) -> None:

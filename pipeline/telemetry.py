@@ -19,6 +19,8 @@ SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
 """What became of one request to the model; rejected: it will not take the content."""
 
+EXTRACTION_STATES = ("confined", "refused", "unconfined", "unreachable")
+
 Purpose = Literal["document", "conversation"]
 """What the workers embed."""
 
@@ -96,7 +98,8 @@ class Metrics:
         )
         self.extraction = Gauge(
             "penstock_extraction",
-            "1 for how PDF, Office and mail files are read by a connectors worker: confined, refused, unconfined",
+            "1 for how PDF, Office and mail files are read by or for a connectors worker: confined, refused,"
+            " unconfined, or not: unreachable (its extraction service does not answer)",
             ["files"],
             registry=r,
         )

@@ -20,6 +20,7 @@ GRACE_SECONDS = 5
 """Beyond its wall-clock limit it ends itself, should whoever started it have died."""
 _PR_SET_DUMPABLE = 4
 _THREADS = Path("/proc/self/task")
+_OOM_SCORE = Path("/proc/self/oom_score_adj")
 _FORBIDDEN = (
     "socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname", "urllib.Request",
     "subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "pty.spawn",
@@ -78,6 +79,8 @@ def limit(limits: Limits, *, may_start_programs: bool = False) -> None:
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with suppress(ValueError, OSError):  # macOS knows some of these by name only
             resource.setrlimit(what, (most, most))
+    with suppress(OSError):  # where memory runs out it is the one to go, not who started it
+        _OOM_SCORE.write_text("1000")
     signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds + GRACE_SECONDS)
 
 

@@ -1,5 +1,5 @@
-"""Reads one document from standard input and writes what it holds to standard output: {"text", "media_type", "title",
-"author", "metadata"}, {"family"} of an Office file, or {"code", "message"}.
+"""Reads one document from standard input and writes what it holds to standard output, as ``answer`` has it: {"text",
+"media_type", "title", "author", "metadata"}, {"family"} of an Office file, or {"code", "message"}.
 
 A program of its own, ``python -m connectors.extraction.process KIND LIMITS CONFINEMENT``: a hostile file may crash it,
 fill its memory, never end, or take it over. CONFINEMENT: ``required`` (without it nothing is read) or ``optional``.
@@ -21,6 +21,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import IO
 
+from connectors.extraction.answer import packed, whole
 from connectors.extraction.confine import Unconfined, confine, confine_program, forbid, limit
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
@@ -97,11 +98,12 @@ def answer(read: Reader, file: IO[bytes], limits: Limits) -> dict[str, object]:
         return {"code": "broken", "message": f"is damaged: its reader gave up ({type(error).__name__})"}
     if isinstance(found, str):
         return {"family": found}
-    if not found.text.strip():
+    text = whole(found.text)
+    if not text.strip():
         return {"code": "empty", "message": "holds no text"}
-    if len(found.text.encode("utf-8", "replace")) > limits.text_bytes:
+    if len(text.encode()) > limits.text_bytes:
         return {"code": "too_large", "message": f"holds more than {limits.text_bytes:,} bytes of text: split it"}
-    return asdict(found)
+    return {**asdict(found), "text": text}
 
 
 def _become(program: list[str], *, is_required: bool) -> None:
@@ -128,7 +130,7 @@ def main() -> None:
         else:
             forbid()
             told = answer(read, sys.stdin.buffer, limits)
-    sys.stdout.write(json.dumps(told))
+    sys.stdout.buffer.write(packed(told))
 
 
 if __name__ == "__main__":

@@ -20,21 +20,19 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from io import FileIO
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO
 
-from connectors.extraction import kinds, ocr
+from connectors.extraction import answer, kinds, ocr
 from connectors.extraction.confine import available
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.kinds import Kind
 from connectors.extraction.limits import Limits
+from connectors.extraction.remote import RemoteJob
 from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
-from connectors.extraction.titles import tidy
-from connectors.extraction.unreadable import CODES, Code, Unreadable
+from connectors.extraction.unreadable import Unreadable
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
-FAMILIES = frozenset({"word", "slides", "sheets"})
-"""Of Office files: whoever has looked at the archive says which, and a second process reads it."""
 MUCH = 0.6
 """Of the memory limit: who dies having held this much died of it."""
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
@@ -47,12 +45,12 @@ async def extract_file(
 ) -> Extracted:
     """The text of a file of any kind. name: what its owner calls it; its ending and ``media_type`` (as its source
     declares it) tell what its first bytes do not. Raises Unreadable, whatever the file is or does; OSError if it
-    cannot be opened. Cancelling it ends the process."""
+    cannot be opened; Retryable while an extraction service cannot read it. Cancelling it ends the process."""
     settings = settings or from_environment()
     prepared = await asyncio.to_thread(_prepare, path, name, media_type, settings)
     if isinstance(prepared, Extracted):
         return prepared
-    future = _pool(settings.at_once).submit(prepared.run)
+    future: Future[Extracted] = _pool(settings.at_once).submit(prepared.run)
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
@@ -62,11 +60,14 @@ async def extract_file(
         future.add_done_callback(lambda _: prepared.file.close())
 
 
-def extract_blocking(file: IO[bytes], kind: Kind, settings: ExtractionSettings | None = None) -> Extracted:
-    """The same for callers in threads of their own, of a file that needs the sandbox. Raises Unreadable."""
+def extract_blocking(
+    file: FileIO, name: str, media_type: str | None = None, settings: ExtractionSettings | None = None
+) -> Extracted:
+    """The same for callers in threads of their own. Raises Unreadable and Retryable."""
     settings = settings or from_environment()
-    future: Future[Extracted] = _pool(settings.at_once).submit(Job(file, kind, settings).run)
-    return future.result()
+    file.seek(0)
+    job = read_or_job(file, name, media_type, settings)
+    return job if isinstance(job, Extracted) else _pool(settings.at_once).submit(job.run).result()
 
 
 @cache
@@ -75,10 +76,10 @@ def _pool(at_once: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(at_once, thread_name_prefix="extraction")
 
 
-def _prepare(path: Path, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | Job:
+def _prepare(path: Path, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | AnyJob:
     file = path.open("rb", buffering=0)  # its process shares the position: nothing is read ahead
     try:
-        prepared = _read_or_job(file, name, media_type, settings)
+        prepared = read_or_job(file, name, media_type, settings)
     except BaseException:
         file.close()
         raise
@@ -87,14 +88,15 @@ def _prepare(path: Path, name: str, media_type: str | None, settings: Extraction
     return prepared
 
 
-def _read_or_job(file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | Job:
+def read_or_job(file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | AnyJob:
+    """Plain text is read here; all else is somebody's to ``run``, in a thread. Raises Unreadable."""
     kind = kinds.kind_of(file.read(kinds.HEAD_BYTES), name, media_type)
     size = os.fstat(file.fileno()).st_size
     if size > settings.max_file_bytes:
         raise Unreadable("too_large", f"is {size:,} bytes, the limit is {settings.max_file_bytes:,}")
     file.seek(0)
     if kind in ("pdf", "office", "mail"):
-        return Job(file, kind, settings)
+        return RemoteJob(file, name, media_type, settings) if settings.url else Job(file, kind, settings)
     if kind == "ole":
         raise kinds.refuse_ole(file.read())
     return read_text(file.read(MAX_TEXT_BYTES + 1), name, media_type)
@@ -155,27 +157,24 @@ class Job:
         return Extracted(found.text, found.media_type, found.title, found.author, {**found.metadata, "ocr": True})
 
     def _read(self, folder: Path) -> Extracted:
-        answer = self._answer(self.kind, folder)
-        if self.kind == "office" and "family" in answer:
-            if (family := str(answer["family"])) not in FAMILIES:
-                raise _without_an_answer()
-            answer = self._answer(family, folder)
-        return _believed(answer)
+        found = self._answer(self.kind, folder)
+        if self.kind == "office" and isinstance(found, str):
+            found = self._answer(found, folder)
+        if isinstance(found, str):
+            raise _without_an_answer()
+        return found
 
-    def _answer(self, kind: str, folder: Path) -> dict[str, Any]:
-        """What a process of its own says of the document; of which only this is certain: it is an object of JSON."""
+    def _answer(self, kind: str, folder: Path) -> Extracted | str:
+        """What a process of its own says of the document, which may have taken it over."""
         self.file.seek(0)
         limits = self.settings.limits()
         ended, told = self._watch(kind, folder, limits)
         if (refusal := _refusal(ended, limits)) is not None:
             raise refusal
         try:
-            answer = json.loads(told)
-        except (ValueError, RecursionError) as error:
+            return answer.read(told)
+        except answer.Malformed as error:
             raise _without_an_answer() from error
-        if not isinstance(answer, dict):
-            raise _without_an_answer()
-        return answer
 
     def _watch(self, kind: str, folder: Path, limits: Limits, program: Sequence[str] = ()) -> tuple[Ended, bytes]:
         """How it ended, and what it wrote to standard output. The process and all that it started are gone when this
@@ -191,7 +190,7 @@ class Job:
             )  # fmt: skip
             ended = self._awaited(process, limits)
             told.seek(0)
-            return ended, told.read(limits.written_bytes)
+            return ended, told.read(answer.MAX_BYTES + 1)
 
     def _awaited(self, process: subprocess.Popen[bytes], limits: Limits) -> Ended:
         deadline, pause, in_time, peak = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True, 0
@@ -210,6 +209,9 @@ class Job:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
         return Ended(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
+
+
+AnyJob = Job | RemoteJob
 
 
 def _peak_bytes(pid: int) -> int:
@@ -242,40 +244,5 @@ def _refusal(ended: Ended, limits: Limits) -> Unreadable | None:
     return Unreadable("crashed", f"made its reader crash ({how}): it is damaged, or made to do so")
 
 
-def _believed(answer: dict[str, Any]) -> Extracted:
-    """The answer of a process that a document may have taken over: nothing in it is trusted to have its shape."""
-    try:
-        found = _refused(answer) if "code" in answer else _extracted(answer)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise _without_an_answer() from error
-    if isinstance(found, Unreadable):
-        raise found
-    return found
-
-
 def _without_an_answer() -> Unreadable:
     return Unreadable("crashed", "made its reader end without an answer")
-
-
-def _refused(answer: dict[str, Any]) -> Unreadable:
-    if answer["code"] not in CODES:
-        raise ValueError("not a code of ours")
-    return Unreadable(cast(Code, answer["code"]), tidy(str(answer["message"])) or "cannot be read")
-
-
-def _extracted(answer: dict[str, Any]) -> Extracted:
-    text, media_type, metadata = answer["text"], answer["media_type"], answer["metadata"]
-    if not isinstance(text, str) or media_type not in ("text/plain", "text/markdown"):
-        raise ValueError("not a text of ours")
-    if not all(isinstance(value, str | int | float | bool) for value in metadata.values()):
-        raise ValueError("not metadata of ours")
-    return Extracted(_unicode(text), media_type, _line(answer["title"]), _line(answer["author"]), metadata)
-
-
-def _line(words: object) -> str | None:
-    return tidy(_unicode(words)) if isinstance(words, str) else None
-
-
-def _unicode(text: str) -> str:
-    """Surrogate pairs joined, halves replaced: PDFs hold both."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\x00", "")

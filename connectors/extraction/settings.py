@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from functools import cache
-from typing import Literal
+from typing import Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from connectors.extraction.confine import available
@@ -14,6 +15,8 @@ from connectors.extraction.limits import Limits
 from pipeline.core.errors import Misconfigured
 
 _DEFAULT = Limits()
+WAIT_SECONDS = 30.0
+"""For a place at the extraction service; then it says that it is busy."""
 
 
 class ExtractionSettings(BaseSettings):
@@ -42,6 +45,37 @@ class ExtractionSettings(BaseSettings):
     """A page takes a few seconds."""
     ocr_memory_bytes: int = Field(4 * 1024**3, ge=256 * 1024**2)
     """RLIMIT_AS of each of its processes: tesseract holds a page's picture and its models."""
+    url: str | None = None
+    """Of an extraction service (`penstock extract serve`), ``http://host:port``: it reads PDF, Office and mail files
+    instead of this process. Give both the same settings: this side waits for as long as they let a document take."""
+    ca_certs: str | None = None
+    """Who signed the certificate of an ``https`` address. Default: whom httpx trusts."""
+    host: str = "127.0.0.1"
+    """Where `penstock extract serve` listens …"""
+    port: int = Field(8070, ge=0, le=65535)
+    """… and its port; 0 finds a free one."""
+    waiting: int = Field(8, ge=0, le=1000)
+    """Requests that the service takes in beside the ``at_once`` that it works on; each is a file on its disk. Others
+    are sent away for some seconds."""
+    body_seconds: float = Field(60.0, gt=0)
+    """Most that a file takes to arrive at the service, and its text to be fetched."""
+
+    @model_validator(mode="after")
+    def _is_an_address(self) -> Self:
+        """The value is not shown: somebody may have put a password into it."""
+        if self.url is not None:
+            parts = urlsplit(self.url)
+            is_plain = not (parts.username or parts.query or parts.fragment or parts.path.strip("/"))
+            if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or parts.port == 0:
+                raise ValueError("URL is no address of a service: write http://host:port and nothing else")
+        return self
+
+    @property
+    def response_seconds(self) -> float:
+        """From the first byte of a file to the last of what the service says: an Office file is read by two processes,
+        and a scanned PDF before and after OCR."""
+        reading = 2 * self.wall_seconds + (self.ocr_wall_seconds if self.ocr else 0)
+        return 2 * self.body_seconds + WAIT_SECONDS + reading + 10
 
     def limits(self) -> Limits:
         return Limits(
@@ -69,7 +103,7 @@ def from_environment() -> ExtractionSettings:
 
 
 def confinement() -> dict[str, str]:
-    """For people: how files are read on this machine (``files``: confined, refused or unconfined), and what its
-    kernel offers. Raises Misconfigured."""
+    """For people: how files are read by processes of this machine (``files``: confined, refused or unconfined), and
+    what its kernel offers. Raises Misconfigured."""
     waived = {"refuse": "refused", "allow": "unconfined"}[from_environment().unconfined]
     return {"files": "confined" if available().is_complete else waived, "kernel": str(available())}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 Code = Literal[
     "binary", "bomb", "broken", "changing", "crashed", "empty", "encoding", "encrypted", "io_error", "needs_ocr",
     "not_a_file", "permission", "too_large", "too_much_memory", "too_slow", "truncated", "unconfined",
     "unsupported", "vanished",
 ]  # fmt: skip
-CODES: frozenset[str] = frozenset(get_args(Code))
 
 OF_THE_CONTENT: frozenset[str] = frozenset(
     {"binary", "bomb", "broken", "crashed", "empty", "encoding", "encrypted", "needs_ocr", "too_large",

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from connectors.checkpoint import PAGE, ListedIds
 from connectors.clock import Clock
-from connectors.extraction.settings import confinement
+from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.plan import FETCH
@@ -92,7 +92,7 @@ class Sweep:
             != access_of(entries[id_].acl_tags, entries[id_].required_tags)
         }  # fmt: skip
         tally = await self._publisher.relisted(told, at) if told else Counter[str]()
-        is_mended = confinement()["files"] != "refused"
+        is_mended = (await condition())["files"] not in ("refused", "unreachable")
         stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, is_mended=is_mended)]
         new = [id_ for id_ in stale if id_ not in known]
         if loading:  # the first load brings them

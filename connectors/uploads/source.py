@@ -28,6 +28,7 @@ from connectors.source import (
     Request,
     Unreadable,
 )
+from connectors.together import together
 from connectors.uploads.desk import Desk
 from connectors.uploads.drop import Drop
 from connectors.uploads.options import UploadsOptions, UploadsQuota
@@ -166,7 +167,7 @@ class Uploads:
     async def _entries(self, rows: Sequence[Uploaded]) -> list[Entry]:
         alive = [one for one in rows if one.deleted_at is None]
         await self.desk.table.begun([one.external_id for one in alive])
-        read = await asyncio.gather(*(self._entry(one) for one in alive))
+        read = await together(self._entry(one) for one in alive)
         return [*read, *(Gone(one.external_id) for one in rows if one.deleted_at is not None)]
 
     async def _entry(self, one: Uploaded) -> Entry:

@@ -11,6 +11,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from connectors.extraction.service import ServiceMetrics
 from pipeline.canary.telemetry import CanaryMetrics
 from pipeline.telemetry import Metrics
 from query.evaluation.metrics import EvalMetrics
@@ -25,9 +26,10 @@ HEAD = """\
 
 Made from the code by `python -m deploy.prometheus.catalogue > docs/metrics.md`; a test compares. Every process serves
 its own on `/metrics`: the workers on `PENSTOCK_STREAM_HEALTH_PORT`, the query service on its own port (to loopback, and
-to an operator's key). Times are seconds. No label ever holds a document, a caller, a question or an exception's text:
-`source` is the name of a declared source, `lane` is `live` or `backfill`, `stage` is `detect`, `identities`,
-`conversations`, `vectors` or `keywords`, `sink` and `store` are `vectors` or `keywords`.
+to an operator's key), the extraction service on its own, too. Times are seconds. No label ever holds a document, a
+caller, a question or an exception's text: `source` is the name of a declared source, `lane` is `live` or `backfill`,
+`stage` is `detect`, `identities`, `conversations`, `vectors` or `keywords`, `sink` and `store` are `vectors` or
+`keywords`.
 
 What waits, how far behind the stages are, and the ages of sources are read from the ledger and from Kafka by one of
 the detect workers (the others do not show them): take `max`, and alert when they are absent.
@@ -77,6 +79,10 @@ def query_service() -> list[Entry]:
     ]
 
 
+def extraction_service() -> list[Entry]:
+    return [*_entries(ServiceMetrics()), *_entries(ServiceMetrics().ports)]
+
+
 def recorded() -> list[str]:
     """Names that recording rules make."""
     return re.findall(r"- record: (\S+)", (RULES / "recording.yml").read_text())
@@ -84,7 +90,8 @@ def recorded() -> list[str]:
 
 def names() -> set[str]:
     """Everything that a query may name."""
-    return {name for entry in (*workers(), *query_service()) for name in entry.series} | {*recorded(), "up", "ALERTS"}
+    entries = (*workers(), *query_service(), *extraction_service())
+    return {name for entry in entries for name in entry.series} | {*recorded(), "up", "ALERTS"}
 
 
 def _entries(metrics: object) -> Iterator[Entry]:
@@ -96,7 +103,10 @@ def _entries(metrics: object) -> Iterator[Entry]:
 
 def document() -> str:
     parts = [HEAD]
-    for title, entries in (("Workers", workers()), ("Query service", query_service())):
+    tables = {
+        "Workers": workers(), "Query service": query_service(), "Extraction service": extraction_service(),
+    }  # fmt: skip
+    for title, entries in tables.items():
         parts.append(f"\n## {title}\n\n| metric | kind | labels | what |\n|---|---|---|---|\n")
         for entry in sorted(entries, key=lambda entry: entry.name):
             shown = entry.name + ("_total" if entry.kind == "counter" else "")

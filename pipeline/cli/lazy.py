@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "eval": "eval:evaluate",
     "dead": "dead:dead",
     "connector": "connector:connector",
+    "extract": "extract:extract",
     "document": "withdraw:document",
     "tenant": "withdraw:tenant",
     "forget": "forget:forget",

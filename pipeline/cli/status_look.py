@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from elasticsearch import AuthorizationException
 from prometheus_client.parser import text_string_to_metric_families
 
-from connectors.extraction.settings import confinement
 from deploy.local.stack import Stack
 from pipeline.cli.status_ledger import address, declared_here
 from pipeline.cli.status_ledger import look as look_at_ledger
@@ -182,7 +181,9 @@ async def _extraction(workers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     pages = await asyncio.gather(*(asyncio.to_thread(_page, one["health"], "/status") for one in running))
     told = [{**one, "of": "the connectors worker"} for one in map(_extraction_of, pages) if one is not None]
     if not told:
-        return {**confinement(), "of": "this machine"}
+        from connectors.extraction.remote import condition  # brings an HTTP client along
+
+        return {**await condition(), "of": "this machine"}
     return min(told, key=lambda one: one["files"] == "confined")
 
 

@@ -62,6 +62,8 @@ def trouble(told: Mapping[str, Any]) -> list[str]:
             found.append(f"the canary of {printable(one['source'])} is not found")
     if unread := sum(one["documents"] for one in told["skipped"] or () if one["code"] == "unconfined"):
         found.append(f"{unread} files wait for a connectors worker that can confine their readers")
+    if told["extraction"]["files"] == "unreachable":
+        found.append("the extraction service does not answer")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import subprocess
 import sys
@@ -127,14 +128,35 @@ async def test_at_most_so_many_are_read_at_once_and_who_gives_up_leaves_nothing_
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "[]", "nonsense", '{"family": "word"}', "[" * 100_000,
-               '{"code": "mine", "message": "x"}', '{"text": 1, "media_type": "text/plain"}',
-               '{"text": "x", "media_type": "text/html", "title": null, "author": null, "metadata": {}}',
-               '{"text": "x", "media_type": "text/plain", "title": null, "author": null, "metadata": {"a": {}}}']
+    "answer", ["", "[]", "nonsense", '{"family": "word"}', "[" * 100_000, "[" * 10_000,
+               '{"code": "mine", "message": "x"}', '{"code": "vanished", "message": "x"}',
+               '{"media_type": "text/plain"}',
+               '{"media_type": "text/html", "title": null, "author": null, "metadata": {}}\nx',
+               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": {}}}\nx',
+               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": NaN}}\nx',
+               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n\udcff',
+               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n'
+               + "x" * (4 * MEGABYTE + 1)]
 )  # fmt: skip
 async def test_the_answer_of_a_process_that_a_document_took_over_is_not_believed(
-    extract: Extract, monkeypatch: pytest.MonkeyPatch, answer: str
+    extract: Extract, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
 ) -> None:
-    program = f"print({answer!r})"
-    monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))
+    _as_its_reader_says(monkeypatch, tmp_path, answer)
     assert (await extract.refused("a.pdf", typeset([Sheet()]))).code == "crashed"
+
+
+async def test_a_reader_that_was_taken_over_says_nothing_but_a_text(
+    extract: Extract, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would have given the document another ``path`` and ``size``, or metadata that cannot be published."""
+    said = {"path": "/etc/passwd", "size": 10**400, "pages": 3, "sent_at": "2026-11-23T20:00:00+00:00", "x": []}
+    head = {"media_type": "text/plain", "title": "a\nb\u202e", "author": None, "metadata": said, "acl_tags": ["all"]}
+    _as_its_reader_says(monkeypatch, tmp_path, json.dumps(head) + "\nwords\x00")
+    found = await extract("a.pdf", typeset([Sheet()]))
+    assert found == Extracted("words", "text/plain", "a b", None, {"pages": 3, "sent_at": "2026-11-23T20:00:00+00:00"})
+
+
+def _as_its_reader_says(monkeypatch: pytest.MonkeyPatch, folder: Path, answer: str) -> None:
+    (folder / "answer").write_bytes(answer.encode("utf-8", "surrogateescape"))
+    program = f"import sys; sys.stdout.buffer.write(open({str(folder / 'answer')!r}, 'rb').read())"
+    monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", program))

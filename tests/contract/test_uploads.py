@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from connectors.extraction import ExtractionSettings, remote, sandbox, service
 from connectors.uploads.table import Uploaded, Words
 from tests.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
 from tests.space import KEY_ENDS, Space
@@ -80,6 +81,27 @@ async def test_each_file_that_gives_no_text_ends_as_what_it_is_with_a_word_for_i
     too_long = await office.client.post("/v1/uploads?acl_tags=staff&file_name=a.txt", content=b"x" * 400_000)
     assert (too_long.status_code, "at most 300,000 bytes" in too_long.json()["detail"]) == (413, True)
     assert [one.title for one in upserts(await office.messages())] == ["fine.txt"]
+
+
+async def test_a_file_waits_for_an_extraction_service_that_is_away_and_is_read_when_it_is_back(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is marked unreadable, and its owner sees that it has not failed."""
+    async with service.serving(ExtractionSettings(port=0)) as url:
+        port = int(url.rpartition(":")[2])
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "from_environment", lambda: ExtractionSettings(url=url))
+    office.declare()
+    await office.start()
+    ids = [await office.upload(pdf_of([f"Words of {n}"]), f"{n}.pdf") for n in range(2)]
+    activity = office.instances["files"].activities["events"]
+    await until(lambda: activity.status.state == "waiting" and "extraction service" in (activity.status.reason or ""))
+    assert {(await office.status(id_))["state"] for id_ in ids} <= {"received", "extracting"}
+    async with service.serving(ExtractionSettings(port=port)):
+        for id_ in ids:
+            await office.ended(id_)
+    assert sorted(one.content for one in upserts(await office.messages())) == ["Words of 0", "Words of 1"]
+    assert await office.space.query("SELECT 1 FROM connector_items WHERE problem_code IS NOT NULL") == []
 
 
 async def test_a_new_version_that_cannot_be_read_leaves_the_one_before_and_says_so(office: Office) -> None:

@@ -16,6 +16,7 @@ from pipeline.settings import EmbeddingSettings
 from pipeline.telemetry import Metrics
 
 ROOT = Path(__file__).parent.parent.parent
+ENTRIES = [*catalogue.workers(), *catalogue.query_service(), *catalogue.extraction_service()]
 UNBOUNDED = {"document", "user", "principal", "member", "question", "query", "error", "tenant", "chunk", "external_id"}
 
 
@@ -24,7 +25,7 @@ def test_the_table_of_metrics_is_the_one_that_the_code_makes() -> None:
     assert (ROOT / "docs" / "metrics.md").read_text() == catalogue.document(), told
 
 
-@pytest.mark.parametrize("entry", [*catalogue.workers(), *catalogue.query_service()], ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
     assert re.fullmatch(r"penstock(_[a-z]+)+", entry.name)
     assert not {"milliseconds", "ms", "minutes", "percent"} & set(entry.name.split("_"))
@@ -35,7 +36,7 @@ def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
 
 
 def test_no_two_processes_name_one_thing_differently() -> None:
-    names = [entry.name for entry in (*catalogue.workers(), *catalogue.query_service())]
+    names = [entry.name for entry in ENTRIES]
     assert len(names) == len(set(names))
 
 

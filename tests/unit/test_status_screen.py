@@ -144,6 +144,14 @@ def test_a_machine_that_cannot_confine_readers_is_no_trouble_until_a_file_needs_
     assert "refused (no Landlock, seccomp), says this machine" in text(told)
 
 
+def test_an_extraction_service_that_does_not_answer_is_trouble() -> None:
+    told = changed(
+        extraction={"files": "unreachable", "kernel": "x:1 cannot be reached", "of": "the connectors worker"}
+    )
+    assert trouble(told) == ["the extraction service does not answer"]
+    assert "x:1 cannot be reached" in text(told)
+
+
 @pytest.mark.parametrize(
     ("answer", "of"),
     [

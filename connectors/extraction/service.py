@@ -1,0 +1,246 @@
+"""`penstock extract serve`: files of others read here, over HTTP. It has no secret, asks nobody, and keeps nothing.
+
+``POST /v1/extract?name=…&media_type=…`` with a file's bytes answers what ``answer`` has: a text, or why there is none.
+``/livez``, ``/readyz``, ``/status`` and ``/metrics`` are as with other processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from io import FileIO
+from time import perf_counter
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from connectors.extraction import answer
+from connectors.extraction.extracted import Extracted
+from connectors.extraction.remote import NAME_CHARACTERS, PATH
+from connectors.extraction.sandbox import read_or_job
+from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
+from connectors.extraction.unreadable import Unreadable
+from pipeline.core.errors import Misconfigured
+from pipeline.serving import served
+from pipeline.settings import PortSettings
+from pipeline.telemetry import PortMetrics
+
+log = structlog.get_logger()
+
+BYTES_PER_SECOND = 2**20
+"""Who is slower in sending or taking is cut off, after ``body_seconds``."""
+BUSY_SECONDS = 2
+"""After which who was sent away may come again."""
+SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
+
+
+class ServiceMetrics:
+    """One registry a service."""
+
+    def __init__(self) -> None:
+        self.registry = r = CollectorRegistry()
+        self.ports = PortMetrics(r, "penstock_extraction")
+        self.requests = Counter(
+            "penstock_extraction_requests",
+            "Files handed in, by outcome: read, unreadable, busy (sent away), slow (the file did not arrive, or its"
+            " text was not fetched, in time), left (nobody waits for it), refused (no request of ours), failed",
+            ["outcome"],
+            registry=r,
+        )
+        self.seconds = Histogram(
+            "penstock_extraction_seconds", "Time that reading a file took", buckets=SECONDS_BUCKETS, registry=r
+        )
+        self.taken = Gauge(
+            "penstock_extraction_pending_requests", "Files that arrive, wait for a place or are read", registry=r
+        )
+
+
+class _Ended(Exception):
+    """A request that ends without a text."""
+
+    def __init__(self, outcome: str, status: int | None, message: str) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.status = status
+        """None: nobody is there to read it."""
+
+
+class Extraction:
+    """An ASGI application for one path. At most ``at_once`` files are read, and ``waiting`` more are taken in."""
+
+    def __init__(self, settings: ExtractionSettings, metrics: ServiceMetrics) -> None:
+        self._settings = settings.model_copy(update={"url": None})
+        self._metrics = metrics
+        self._places = asyncio.Semaphore(settings.at_once)
+        self._threads = ThreadPoolExecutor(settings.at_once, thread_name_prefix="extraction")
+        self._taken = 0
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request, outcome = Request(scope, receive), "failed"
+        try:
+            outcome = await self._served(request, send)
+        except _Ended as ended:
+            outcome = ended.outcome
+            if ended.status is not None:
+                headers = {"Connection": "close"} | ({"Retry-After": str(BUSY_SECONDS)} if outcome == "busy" else {})
+                await PlainTextResponse(f"{ended}\n", ended.status, headers)(scope, receive, send)
+        except ClientDisconnect:
+            outcome = "left"
+        except asyncio.CancelledError:  # the service stops
+            outcome = "left"
+            raise
+        finally:
+            self._metrics.requests.labels(outcome).inc()
+            self._metrics.taken.set(self._taken)
+
+    async def _served(self, request: Request, send: Send) -> str:
+        # No page in a browser can send this without being asked first, and nobody says that it may.
+        if request.headers.get("content-type", "") != "application/octet-stream":
+            raise _Ended("refused", 415, "send a file's bytes as application/octet-stream")
+        if self._taken >= self._settings.at_once + self._settings.waiting:
+            raise _Ended("busy", 503, "busy: come again")
+        self._taken += 1
+        self._metrics.taken.set(self._taken)
+        try:
+            with tempfile.TemporaryFile(buffering=0) as file:
+                found = await self._found(request, file)
+            response = Response(answer.written(found), media_type="application/octet-stream")
+            try:
+                async with asyncio.timeout(self._settings.body_seconds):
+                    await response(request.scope, request.receive, send)
+            except TimeoutError as error:
+                raise _Ended("slow", None, "the answer was not fetched in time") from error
+        finally:
+            self._taken -= 1
+        return "unreadable" if isinstance(found, Unreadable) else "read"
+
+    async def _found(self, request: Request, file: FileIO) -> Extracted | Unreadable:
+        if not await self._arrived(request, file):
+            most = self._settings.max_file_bytes
+            return Unreadable("too_large", f"is larger than {most:,} bytes, which the extraction service takes")
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._places.acquire()
+        except TimeoutError as error:
+            raise _Ended("busy", 503, "busy: come again") from error
+        try:
+            return await self._read(request, file)
+        except Unreadable as error:
+            return error
+        finally:
+            self._places.release()
+
+    async def _arrived(self, request: Request, file: FileIO) -> bool:
+        """False: it is too large; it is heard to its end all the same, for who is cut off does not read why. Raises
+        _Ended and ClientDisconnect."""
+        most, size = self._settings.max_file_bytes, 0
+        try:
+            async with asyncio.timeout(self._settings.body_seconds):
+                async for piece in request.stream():
+                    size += len(piece)
+                    if size <= most and await asyncio.to_thread(file.write, piece) != len(piece):
+                        raise OSError(errno.ENOSPC, "the disk is full")
+        except TimeoutError as error:
+            seconds = self._settings.body_seconds
+            raise _Ended("slow", 408, f"the whole file has to arrive within {seconds:g} s") from error
+        return size <= most
+
+    async def _read(self, request: Request, file: FileIO) -> Extracted:
+        """Raises Unreadable, and ClientDisconnect: what nobody waits for is not read to its end."""
+        name = request.query_params.get("name", "")[-NAME_CHARACTERS:]
+        media_type = request.query_params.get("media_type", "")[:NAME_CHARACTERS] or None
+        file.seek(0)
+        began = perf_counter()
+        job = await asyncio.to_thread(read_or_job, file, name, media_type, self._settings)
+        if isinstance(job, Extracted):
+            return job
+        reading: Future[Extracted] = self._threads.submit(job.run)
+        waiting = asyncio.wrap_future(reading)
+        leaving = asyncio.create_task(_left(request))
+        either: set[asyncio.Future[Any]] = {waiting, leaving}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                raise ClientDisconnect
+            return await waiting
+        finally:
+            leaving.cancel()
+            if not waiting.done():  # its place is free when its processes are gone
+                job.kill()
+                await asyncio.gather(waiting, return_exceptions=True)
+            self._metrics.seconds.observe(perf_counter() - began)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def app(settings: ExtractionSettings, metrics: ServiceMetrics) -> Starlette:
+    extraction = Extraction(settings, metrics)
+
+    async def ok(_: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def status(_: Request) -> Response:
+        return JSONResponse(confinement())
+
+    async def scraped(_: Request) -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        extraction.close()
+
+    return Starlette(
+        routes=[
+            Route(PATH, extraction, methods=["POST"]), Route("/livez", ok), Route("/readyz", ok),
+            Route("/status", status), Route("/metrics", scraped),
+        ],
+        lifespan=lifespan,
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def serving(settings: ExtractionSettings) -> AsyncIterator[str]:
+    """Yields the address. Raises Misconfigured."""
+    host, port, metrics = settings.host, settings.port, ServiceMetrics()
+    # Not read from anywhere: where settings come from, secrets do too. The time for a body is ours (``_arrived``).
+    bounds = PortSettings.model_construct(body_seconds=settings.body_seconds, bytes_per_second=BYTES_PER_SECOND)
+    try:
+        async with served(
+            app(settings, metrics), host, port, bounds=bounds, metrics=metrics.ports, name="extraction"
+        ) as address:
+            yield address
+    except OSError as error:
+        raise Misconfigured(
+            f"{host}:{port} cannot be listened on ({error.strerror or error}): set PENSTOCK_EXTRACTION_HOST and"
+            " PENSTOCK_EXTRACTION_PORT (0: any)"
+        ) from error
+
+
+async def run(settings: ExtractionSettings, on_ready: Callable[[str], None]) -> None:
+    """Until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(settings) as address:
+        on_ready(address)
+        log.info("serving", address=address, extraction=confinement(), at_once=settings.at_once)
+        await stop.wait()
+        log.info("stopping")
