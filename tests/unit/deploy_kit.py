@@ -13,6 +13,7 @@ from typer.main import get_command
 
 import query.settings
 from connectors.declared import VARIABLE
+from connectors.extraction.settings import ExtractionSettings
 from pipeline import settings
 from pipeline.cli.main import app
 from pipeline.credentials import SECRETS_DIR
@@ -28,7 +29,7 @@ STOP_SECONDS = 28.0
 def known_variables() -> frozenset[str]:
     """Every environment variable that a part of the settings reads."""
     whole = (settings.Settings, query.settings.QuerySettings)  # made of parts
-    parts = [part for part in settings.Part.__subclasses__() if part not in whole]
+    parts = [*(part for part in settings.Part.__subclasses__() if part not in whole), ExtractionSettings]
     assert len(parts) > 10
     named = {f"{part.model_config['env_prefix']}{field}".upper() for part in parts for field in part.model_fields}
     return frozenset(named | BESIDE_SETTINGS)
@@ -39,7 +40,7 @@ def unknown(names: Iterable[str]) -> list[str]:
 
 
 def assert_settings_take(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both halves of the settings load with these values."""
+    """All settings load with these values."""
     with monkeypatch.context() as patch:
         for name in known_variables():
             patch.delenv(name, raising=False)
@@ -48,6 +49,7 @@ def assert_settings_take(environment: Mapping[str, str], monkeypatch: pytest.Mon
             patch.setenv(name, value)
         settings.load()
         query.settings.load()
+        ExtractionSettings()
 
 
 def assert_is_a_command(arguments: list[str]) -> None:

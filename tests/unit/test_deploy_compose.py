@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from connectors.extraction.settings import ExtractionSettings
 from deploy.local.kafka import LARGEST_RECORD_BYTES
 from tests.unit.deploy_kit import (
     DEPLOY,
@@ -28,6 +29,7 @@ OURS = [
     n for n, service in SERVICES.items() if service["image"].startswith("penstock:") and "entrypoint" not in service
 ]
 """The image's own entry point: `penstock`."""
+WITH_LOGINS = [name for name in OURS if name != "extraction"]
 ONCE = [name for name, service in SERVICES.items() if service["restart"] in ("on-failure", "no")]
 ENROL = ("producer-connectors", "producer-canary", "producer-demo")
 EXAMPLE = dict(
@@ -91,7 +93,7 @@ def test_our_processes_run_a_command_that_there_is_and_can_change_nothing_of_the
     service = SERVICES[name]
     assert_is_a_command(service["command"])
     assert service["read_only"] is True
-    assert service["user"] == "10001:10001"
+    assert service["user"] == ("10002:10002" if name == "extraction" else "10001:10001")
     assert float(service["stop_grace_period"].removesuffix("s")) > STOP_SECONDS
     assert service["tmpfs"], "workers need /tmp"
 
@@ -112,14 +114,20 @@ def test_every_container_is_confined(name: str) -> None:
         assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
 
 
+HEALTH = {
+    "query": ("PENSTOCK_SERVE_PORT", "query/http/health.py"),
+    "extraction": ("PENSTOCK_EXTRACTION_PORT", "connectors/extraction/service.py"),
+}
+"""Setting of the port, and where it is served, of those that are not workers."""
+
+
 @pytest.mark.parametrize("name", [n for n in OURS if "healthcheck" in SERVICES[n]])
 def test_health_is_asked_where_it_is_told(name: str) -> None:
     given = environment(name)
     [(port, path)] = re.findall(r"127\.0\.0\.1:(\d+)(/\w+)", shlex.join(SERVICES[name]["healthcheck"]["test"]))
-    told = given["PENSTOCK_SERVE_PORT" if name == "query" else "PENSTOCK_STREAM_HEALTH_PORT"]
-    source = ROOT / ("query/http/health.py" if name == "query" else "pipeline/health.py")
-    assert port == told
-    assert f'"{path}"' in source.read_text()
+    setting, source = HEALTH.get(name, ("PENSTOCK_STREAM_HEALTH_PORT", "pipeline/health.py"))
+    assert port == given[setting]
+    assert f'"{path}"' in (ROOT / source).read_text()
 
 
 def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
@@ -127,9 +135,7 @@ def test_prometheus_scrapes_every_process_where_it_serves_metrics() -> None:
     jobs = prometheus["scrape_configs"]
     found = {name: str(c["port"]) for job in jobs for c in job["dns_sd_configs"] for name in c["names"]}
     long = [name for name in OURS if name not in ONCE]
-    assert found == {
-        n: environment(n)["PENSTOCK_SERVE_PORT" if n == "query" else "PENSTOCK_STREAM_HEALTH_PORT"] for n in long
-    }
+    assert found == {n: environment(n)[HEALTH.get(n, ("PENSTOCK_STREAM_HEALTH_PORT", ""))[0]] for n in long}
     shown = {job["authorization"]["credentials_file"] for job in jobs if "authorization" in job}
     assert shown == {f"/run/secrets/{secret}" for secret in SERVICES["prometheus"]["secrets"]}
     assert "./deploy/prometheus:/etc/prometheus:ro" in SERVICES["prometheus"]["volumes"]
@@ -150,7 +156,7 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
     logins = {login: (role, secret) for login, role, secret in re.findall(r"^login (\w+) (\w+) (\w+)$", script, re.M)}
     roles = set(re.findall(r"'(penstock_\w+)'", (DEPLOY / "roles/postgres/1-roles.sql").read_text()))
     held = {}
-    for name in OURS:
+    for name in WITH_LOGINS:
         login = re.search(r"//(\w+)@postgres/", environment(name)["PENSTOCK_POSTGRES_DSN"])
         assert login is not None
         role, secret = logins[login[1]]
@@ -172,7 +178,7 @@ KAFKA_USERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", WITH_LOGINS)
 def test_each_process_speaks_to_kafka_as_its_own_user_over_verified_tls(name: str) -> None:
     given, made = environment(name), secrets("kafka-users")
     assert given["PENSTOCK_KAFKA_SECURITY_PROTOCOL"] == "SASL_SSL"
@@ -256,7 +262,7 @@ def test_each_server_shows_a_certificate_of_its_own_and_everybody_trusts_their_a
             assert holders == {"certificates", server}, "a key is its server's alone"
             assert SERVICES[server]["depends_on"] == {"certificates": {"condition": "service_completed_successfully"}}
     ca = "/etc/penstock-ca/ca.crt"
-    for name in OURS:
+    for name in WITH_LOGINS:
         given = environment(name)
         assert "authority:/etc/penstock-ca:ro" in SERVICES[name]["volumes"]
         assert given["PENSTOCK_KAFKA_SSL_CAFILE"] == given["PENSTOCK_ELASTICSEARCH_CA_CERTS"] == ca
@@ -266,6 +272,39 @@ def test_each_server_shows_a_certificate_of_its_own_and_everybody_trusts_their_a
     assert environment("elasticsearch-users")["CURL_CA_BUNDLE"] == ca
     for name in ("grants", "elasticsearch-users", "kafka-users"):
         assert "authority:/etc/penstock-ca:ro" in SERVICES[name]["volumes"]
+
+
+def test_what_reads_files_has_no_secret_no_volume_and_no_way_out_and_the_connectors_use_it() -> None:
+    service, given = SERVICES["extraction"], environment("extraction")
+    assert (service["volumes"], service.get("secrets"), service.get("env_file"), service.get("ports")) == ([],) + 3 * (
+        None,
+    )
+    assert all(name.startswith("PENSTOCK_EXTRACTION_") for name in given)
+    assert "${" not in str(service), "something of .env"
+    assert service["networks"] == ["reading"]
+    assert COMPOSE["networks"]["reading"] == {"internal": True}
+    beside = {name for name, one in SERVICES.items() if "reading" in one.get("networks", ())}
+    assert beside == {"extraction", "connectors", "prometheus"}
+    assert (
+        environment("connectors")["PENSTOCK_EXTRACTION_URL"] == f"http://extraction:{given['PENSTOCK_EXTRACTION_PORT']}"
+    )
+    alike = ("PENSTOCK_EXTRACTION_URL", "PENSTOCK_EXTRACTION_HOST", "PENSTOCK_EXTRACTION_PORT")
+    assert {n: v for n, v in environment("connectors").items() if "_EXTRACTION_" in n and n not in alike} == {
+        n: v for n, v in given.items() if n not in alike
+    }
+
+
+def test_all_files_that_the_extraction_service_takes_in_find_memory_and_room() -> None:
+    service, given = SERVICES["extraction"], environment("extraction")
+    limits = ExtractionSettings(at_once=int(given["PENSTOCK_EXTRACTION_AT_ONCE"]))
+    [room] = re.findall(r"^/tmp:size=(\d+)m,", service["tmpfs"][0])
+    tmp = int(room) * 1024**2
+    memory = int(service["deploy"]["resources"]["limits"]["memory"].removesuffix("g")) * 1024**3
+    assert (
+        tmp
+        >= (limits.at_once + limits.waiting) * limits.max_file_bytes + limits.at_once * limits.limits().written_bytes
+    )
+    assert memory >= limits.at_once * limits.memory_bytes + tmp + 128 * 1024**2
 
 
 def test_nobody_reaches_postgres_without_tls_and_a_password() -> None:
@@ -287,7 +326,7 @@ def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
     users = dict(re.findall(r"^user (\w+) (\w+)$", script, re.M))
     assert set(users) == {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")}
     assert set(users.values()) < set(SERVICES["elasticsearch-users"]["secrets"])
-    for name in OURS:
+    for name in WITH_LOGINS:
         if name != "connectors":
             assert environment(name)["PENSTOCK_ELASTICSEARCH_USERNAME"] in users
     assert not [n for n in environment("connectors") if n.startswith("PENSTOCK_ELASTICSEARCH_USER")]

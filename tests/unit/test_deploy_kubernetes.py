@@ -12,6 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from connectors.extraction.settings import ExtractionSettings
 from pipeline.credentials import SECRETS_DIR
 from pipeline.groups import group
 from pipeline.stages.detect import Detect
@@ -97,17 +98,23 @@ def test_the_kustomization_names_every_file_and_each_is_there(folder: Any) -> No
     assert all((DEPLOY / "roles" / file).exists() for file in grants["files"])
 
 
+READER = "penstock-extraction"
+"""It has no secret, and is told nothing of the others."""
+READING = next(o for o in OBJECTS if name(o) == "ConfigMap-penstock-extraction")
+
+
 @pytest.mark.parametrize("o", pods(), ids=name)
 def test_the_settings_know_every_variable_and_take_its_value(
     o: Object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    documented = secrets()[o["metadata"]["name"]]
+    documented = secrets().get(o["metadata"]["name"], [])
+    assert bool(documented) is (o["metadata"]["name"] != READER)
     assert unknown(documented) == []
     for key in documented:
         (tmp_path / key).write_text("secret")
     for container in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]:
-        for settings in ([SETTINGS], [SETTINGS, HERE]):
-            given = values(container, *settings)
+        for settings in ([SETTINGS, READING], [SETTINGS, READING, HERE]):
+            given = values(container, *([READING] if o["metadata"]["name"] == READER else settings))
             assert unknown(given) == []
             if container["image"] == "penstock":
                 assert_settings_take(given | {SECRETS_DIR: str(tmp_path)}, monkeypatch)
@@ -124,7 +131,7 @@ def test_the_embedding_services_key_is_given_to_what_asks_it_and_to_nothing_else
     assert given == {"penstock-migrate", "penstock-vectors", "penstock-query"}
 
 
-@pytest.mark.parametrize("o", pods(), ids=name)
+@pytest.mark.parametrize("o", [o for o in pods() if o["metadata"]["name"] != READER], ids=name)
 def test_every_process_reads_its_secrets_from_its_own(o: Object) -> None:
     [volume] = [v for v in pod(o)["volumes"] if v["name"] == "secrets"]
     assert volume["secret"] == {"secretName": o["metadata"]["name"], "defaultMode": 0o440}
@@ -165,11 +172,13 @@ def test_processes_run_are_asked_and_end_as_the_code_has_it(o: Object) -> None:
     spec = pod(o)
     [container] = spec["containers"]
     assert_is_a_command(container["args"])
-    asked = "query/http/health.py" if container["name"] == "query" else "pipeline/health.py"
+    of_workers = ("PENSTOCK_STREAM_HEALTH_PORT", "pipeline/health.py")
+    setting, asked = {
+        "query": ("PENSTOCK_SERVE_PORT", "query/http/health.py"),
+        "extraction": ("PENSTOCK_EXTRACTION_PORT", "connectors/extraction/service.py"),
+    }.get(container["name"], of_workers)
     ports = {p["name"]: str(p["containerPort"]) for p in container["ports"]}
-    told = values(container, SETTINGS)[
-        "PENSTOCK_SERVE_PORT" if container["name"] == "query" else "PENSTOCK_STREAM_HEALTH_PORT"
-    ]
+    told = values(container, SETTINGS)[setting]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         http = container[probe]["httpGet"]
         assert ports[http["port"]] == told
@@ -200,7 +209,7 @@ def test_whatever_selects_processes_finds_them() -> None:
     scaled = [
         s["spec"]["scaleTargetRef"]["name"] for kind in ("ScaledObject", "HorizontalPodAutoscaler") for s in of(kind)
     ]
-    assert sorted(scaled) == sorted(set(DEPLOYMENTS) - {"penstock-connectors", "penstock-canary"})
+    assert sorted(scaled) == sorted(set(DEPLOYMENTS) - {"penstock-connectors", "penstock-canary", READER})
     assert all("replicas" not in DEPLOYMENTS[name]["spec"] for name in scaled), "an apply would undo the autoscaler"
 
 
@@ -223,11 +232,66 @@ def test_nothing_but_dns_is_reached_until_somebody_lists_it() -> None:
     open_to = {p["metadata"]["name"]: p["spec"].get("egress") for p in of("NetworkPolicy")}
     [names] = open_to.pop("penstock-default")
     assert {p["port"] for p in names["ports"]} == {53}
+    [reader] = open_to.pop("penstock-connectors")
+    assert reader["to"] == [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": READER}}}]
     assert not any(open_to.values())
     default = of("NetworkPolicy")[0]["spec"]
     assert default["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in default
-    assert default["podSelector"] == {"matchLabels": {"app.kubernetes.io/part-of": "penstock"}}
+    assert default["podSelector"] == {
+        "matchLabels": {"app.kubernetes.io/part-of": "penstock"},
+        "matchExpressions": [{"key": "app.kubernetes.io/name", "operator": "NotIn", "values": [READER]}],
+    }
+
+
+def selects(policy: Object, labels: dict[str, str]) -> bool:
+    selector = policy["spec"]["podSelector"]
+    is_in = {"In": True, "NotIn": False}
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        (labels[e["key"]] in e["values"]) is is_in[e["operator"]] for e in selector.get("matchExpressions", ())
+    )
+
+
+def test_what_reads_files_has_no_secret_and_reaches_nothing_and_connectors_alone_hand_it_files() -> None:
+    spec = pod(DEPLOYMENTS[READER])
+    [container] = spec["containers"]
+    assert [set(v) - {"name"} for v in spec["volumes"]] == [{"emptyDir"}]
+    assert container["envFrom"] == [{"configMapRef": {"name": READER}}]
+    assert all("valueFrom" not in e for e in container["env"])
+    given = values(container, READING)
+    assert all(variable.startswith("PENSTOCK_EXTRACTION_") for variable in given)
+    others = {pod(o)["securityContext"].get("runAsUser") for o in pods() if o["metadata"]["name"] != READER}
+    assert spec["securityContext"]["runAsUser"] not in others
+    labels = DEPLOYMENTS[READER]["spec"]["template"]["metadata"]["labels"] | {"app.kubernetes.io/part-of": "penstock"}
+    selecting = [p["metadata"]["name"] for p in [*of("NetworkPolicy"), *TRACES] if selects(p, labels)]
+    assert selecting == [READER], "policies add up"
+    [mine] = [p["spec"] for p in of("NetworkPolicy") if p["metadata"]["name"] == READER]
+    assert (mine["policyTypes"], mine["egress"]) == (["Ingress", "Egress"], [])
+    [ingress] = mine["ingress"]
+    assert ingress["from"] == [
+        {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "penstock-connectors"}}},
+        {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
+    ]
+    assert [str(p["port"]) for p in ingress["ports"]] == [given["PENSTOCK_EXTRACTION_PORT"]]
+
+
+def test_the_connectors_send_files_to_the_service_that_there_is_and_have_its_settings() -> None:
+    [container] = pod(DEPLOYMENTS["penstock-connectors"])["containers"]
+    [service] = [s for s in of("Service") if s["metadata"]["name"] == READER]
+    url = f"http://{READER}:{service['spec']['ports'][0]['port']}"
+    assert values(container)["PENSTOCK_EXTRACTION_URL"] == url
+    assert {"configMapRef": {"name": READER}} in container["envFrom"]
+
+
+def test_all_files_that_are_read_at_once_find_memory_and_room() -> None:
+    spec = pod(DEPLOYMENTS[READER])
+    limits = ExtractionSettings(at_once=int(READING["data"]["PENSTOCK_EXTRACTION_AT_ONCE"]))
+    sizes = {"Gi": 1024**3, "Mi": 1024**2}
+    memory, room = spec["containers"][0]["resources"]["limits"]["memory"], spec["volumes"][0]["emptyDir"]["sizeLimit"]
+    assert int(memory[:-2]) * sizes[memory[-2:]] >= limits.at_once * limits.memory_bytes + 256 * 1024**2
+    assert int(room[:-2]) * sizes[room[-2:]] >= (
+        (limits.at_once + limits.waiting) * limits.max_file_bytes + limits.at_once * limits.limits().written_bytes
+    )
 
 
 def test_the_example_lists_addresses_for_every_kind_of_server_and_never_all_of_them() -> None:
@@ -319,5 +383,5 @@ def test_every_secret_is_listed_for_who_makes_them() -> None:
         )
     )
     guide = (ROOT / "docs/deploy.md").read_text()
-    assert {*(o["metadata"]["name"] for o in pods()), "penstock-keys"} <= named
+    assert {*(o["metadata"]["name"] for o in pods()), "penstock-keys"} - {READER} <= named
     assert not [secret for secret in sorted(named) if f"`{secret}`" not in guide]
