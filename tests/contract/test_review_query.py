@@ -9,7 +9,7 @@ import httpx
 import pytest
 from markdown_it import MarkdownIt
 
-from query.access import _READABLE, Caller, Readable, readable
+from query.access import Caller, Readable, readable
 from query.answers.written import Writing
 from query.cache import access_of
 from query.evaluation import golden as judgements
@@ -95,13 +95,17 @@ async def test_many_tags_are_looked_up_one_by_one(library: Library, desk: Desk, 
         await library.execute("ANALYZE access_sets")
     tags = frozenset(f"wiki/g{n}" for n in range(300))
     async with library.pool.connection() as connection:
-        cursor = await connection.execute(
-            f"EXPLAIN {_READABLE}", {"tenant": desk.tenant, "tags": sorted(tags)}, prepare=False
-        )
-        plan = [line for (line,) in await cursor.fetchall()]
-        may = await readable(connection, Caller(desk.tenant, tags))
-    assert [line for line in plan if "Index Scan on access_sets_acl" in line], plan
-    assert not [line for line in plan if "Seq Scan on access_sets" in line], plan
+        scans = []
+        for asks in (False, True):  # a function hides its plan: what counts is how its table was read
+            if asks:
+                may = await readable(connection, Caller(desk.tenant, tags))
+            cursor = await connection.execute(
+                "SELECT seq_scan, idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'access_sets'"
+            )
+            scans += await cursor.fetchall()
+    (whole, probes), (whole_then, probes_then) = scans
+    assert whole_then == whole
+    assert probes_then - probes == len(tags)
     assert (len(may.access_ids), set(may.acl_tags), may.required_tags) == (299, tags - {"wiki/g0"}, ())
 
 
