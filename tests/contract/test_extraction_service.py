@@ -18,6 +18,7 @@ import httpx
 import psutil
 import pytest
 
+from connectors import worker
 from connectors.extract import extract
 from connectors.extraction import (
     Extracted,
@@ -34,6 +35,7 @@ from connectors.extraction import (
 from connectors.folder import read as folder
 from connectors.runner import sweep
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.telemetry import EXTRACTION_STATES, Metrics
 from tests.extraction_kit import SMALL, until
 from tests.hostile_office import MEGABYTE, plain_docx
 from tests.pdf_files import Line, Sheet, encrypted_pdf, typeset
@@ -414,6 +416,25 @@ async def test_files_that_a_service_could_not_confine_are_read_again_once_it_can
     monkeypatch.undo()
     assert (await remote.condition(given(at)))["files"] == "confined"
     assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"
+
+
+async def test_a_worker_shows_that_its_service_went_away_and_came_back(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the alerts ask for: of all states one is 1."""
+    metrics, told = Metrics(), dict[str, str]()
+
+    async def states(url: str) -> dict[str, float | None]:
+        monkeypatch.setattr(remote, "from_environment", lambda: given(url))
+        await worker._extraction_told(metrics, told)
+        value = metrics.registry.get_sample_value
+        return {state: value("penstock_extraction", {"files": state}) for state in EXTRACTION_STATES}
+
+    nothing = dict.fromkeys(EXTRACTION_STATES, 0.0)
+    assert await states(at) == nothing | {"confined": 1.0}
+    assert await states("http://127.0.0.1:1") == nothing | {"unreachable": 1.0}
+    assert (told["files"], "127.0.0.1:1 cannot be reached" in told["kernel"]) == ("unreachable", True)
+    assert await states(at) == nothing | {"confined": 1.0}
 
 
 @pytest.mark.parametrize(
