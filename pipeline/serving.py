@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections import Counter as Counts
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,17 +26,23 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pipeline.settings import PortSettings
 from pipeline.telemetry import PortMetrics, PortRefusal
 
+INVALID = "Invalid HTTP request received."
+"""What the server would log of each of them: strangers would fill the log with it. They are counted."""
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != INVALID)
 STOP_SECONDS = 5
 IDLE_SECONDS = 5
 """For which a connection is kept between two requests."""
 MAX_HEAD_BYTES = 24 * 1024
 """Of a request line and its headers: a token may have 16 KiB."""
-CHUNK_SLACK_BYTES = 16 * 1024
+PIECE_BYTES = 4 * 1024
+"""What is parsed before it is measured: a hundred thousand tiny chunks in one read stopped everybody for seconds."""
+CHUNK_SLACK_BYTES = 4 * 1024
 """What the frames of a chunked body may have beyond an eighth of it: reading a frame costs as much as reading 4 KiB."""
 PROBES = frozenset({"/livez", "/readyz"})
 """Answered also when no more connections are taken."""
-RESERVED = 32
-"""Connections beyond the limit, on which a health check may come; of more, the oldest is closed."""
+RESERVED, RESERVED_PER_ADDRESS = 128, 32
+"""Connections beyond the limit, on which a health check may come; of more, the oldest is closed: of the same address
+if that has its part, so that one which opens them faster than they can be read closes no other's."""
 RESERVED_SECONDS = 2.0
 """For a request on one of them to arrive."""
 LINGER_SECONDS = 2.0
@@ -158,8 +165,8 @@ class _Door:
         self.bounds = bounds
         self.connections = Shares(bounds.connections, bounds.connections_per_address)
         self.requests = Shares(bounds.connections + RESERVED, bounds.connections_per_address)
-        self.reserved: dict[_Connection, None] = {}
-        """The oldest first."""
+        self._reserved: dict[str, dict[_Connection, None]] = {}
+        """By address, the oldest first."""
         self._refused, self._name = metrics.refused, name
         self._proxies = [ip_network(network) for network in bounds.trusted_proxies]
         self.open = metrics.connections.labels(name)
@@ -171,6 +178,21 @@ class _Door:
         except ValueError:
             return address_key(host)
         return None if any(address in network for network in self._proxies) else address_key(host)
+
+    def reserve(self, connection: _Connection, address: str) -> None:
+        mine = self._reserved.setdefault(address, {})
+        if len(mine) >= RESERVED_PER_ADDRESS:
+            next(iter(mine))._turn_away()
+        elif sum(map(len, self._reserved.values())) >= RESERVED:
+            fullest = max(self._reserved, key=lambda key: len(self._reserved[key]))
+            next(iter(self._reserved[fullest]))._turn_away()
+        self._reserved.setdefault(address, mine)[connection] = None
+
+    def unreserve(self, connection: _Connection, address: str) -> None:
+        mine = self._reserved.get(address, {})
+        mine.pop(connection, None)
+        if not mine:
+            self._reserved.pop(address, None)
 
     def refused(self, reason: PortRefusal) -> None:
         self._refused.labels(self._name, reason).inc()
@@ -210,9 +232,7 @@ class _Connection(H11Protocol):
         door.refused(lacking)
         self.app = partial(_probes_alone, self.app)
         self._limit("head", min(RESERVED_SECONDS, door.bounds.head_seconds), self._late)
-        if len(door.reserved) >= RESERVED:
-            next(iter(door.reserved))._turn_away()
-        door.reserved[self] = None
+        door.reserve(self, address_key(self.client[0] if self.client else ""))
 
     def data_received(self, data: bytes) -> None:
         if self._discarded is not None:
@@ -220,7 +240,7 @@ class _Connection(H11Protocol):
             return
         while data and not self.transport.is_closing():
             before = self.cycle
-            size = len(data)
+            size = min(len(data), PIECE_BYTES)
             if self._awaits_head():  # no more of it is parsed than shows that it is too large
                 size = min(size, MAX_HEAD_BYTES + 1 - self._head_bytes)
                 self._head_bytes += size
@@ -242,7 +262,7 @@ class _Connection(H11Protocol):
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        self._door.reserved.pop(self, None)
+        self._leave_reserve()
         self._door.open.dec()
         if self._is_inside:
             self._is_inside = False
@@ -267,7 +287,14 @@ class _Connection(H11Protocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(431, "large_head", f"a request's head has at most {MAX_HEAD_BYTES} bytes")
         else:
-            self._refuse(400, None, "this is no HTTP request")
+            self._refuse(400, "malformed", "this is no HTTP request")
+
+    def _leave_reserve(self) -> None:
+        if not self._is_inside:
+            self._door.unreserve(self, address_key(self.client[0] if self.client else ""))
+
+    def _should_upgrade(self) -> bool:
+        return False  # there are no websockets, and no line in the log for who wants one
 
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -285,7 +312,7 @@ class _Connection(H11Protocol):
         body = len(self.cycle.body) - before
         self._body_bytes += body
         self._frame_bytes += size - body
-        if self._frame_bytes > MAX_HEAD_BYTES + CHUNK_SLACK_BYTES + self._body_bytes // 8:
+        if self._frame_bytes > PIECE_BYTES + CHUNK_SLACK_BYTES + self._body_bytes // 8:
             self._refuse(400, "small_chunks", "the chunks of this body are too small: send larger ones")
 
     def _late(self) -> None:
@@ -295,7 +322,7 @@ class _Connection(H11Protocol):
             self._hang_up()  # nothing was asked
 
     def _turn_away(self) -> None:
-        self._door.reserved.pop(self, None)
+        self._leave_reserve()
         if self._awaits_head():
             self._refuse(503, None, "too many connections: ask again in a moment")
         self._hang_up()

@@ -26,7 +26,15 @@ Purpose = Literal["document", "conversation"]
 
 
 PortRefusal = Literal[
-    "connections", "address", "memory", "slow_head", "slow_body", "slow_reader", "large_head", "small_chunks"
+    "connections",
+    "address",
+    "memory",
+    "slow_head",
+    "slow_body",
+    "slow_reader",
+    "large_head",
+    "small_chunks",
+    "malformed",
 ]
 """connections, address: too many, in all or of one address; memory: too many bytes of bodies at once."""
 
@@ -39,7 +47,7 @@ class PortMetrics:
             f"{prefix}_http_refused",
             "Connections and requests turned away before it was known whose they are, by reason: connections, address"
             " (too many at once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader,"
-            " large_head, small_chunks",
+            " large_head, small_chunks, malformed",
             ["port", "reason"],
             registry=registry,
         )

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.serving import MAX_HEAD_BYTES, RESERVED, Shares, address_key, served
+from pipeline.serving import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, Shares, address_key, served
 from pipeline.settings import PortSettings
 from pipeline.telemetry import PortMetrics
 
@@ -53,8 +53,11 @@ class Site:
             while not condition():
                 await asyncio.sleep(0.01)
 
-    async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+    async def connect(
+        self, sent: bytes = b"", *, address: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """address: of the client; all of 127.0.0.0/8 are this machine's."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, local_addr=(address, 0))
         writer.write(sent)
         return reader, writer
 
@@ -136,7 +139,7 @@ async def test_300_slow_clients_hold_nothing_and_a_good_one_is_answered_meanwhil
     unfinished = HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 5_000
     async with site(connections=64, connections_per_address=48, body_seconds=3.0, bytes_per_second=10**9) as port:
         clients = [await port.connect(unfinished) for _ in range(300)]
-        await port.until(lambda: port.open <= 48 + RESERVED)
+        await port.until(lambda: port.open <= 48 + RESERVED_PER_ADDRESS)
         live = await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
         assert status(live) == 200, "a health check is answered while the limit is reached"
         answers = [await ended(reader) for reader, _ in clients]
@@ -295,10 +298,26 @@ async def test_a_header_makes_nobody_another_without_a_trusted_proxy() -> None:
 
 async def test_health_checks_are_answered_however_many_wait_before_the_door() -> None:
     async with site(connections=4, connections_per_address=4) as port:
-        clients = [await port.connect() for _ in range(4 + 3 * RESERVED)]
-        await port.until(lambda: port.open <= 4 + RESERVED)
+        clients = [await port.connect() for _ in range(4 + 3 * RESERVED_PER_ADDRESS)]
+        await port.until(lambda: port.open <= 4 + RESERVED_PER_ADDRESS)
         assert status(await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
         assert status(await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == 503
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_addresses_that_open_connections_without_end_close_no_health_check() -> None:
+    """The reserve is full of others, who come faster than their requests are read."""
+    async with site(connections=4, connections_per_address=4) as port:
+        clients = []
+        for n in range(6):
+            clients += [await port.connect(address=f"127.0.1.{n}") for _ in range(4 + RESERVED_PER_ADDRESS)]
+        reader, writer = await port.connect(address="127.0.2.1")
+        clients += [await port.connect(address="127.0.1.5") for _ in range(3 * RESERVED_PER_ADDRESS)]
+        assert port.open <= 4 + RESERVED + 1
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await ended(reader)) == 200
+        writer.close()
         for _, writer in clients:
             writer.close()
 
@@ -312,6 +331,21 @@ async def test_a_head_that_is_too_large_is_refused_before_it_is_read(header: byt
         answer = await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
         assert status(answer) == problem(answer)["status"] == 431
         assert port.refused("large_head") == 1
+
+
+async def test_what_is_no_request_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers filled the log with a line for each."""
+    async with site() as port:
+        for _ in range(3):
+            assert status(await port.answer(b"\x16\x03\x01\x02\x00\r\n\r\n")) == 400
+        assert port.refused("malformed") == 3
+        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+        reader, writer = await port.connect(upgrade)
+        assert b"HTTP/1.1 200" in await reader.readuntil(b"ok")
+        writer.close()
+    assert [
+        record for record in caplog.records if record.name.startswith("uvicorn") and record.levelname != "INFO"
+    ] == []
 
 
 async def test_a_head_with_the_longest_token_is_taken() -> None:
