@@ -49,7 +49,8 @@ class Asking:
 
     def _ask(self) -> None:
         questions = self._corpus.questions(3)
-        with httpx.Client(base_url=self._run.endpoint("serve", "url"), timeout=30, trust_env=False) as client:
+        url, headers = self._run.endpoint("serve", "url"), self._run.bearer()
+        with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
             while not self._stop.wait(ASK_SECONDS):
                 began = time.perf_counter()
                 answer = client.post("/v1/search", json={"query": next(questions), "mode": "vector"})

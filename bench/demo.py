@@ -26,6 +26,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pipeline.home import DEVELOPMENT_FILE, page_address
+
 console = Console(highlight=False, soft_wrap=True)
 
 PACKAGES = ("concurrent/futures", "http", "json", "tomllib", "urllib")
@@ -172,7 +174,8 @@ def run(home: Path, root: Path) -> None:
     must(bool(asked["citations"]), "no model is set: the passages that an answer would cite")
 
     serving = penstock("status")["query"]
-    must(serving["ready"], f"the same for programs and in a browser, while it runs: {serving['url']}")
+    page = page_address(serving["url"], home / DEVELOPMENT_FILE) if console.is_terminal else None
+    must(serving["ready"], f"the same for programs and in a browser, while it runs: {page or serving['url']}")
 
     again = penstock("ingest", str(root), "--acl", "staff", "--wait", show="ingest input/ --acl staff --wait   # again")
     must(again["embedded"] == 0 and again["published"] == 0, "nothing changed: nothing published, embedded or written")

@@ -155,7 +155,9 @@ class Load:
 
     async def probe(self) -> None:
         """One after another, each document edited and then searched for."""
-        client = httpx.AsyncClient(base_url=self.run.endpoint("serve", "url"), timeout=30, trust_env=False)
+        client = httpx.AsyncClient(
+            base_url=self.run.endpoint("serve", "url"), headers=self.run.bearer(), timeout=30, trust_env=False
+        )
         async with client:
             number = 0
             while True:

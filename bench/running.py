@@ -21,7 +21,7 @@ import psycopg
 
 from bench.zero_cost import DIMENSIONS, MODEL, zero_cost
 from pipeline.core.graph import GRAPH_FROM_ROWS
-from pipeline.settings import home
+from pipeline.home import DEVELOPMENT_FILE, development_token, home
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 GRAPH_WAIT_SECONDS = 1_800.0
@@ -56,6 +56,10 @@ class Running:
         me = f"user:{getpass.getuser()}"  # as whom the query service is asked
         told = self.penstock("ingest", str(self.library), "--acl", "staff", "--acl", me, "--wait")
         return {**told, "whole_s": round(time.perf_counter() - began, 2)}
+
+    def bearer(self) -> dict[str, str]:
+        """Headers of who asks the query service as the local user."""
+        return {"Authorization": f"Bearer {development_token(self.folder / DEVELOPMENT_FILE)}"}
 
     def endpoint(self, service: str, what: str) -> str:
         return str(json.loads((self.folder / "endpoints.json").read_text())[service][what])

@@ -4,12 +4,82 @@ no more than this."""
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import suppress
 from pathlib import Path
+from secrets import token_urlsafe
+from tempfile import mkstemp
+
+from pipeline.core.errors import Misconfigured
 
 ENDPOINTS_FILE = "endpoints.json"
 """In the state folder: where the running local stack's services are."""
+
+DEVELOPMENT_FILE = "development-token"
+"""In the state folder: what proves to a query service in development mode that its own user calls, as a header's line
+(``curl -H @FILE``), because what stands on a command line can be read by everybody on the machine."""
+
+FEEDBACK_FILE = "feedback-key"
+"""In the state folder: the key under which a service in development mode stores who gave feedback."""
+
+BEARER = "Authorization: Bearer "
+SHORTEST_SECRET = 32
+"""Characters. Nothing slows down guessing one."""
 
 
 def home() -> Path:
     """The one state folder: ``$PENSTOCK_HOME``, default ``.penstock`` in the current folder."""
     return Path(os.environ.get("PENSTOCK_HOME", ".penstock")).absolute()
+
+
+def made_secret(file: Path, before: str = "") -> None:
+    """Make a secret, for this user alone, unless there is one. Several processes may do so at the same time. before:
+    what stands before it in the file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = mkstemp(dir=file.parent, prefix=f".{file.name}.")  # of this user alone from the beginning
+    try:
+        with os.fdopen(descriptor, "w") as written:
+            written.write(f"{before}{token_urlsafe(32)}\n")
+        with suppress(FileExistsError):
+            os.link(name, file)  # whole or not at all
+    finally:
+        os.unlink(name)
+
+
+def secret(file: Path) -> str:
+    """What ``made_secret`` wrote. Raises FileNotFoundError, and Misconfigured if it cannot be read or somebody else may
+    know it."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Misconfigured(f"cannot read {file}: {error.strerror}") from error
+    with os.fdopen(descriptor) as opened:
+        status = os.fstat(opened.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
+            raise Misconfigured(f"{file} must be a file that its owner alone can read: delete it, and it is made anew")
+        found = opened.read().strip()
+    if len(found) < SHORTEST_SECRET:
+        raise Misconfigured(f"{file} holds no secret: delete it, and it is made anew")
+    return found
+
+
+def made_development_token(file: Path) -> None:
+    made_secret(file, BEARER)
+
+
+def development_token(file: Path) -> str:
+    """Raises FileNotFoundError and Misconfigured, as ``secret`` does."""
+    return secret(file).removeprefix(BEARER)
+
+
+def page_address(url: str, file: Path) -> str | None:
+    """The page of a service in development mode, so that it knows its user; None: the token cannot be read.
+
+    The token is the fragment: browsers send it to nobody, and the page takes it out of the address at once.
+    """
+    try:
+        return f"{url.rstrip('/')}/#token={development_token(file)}"
+    except (FileNotFoundError, Misconfigured):
+        return None

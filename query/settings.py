@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import SettingsConfigDict
 
+from pipeline.home import FEEDBACK_FILE, SHORTEST_SECRET, home, made_secret, secret
 from pipeline.settings import Part, explained
 
 
@@ -90,7 +92,9 @@ class ServeSettings(Part):
     port: int = Field(8080, ge=0, le=65535)
     """0 finds a free one."""
     development: bool = False
-    """Callers name themselves: on loopback only, and said loudly."""
+    """Whoever shows the token of ``development_token_file`` names itself: on loopback only, and said loudly."""
+    development_token_file: Path | None = None
+    """Made at start, for this user alone, and read at each request. None: ``development-token`` in PENSTOCK_HOME."""
     max_body_bytes: int = Field(1_000_000, ge=1_000)
     body_seconds: float = Field(10.0, gt=0)
     """For a request's head and then its body to arrive, and for any piece of an answer to be taken by its reader."""
@@ -152,6 +156,33 @@ class AuthSettings(Part):
     ``class``, ``operator``. Read again when it changes."""
 
 
+class FeedbackSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_FEEDBACK_", frozen=True, extra="forbid")
+
+    keys: SecretStr | None = None
+    """Secrets of the installation, separated by spaces, at least 32 characters each: who gave feedback is stored as a
+    digest with the first; the others find what was given before it took their place. None: feedback is not kept, but in
+    development mode, where a key is made in PENSTOCK_HOME."""
+
+    @field_validator("keys")
+    @classmethod
+    def _long(cls, keys: SecretStr | None) -> SecretStr | None:
+        if keys and any(len(key) < SHORTEST_SECRET for key in keys.get_secret_value().split()):
+            raise ValueError(f"a key has at least {SHORTEST_SECRET} characters: `openssl rand -base64 33` makes one")
+        return keys
+
+    def secrets(self, *, make: bool = False) -> list[bytes]:
+        """The keys, or the one in PENSTOCK_HOME. make: if there is none. Raises Misconfigured."""
+        found = self.keys.get_secret_value().split() if self.keys else []
+        file = home() / FEEDBACK_FILE
+        if not found and make:
+            made_secret(file)
+        if not found:
+            with suppress(FileNotFoundError):
+                found = [secret(file)]
+        return [key.encode() for key in found]
+
+
 class ShadowSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_SHADOW_", frozen=True, extra="forbid")
 
@@ -184,6 +215,7 @@ class QuerySettings(Part):
     auth: AuthSettings = Field(default_factory=AuthSettings)
     evaluation: EvalSettings = Field(default_factory=EvalSettings)
     shadow: ShadowSettings = Field(default_factory=ShadowSettings)
+    feedback: FeedbackSettings = Field(default_factory=FeedbackSettings)
 
 
 def load() -> QuerySettings:

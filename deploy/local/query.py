@@ -16,7 +16,7 @@ from deploy.local import process
 from deploy.local.ports import Ports
 from deploy.local.service import HOST
 from deploy.local.workers import STOP_GRACE_SECONDS, answers, wait_ready
-from pipeline.settings import ENDPOINTS_FILE
+from pipeline.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, page_address
 
 NAME = "query"
 
@@ -41,6 +41,8 @@ def start(home: Path, ports: Ports, *, env: Mapping[str, str]) -> QueryService:
     entry, offset = process.load(_pid_file(home)), 0
     if entry is None or process.running(entry) is None:
         offset = process.rotate(log)
+        # Whoever listened on its old address may have been shown the old token.
+        (home / DEVELOPMENT_FILE).unlink(missing_ok=True)
         port = _port(ports)
         argv = [sys.executable, "-P", "-m", "pipeline.cli.main", "serve", "--host", HOST, "--port", str(port)]
         entry = replace(
@@ -90,6 +92,13 @@ def look(home: Path) -> QueryService:
     running = process.running(entry)
     url = entry.address if entry else ""
     return QueryService(url, running.pid if running else None, running is not None and answers(url))
+
+
+def page(home: Path) -> str | None:
+    """The address of its page with the token of development mode in it: for a terminal, and for nothing that is kept.
+    None: it does not run, or not in that mode."""
+    found = look(home)
+    return page_address(found.url, home / DEVELOPMENT_FILE) if found.pid is not None else None
 
 
 def processes(home: Path) -> list[psutil.Process]:

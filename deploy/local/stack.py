@@ -157,6 +157,10 @@ class Stack:
     def query(self) -> QueryService:
         return query.look(self.home)
 
+    def page(self) -> str | None:
+        """The address of the query service's page with the token of development mode: for a terminal alone."""
+        return query.page(self.home)
+
     def mark_prepared(self) -> None:
         """Remember that topics, tables and indexes were made for the services as they run now."""
         process.write_atomically(self._prepared_file, json.dumps(self._incarnations()) + "\n")

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline.home import ENDPOINTS_FILE, home
+from pipeline.core.errors import Misconfigured
+from pipeline.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_token, home
 
 PATIENCE_SECONDS = 30.0
 """A search's whole budget (query/budget.py) and more."""
@@ -25,7 +26,7 @@ WHERE = frozenset({"PENSTOCK_HOME", "PENSTOCK_DIST"})
 def ask(asked: Mapping[str, Any], *, tenant: str, principal: str) -> dict[str, Any] | None:
     """What the service answers to ``POST /v1/search``. asked: the body; moments are datetimes.
 
-    None: none runs, it does not take callers at their word, or it does not answer this well; then the command works it
+    None: none runs, it does not believe its own user, or it does not answer this well; then the command works it
     out by itself, and says in its own words what is wrong. So it does where anything is set in its environment, which
     may be set otherwise for the service, and for names that a header cannot carry as they are.
     """
@@ -36,9 +37,14 @@ def ask(asked: Mapping[str, Any], *, tenant: str, principal: str) -> dict[str, A
     place = urlsplit(_address())
     if place.hostname is None:
         return None
+    try:
+        token = development_token(home() / DEVELOPMENT_FILE)
+    except (FileNotFoundError, Misconfigured):
+        return None
     connection = http.client.HTTPConnection(place.hostname, place.port, timeout=PATIENCE_SECONDS)
     headers = {
-        "Content-Type": b"application/json", "X-Penstock-Tenant": tenant.encode(), "X-Penstock-As": principal.encode(),
+        "Content-Type": b"application/json", "Authorization": f"Bearer {token}".encode(),
+        "X-Penstock-Tenant": tenant.encode(), "X-Penstock-As": principal.encode(),
     }  # fmt: skip
     try:
         connection.request("POST", "/v1/search", json.dumps(asked, default=datetime.isoformat), headers)

@@ -136,6 +136,13 @@ def _print_table(stack: Stack) -> None:
     for worker in told["workers"]:
         if worker["reason"]:
             console.print(f"{worker['name']} stands still: {worker['reason']}", markup=False, soft_wrap=True)
+    print_page(console, stack)
+
+
+def print_page(console: Console, stack: Stack) -> None:
+    """Where the page is, with the token of development mode: on a terminal alone, because output is kept in logs."""
+    if console.is_terminal and (address := stack.page()) is not None:
+        console.print(f"Open in a browser: {address}", markup=False, soft_wrap=True)
 
 
 @contextmanager

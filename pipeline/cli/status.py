@@ -56,6 +56,7 @@ def status(
 
 
 def _once(stack: Stack, now: settings.Settings, *, json_output: bool) -> None:
+    from pipeline.cli.stack import print_page
     from pipeline.cli.status_look import look, ready
     from pipeline.cli.status_screen import screen
 
@@ -67,6 +68,7 @@ def _once(stack: Stack, now: settings.Settings, *, json_output: bool) -> None:
         if not console.is_terminal:
             console = Console(highlight=False, width=WIDTH)
         console.print(screen(told))
+        print_page(console, stack)
     if not ready(told):
         raise typer.Exit(1)
 

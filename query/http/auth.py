@@ -1,17 +1,21 @@
-"""Who asks: proved by a token, by an API key, or, in development on this machine alone, taken at its word."""
+"""Who asks: proved by a token, by an API key, or, in development on this machine alone, taken at its word if it shows
+that it is this process's own user."""
 
 from __future__ import annotations
 
 import getpass
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hmac import compare_digest
 from ipaddress import ip_address
+from pathlib import Path
 
 import httpx
 import structlog
 from starlette.datastructures import Headers
 
 from pipeline.core.errors import Misconfigured
+from pipeline.home import DEVELOPMENT_FILE, development_token, home, made_development_token
 from query.http import tokens
 from query.http.jwks import KeySet
 from query.http.keys import KeyFile
@@ -24,6 +28,10 @@ log = structlog.get_logger()
 
 AS, TENANT = "x-penstock-as", "x-penstock-tenant"
 """Headers by which a caller names itself in development."""
+WANTED = (
+    "development mode wants Authorization: Bearer TOKEN, with the token that stands in development-token of its"
+    " PENSTOCK_HOME; on a terminal `penstock status` shows the page's address with it"
+)
 API_KEY = "x-api-key"
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 PROXY_HEADERS = (
@@ -38,7 +46,10 @@ PROXY_HEADERS = (
 class Authenticator:
     """Safe to share between tasks."""
 
-    def __init__(self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: bool):
+    def __init__(
+        self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: Path | None
+    ):
+        """development: the file of the token that development mode wants. None: there is no such mode."""
         self._settings = settings
         self._keys = keys
         self._key_file = key_file
@@ -51,7 +62,7 @@ class Authenticator:
 
     @property
     def development(self) -> bool:
-        return self._development
+        return self._development is not None
 
     async def authenticate(self, headers: Headers) -> Who:
         """Raises Problem (401, or 403 for development mode behind a proxy); Retryable when the issuer's keys cannot be
@@ -59,8 +70,8 @@ class Authenticator:
         authorization = headers.get("authorization")
         key = headers.get(API_KEY)
         if authorization is None and key is None:
-            if self._development:
-                return _as_it_says(headers)
+            if self._development is not None:
+                raise _unauthorized(WANTED, error=None)
             raise _unauthorized("send Authorization: Bearer TOKEN, or X-Api-Key: KEY", error=None)
         if authorization is not None and key is not None:
             raise _unauthorized("send a token or a key, not both")
@@ -76,10 +87,23 @@ class Authenticator:
                     raise _unauthorized(str(error)) from error
             key = given
         assert key is not None
+        if self._is_own_user(key):
+            return _as_it_says(headers)
         found = self._key_file.who(key) if self._key_file is not None else None
         if found is None:
-            raise _unauthorized("the token or key is not known, or it has expired")
+            known_by = "the token or key is not known, or it has expired"
+            raise _unauthorized(known_by if self._development is None else f"{known_by}: {WANTED}")
         return found
+
+    def _is_own_user(self, key: str) -> bool:
+        """Whoever can read the file. It is read each time: taken away, it lets nobody in. Raises Misconfigured."""
+        if self._development is None:
+            return False
+        try:
+            token = development_token(self._development)
+        except FileNotFoundError:
+            return False
+        return compare_digest(key.encode("utf-8", "replace"), token.encode())
 
 
 def _unauthorized(detail: str, *, error: str | None = "invalid_token") -> Problem:
@@ -122,7 +146,7 @@ def require(auth: AuthSettings, serve: ServeSettings) -> None:
     tokens.require(auth)
     if serve.development and not is_loopback(serve.host):
         raise Misconfigured(
-            f"PENSTOCK_SERVE_DEVELOPMENT believes whatever callers say, so it serves on loopback only, not on"
+            f"PENSTOCK_SERVE_DEVELOPMENT believes what its user says, so it serves on loopback only, not on"
             f" {serve.host}: unset it and set PENSTOCK_AUTH_JWKS_URL or PENSTOCK_AUTH_KEYS_FILE"
         )
     if not serve.development and auth.jwks_url is None and auth.keys_file is None:
@@ -137,14 +161,18 @@ async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncI
     """Raises Misconfigured."""
     require(auth, serve)
     key_file = KeyFile(auth.keys_file) if auth.keys_file is not None else None
+    development = None
     if serve.development:
-        log.warning("development_mode", says="callers are believed whoever they say they are; never beyond loopback")
+        development = serve.development_token_file or home() / DEVELOPMENT_FILE
+        made_development_token(development)
+        development_token(development)
+        log.warning("development_mode", says="whoever can read the token is who it says it is; never beyond loopback")
     async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
         keys = None
         if auth.jwks_url is not None:
             keys = KeySet(auth.jwks_url, keep_seconds=auth.jwks_keep_seconds, client=client)
         try:
-            yield Authenticator(auth, keys=keys, key_file=key_file, development=serve.development)
+            yield Authenticator(auth, keys=keys, key_file=key_file, development=development)
         finally:
             if keys is not None:
                 await keys.aclose()

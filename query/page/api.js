@@ -1,8 +1,18 @@
 // The service's HTTP interface. Addresses are relative: the page works under any prefix.
 
 const KEY = "penstock-access";
-/** Who asks: {token} or, in development mode, {as, tenant}. Kept for this tab only. */
+/** Who asks: {token} and, in development mode, {as, tenant}. Kept for this tab only: a cookie would go to whatever else
+    listens on this machine, for cookies know no ports. */
 let access = JSON.parse(sessionStorage.getItem(KEY) ?? "{}");
+// The address that `penstock status` shows brings the token of development mode behind "#", which is sent to nobody. Such
+// addresses count on this machine alone: elsewhere a link could make its reader ask as somebody else.
+const brought = location.hash.match(/^#token=([\w-]+)$/)?.[1];
+if (brought && ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname)) {
+  become({ ...access, token: brought });
+  history.replaceState(history.state, "", location.pathname + location.search);
+}
+
+addEventListener("hashchange", () => location.hash.startsWith("#token=") && location.reload());
 
 export const who = () => access;
 
@@ -24,8 +34,8 @@ export class Problem extends Error {
 function headers() {
   const found = {};
   if (access.token) found["Authorization"] = `Bearer ${access.token}`;
-  else if (access.as) found["X-Penstock-As"] = utf8(access.as);
-  if (access.tenant && !access.token) found["X-Penstock-Tenant"] = utf8(access.tenant);
+  if (access.as) found["X-Penstock-As"] = utf8(access.as);
+  if (access.tenant) found["X-Penstock-Tenant"] = utf8(access.tenant);
   return found;
 }
 

@@ -1,4 +1,4 @@
-// Who asks. With a token or key of one's own; in development mode by a name alone, which the service then says loudly.
+// Who asks. With a token or key of one's own; in development mode with the service's token, and by any name besides.
 
 import { become, get, who } from "./api.js";
 import { $, el } from "./dom.js";
@@ -29,7 +29,7 @@ export function open(done, why = "") {
   const tenant = el("input", { id: "signin-tenant", type: "text", autocomplete: "organization", spellcheck: "false", placeholder: "default", value: who().tenant ?? "" });
   const submit = async (event) => {
     event.preventDefault();
-    become(token.value ? { token: token.value.trim() } : { as: name.value.trim(), tenant: tenant.value.trim() });
+    become({ token: token.value.trim(), as: name.value.trim(), tenant: tenant.value.trim() });
     card.close();
     await done();
   };
@@ -41,6 +41,7 @@ export function open(done, why = "") {
       why && el("p", { class: "doubt", role: "alert" }, why),
       el("label", { for: "signin-token" }, "Access token or key"), token,
       el("details", { open: Boolean(who().as) || me?.kind === "development" }, el("summary", {}, "This service runs in development mode"),
+        el("p", { class: "quiet-text" }, "Open the page by the address that penstock status shows on a terminal: it brings the token. Then you may be anybody:"),
         el("label", { for: "signin-as" }, "Your name"), name, el("label", { for: "signin-tenant" }, "Tenant"), tenant),
       el("div", { class: "buttons" },
         el("button", { type: "button", class: "quiet", onclick: async () => (become({}), card.close(), await done()) }, "Sign out"),

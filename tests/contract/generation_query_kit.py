@@ -33,6 +33,7 @@ from query.http.serve import serving
 from query.model import Found
 from query.service import Service
 from query.settings import AuthSettings, QuerySettings, ServeSettings
+from tests.contract.http_kit import DEVELOPMENT, bearer
 from tests.fakes.openai import FakeOpenAI
 from tests.library import Event, Library, settings_on
 
@@ -169,13 +170,13 @@ class Site:
         """As it runs in production, with the models that the rows name. parts: of QuerySettings."""
         query = QuerySettings(
             serve=ServeSettings(
-                port=0, development=True, requests_per_minute=100_000, concurrent_per_caller=32, **PATIENT
+                port=0, requests_per_minute=100_000, concurrent_per_caller=32, **DEVELOPMENT, **PATIENT
             ),
             auth=AuthSettings(), **parts,
         )  # fmt: skip
         async with (
             serving(self.settings, query) as (address, service),
-            httpx.AsyncClient(base_url=address, timeout=60) as client,
+            httpx.AsyncClient(base_url=address, headers=bearer(), timeout=60) as client,
         ):
             yield client, service
 

@@ -21,7 +21,7 @@ from query.http.serve import serving
 from query.service import Service
 from query.settings import ChatSettings, QuerySettings, ServeSettings
 from tests.contract.es_proxy import Proxy
-from tests.contract.http_kit import as_
+from tests.contract.http_kit import DEVELOPMENT, FEEDBACK, as_
 from tests.fakes.chat import FakeChat
 from tests.library import WordEmbedder
 
@@ -167,9 +167,10 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
     async with FakeChat() as chat:
         query = QuerySettings(
             serve=ServeSettings(
-                port=0, development=True, requests_per_minute=1_000_000, search_seconds=6.0, body_seconds=1.0,
+                **DEVELOPMENT, port=0, requests_per_minute=1_000_000, search_seconds=6.0, body_seconds=1.0,
                 concurrent=32, concurrent_per_caller=64,
             ),
+            feedback=FEEDBACK,
             chat=ChatSettings(base_url=chat.url, model=chat.model, first_token_seconds=1.0, timeout_seconds=3.0),
         )  # fmt: skip
         everything = settings.model_copy(update={"elasticsearch": through})

@@ -9,20 +9,29 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import UUID
 
 import httpx
+from pydantic import SecretStr
 
 from deploy.local.stack import Stack
+from pipeline.home import DEVELOPMENT_FILE, development_token, made_development_token
 from query.embedder import QueryEmbedder
 from query.http.serve import serving
 from query.service import Service
-from query.settings import AuthSettings, QuerySettings, ServeSettings
+from query.settings import AuthSettings, FeedbackSettings, QuerySettings, ServeSettings
 from tests.leak_paths import Paths
 from tests.library import Library, WordEmbedder
 from tests.space import KEY_ENDS
 
+_FOLDER = TemporaryDirectory(prefix="penstock-token-")
+TOKEN_FILE = Path(_FOLDER.name) / DEVELOPMENT_FILE
+DEVELOPMENT = {"development": True, "development_token_file": TOKEN_FILE}
+"""Settings of services in this process that run in development mode; ``as_`` knows their token."""
+FEEDBACK_KEY = "the installation's key".replace(" ", "-").ljust(40, "x")
+FEEDBACK = FeedbackSettings(keys=SecretStr(FEEDBACK_KEY))
 READY_SECONDS = 60.0
 """Until the first answer of a model of words alone, on a machine however busy."""
 
@@ -40,14 +49,16 @@ async def service_over(
     Without ``auth`` it runs in development mode, where a client names itself by X-Penstock-As and X-Penstock-Tenant.
     ``parts`` are further parts of QuerySettings.
     """
+    mode = DEVELOPMENT if auth is None else {}
+    headers = bearer((serve or {}).get("development_token_file", TOKEN_FILE)) if auth is None else {}
     query = QuerySettings(
-        serve=ServeSettings(port=0, **({"development": auth is None, "requests_per_minute": 100_000} | (serve or {}))),
+        serve=ServeSettings(port=0, **({"requests_per_minute": 100_000, **mode} | (serve or {}))),
         auth=AuthSettings(**(auth or {})),
-        **parts,
+        **({"feedback": FEEDBACK} | parts),
     )
     async with (
         serving(library.settings, query, embedders=QueryEmbedder(WordEmbedder)) as (address, service),
-        httpx.AsyncClient(base_url=address, timeout=60) as client,
+        httpx.AsyncClient(base_url=address, headers=headers, timeout=60) as client,
     ):
         async with asyncio.timeout(READY_SECONDS):
             await service.following.warm.wait()
@@ -69,9 +80,20 @@ def write_keys(path: Path, **keys: dict[str, Any]) -> Path:
     return path
 
 
+def token(file: Path = TOKEN_FILE) -> str:
+    """Of development mode."""
+    made_development_token(file)
+    return development_token(file)
+
+
+def bearer(file: Path = TOKEN_FILE) -> dict[str, str]:
+    """Headers of the local user, who runs a service in development mode."""
+    return {"Authorization": f"Bearer {token(file)}"}
+
+
 def as_(principal: str, tenant: str = "acme") -> dict[str, str]:
-    """Headers of development mode."""
-    return {"X-Penstock-As": principal, "X-Penstock-Tenant": tenant}
+    """Headers of somebody else in development mode."""
+    return {**bearer(), "X-Penstock-As": principal, "X-Penstock-Tenant": tenant}
 
 
 @dataclass

@@ -32,7 +32,7 @@ from query.embedder import QueryEmbedder
 from query.http.serve import serving
 from query.settings import QuerySettings, ServeSettings
 from tests.contract.hostile_kit import BOUND_SECONDS, QUESTION, World, surrounded, to_the_end
-from tests.contract.http_kit import as_
+from tests.contract.http_kit import DEVELOPMENT, as_
 from tests.library import Library, WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -285,7 +285,7 @@ async def test_a_model_that_never_loads(library: Library) -> None:
         go.wait()
         return WordEmbedder()
 
-    query = QuerySettings(serve=ServeSettings(port=0, development=True, search_seconds=2.0))
+    query = QuerySettings(serve=ServeSettings(port=0, search_seconds=2.0, **DEVELOPMENT))
     async with serving(library.settings, query, embedders=QueryEmbedder(load)) as (address, _):
         async with httpx.AsyncClient(base_url=address, timeout=BOUND_SECONDS, headers=as_("ann")) as client:
             answer = await client.post("/v1/search", json={"query": "pump in hall 3"})

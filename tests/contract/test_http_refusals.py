@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,7 +14,8 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from tests.contract.http_kit import World, as_, problem, service_over, write_keys
+from query.http.auth import local_user
+from tests.contract.http_kit import TOKEN_FILE, World, as_, problem, service_over, token, write_keys
 from tests.fakes.issuer import Issuer, bearer, issuing
 from tests.library import document
 from topics.messages import IdentityChanged
@@ -65,7 +68,7 @@ async def test_only_a_proven_caller_is_answered(world: World, issuer: Issuer, te
         now = int(time.time())
         bad = {
             "none": {},
-            "named": as_("ann", tenant),
+            "named": {"X-Penstock-As": "ann", "X-Penstock-Tenant": tenant},
             "forged": bearer(good["Authorization"][7:-6] + "AAAAAA"),
             "expired": bearer(issuer.token(tenant=tenant, exp=now - 60)),
             "too early": bearer(issuer.token(tenant=tenant, nbf=now + 120)),
@@ -162,7 +165,8 @@ async def test_a_body_is_capped_before_it_is_read(world: World) -> None:
 async def test_a_body_that_does_not_come_is_not_waited_for(world: World) -> None:
     async with service_over(world.library, serve={"body_seconds": 0.2}) as (client, service):
         reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-        writer.write(b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 20\r\n\r\n{")
+        proof = f"Authorization: Bearer {token()}\r\n".encode()
+        writer.write(b"POST /v1/search HTTP/1.1\r\nHost: localhost\r\n" + proof + b"Content-Length: 20\r\n\r\n{")
         assert await reader.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
         assert b"urn:penstock:problem:slow-request" in await reader.read()
         writer.close()
@@ -179,6 +183,50 @@ async def test_limits_of_a_caller_are_its_own(world: World) -> None:
         assert (await client.get("/v1/me", headers=as_("bob"))).status_code == 200
         sample = service.metrics.registry.get_sample_value
         assert sample("penstock_query_requests_total", {"route": "none", "outcome": "limited"}) == 1
+
+
+async def test_another_user_of_the_machine_is_nobody_in_development_mode(world: World) -> None:
+    """It reaches the port, may name whomever it likes, and cannot read the token."""
+    async with httpx.AsyncClient(base_url=world.client.base_url, timeout=60) as stranger:
+        for headers in ({}, {"X-Penstock-As": local_user()}, {"X-Penstock-As": "ann", "X-Penstock-Tenant": "acme"}):
+            for path in ("/v1/me", "/v1/facets", "/v1/pipeline", "/v1/review"):
+                refused = await stranger.get(path, headers=headers)
+                assert problem(refused) == (401, "unauthorized")
+                assert "development-token" in refused.json()["detail"]
+            for path in ("/v1/search", "/v1/answers", "/v1/feedback", "/mcp"):
+                assert problem(await stranger.post(path, headers=headers, json={"query": "x"})) == (401, "unauthorized")
+        for guess in ("/?token=x", "/", "/openapi.json", "/metrics"):
+            shown = await stranger.get(guess)
+            assert token() not in shown.text + str(shown.headers)
+            assert "set-cookie" not in shown.headers
+    assert TOKEN_FILE.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() == 0:
+        TOKEN_FILE.parent.chmod(0o755)  # as a state folder is
+        read = subprocess.run(["/bin/cat", str(TOKEN_FILE)], user=65534, capture_output=True, check=False)
+        assert (read.returncode, read.stdout) == (1, b"")
+    assert (await world.client.get("/v1/me")).json()["principal"] == local_user()
+
+
+async def test_a_web_page_elsewhere_makes_a_browser_do_nothing_in_development_mode(world: World) -> None:
+    """A browser sends what a page may send: simple requests without a proof, and it obeys the missing CORS headers."""
+    evil = {"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    async with httpx.AsyncClient(base_url=world.client.base_url, timeout=60) as browser:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+            sent = await browser.post("/v1/search", content=b'{"query": "x"}', headers={**evil, "Content-Type": kind})
+            assert problem(sent) == (401, "unauthorized")
+        preflight = await browser.options(
+            "/v1/search",
+            headers={
+                **evil, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"
+            },
+        )  # fmt: skip
+        assert preflight.status_code >= 400
+        for answer in (preflight, await browser.get("/v1/me", headers=evil), await browser.get("/", headers=evil)):
+            assert not [name for name in answer.headers if name.startswith("access-control-")]
+        rebound = {"Host": "evil.example:80", "Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"}
+        for path in ("/", "/v1/me", "/openapi.json", "/metrics"):
+            assert problem(await browser.get(path, headers=rebound)) == (400, "bad-request")
+        assert problem(await browser.post("/mcp", headers=rebound, json={})) == (400, "bad-request")
 
 
 async def test_development_mode_is_for_this_machine_by_its_own_name(world: World) -> None:

@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
+from pipeline.home import DEVELOPMENT_FILE
 from query.service import Service
 from query.settings import ChatSettings
-from tests.contract.http_kit import as_, service_over
+from tests.contract.http_kit import as_, bearer, service_over
 from tests.fakes.chat import FakeChat
 from tests.library import Library, WordEmbedder, document
 
@@ -163,9 +164,10 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
         assert stack.endpoints()["serve"] == {"url": served.url}
         assert (await asyncio.to_thread(stack.start_query, env=env)).pid == served.pid
         async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+            own = as_("ann") | bearer(tmp_path / DEVELOPMENT_FILE)
             ready = await client.get("/readyz")
             assert (ready.status_code, ready.text) == (200, "degraded: model\n")
-            asked = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=as_("ann"))
+            asked = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=own)
             async with asked as answer:
                 told = events(answer)
                 assert (await anext(told))[0] == "sources"
@@ -180,6 +182,7 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
         assert "serve" not in stack.endpoints()
         log = (tmp_path / "logs" / "query.log").read_text()
         assert "development_mode" in log
+        assert own["Authorization"].removeprefix("Bearer ") not in log
         assert "Traceback" not in log
         assert '"exception"' not in log
         assert "harbour" not in log

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local.stack import Stack
+from pipeline.home import DEVELOPMENT_FILE
 from tests.contract.http_kit import service_over
 from tests.library import Library, WordEmbedder, document
 
@@ -41,7 +42,10 @@ async def test_the_service_answers_as_the_command_itself_does(stack: Stack, tmp_
             document("hers.md", "Kestrels moult in June.", tenant="Größe", acl_tags=["user:zoë"], author="Ann"),
         )
         library.write_home(tmp_path)
-        async with service_over(library) as (client, service):
+        async with service_over(library, serve={"development_token_file": tmp_path / DEVELOPMENT_FILE}) as (
+            client,
+            service,
+        ):
             file = tmp_path / "endpoints.json"
             file.write_text(json.dumps({**json.loads(file.read_text()), "serve": {"url": str(client.base_url)}}))
 

@@ -22,7 +22,7 @@ from deploy.local.stack import Stack
 from pipeline.groups import group
 from query.http.serve import serving
 from query.settings import AuthSettings, QuerySettings, ServeSettings
-from tests.contract.http_kit import as_, problem
+from tests.contract.http_kit import DEVELOPMENT, as_, problem
 from tests.e2e.test_recover import access, answer, deletion, document, run, start, stop
 from tests.oracle import assert_equal
 from tests.space import Space, now
@@ -127,9 +127,7 @@ def local(space: Space) -> Iterator[Stack]:
 @asynccontextmanager
 async def client_of(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     """Of a query service that runs through all of it."""
-    query = QuerySettings(
-        serve=ServeSettings(port=0, development=True, requests_per_minute=100_000), auth=AuthSettings()
-    )
+    query = QuerySettings(serve=ServeSettings(port=0, requests_per_minute=100_000, **DEVELOPMENT), auth=AuthSettings())
     async with (
         serving(space.settings, query) as (address, service),
         httpx.AsyncClient(base_url=address, timeout=60) as client,

@@ -22,6 +22,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.home import DEVELOPMENT_FILE
+from tests.contract.http_kit import as_, bearer
 from tests.contract.mcp_kit import call, connected, refused
 from tests.space import PROJECT, Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
@@ -119,7 +121,7 @@ async def test_a_client_connects_over_http(site: Space) -> None:
     assert process.stdout is not None
     try:
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        headers = {"X-Penstock-As": "ann", "X-Penstock-Tenant": "acme"}
+        headers = as_("ann") | bearer(site.home / DEVELOPMENT_FILE)
         async with connected(address, headers=headers) as client:
             await check(client)
     finally:

@@ -22,7 +22,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
+from pipeline.home import DEVELOPMENT_FILE
 from pipeline.serving import served
+from tests.contract.http_kit import bearer
 from tests.contract.mcp_kit import WAY_IN
 from tests.fakes.chat import FakeChat
 from tests.fakes.collector import FakeCollector, Kept
@@ -101,7 +103,9 @@ async def serving(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     assert process.stdout is not None
     try:
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        async with httpx.AsyncClient(base_url=address, headers=ASKS, timeout=60) as client:
+        async with httpx.AsyncClient(
+            base_url=address, headers=ASKS | bearer(space.home / DEVELOPMENT_FILE), timeout=60
+        ) as client:
             yield client
     finally:
         process.terminate()

@@ -14,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from pipeline.home import DEVELOPMENT_FILE
 from pipeline.settings import dist
+from tests.contract.http_kit import bearer
 from tests.oracle import assert_equal
 from tests.space import Space, now
 from tests.wheels import Installed, install, next_version
@@ -91,7 +93,8 @@ async def serving(space: Space, version: Installed) -> AsyncIterator[httpx.Async
     assert process.stdout is not None
     try:
         url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        headers = bearer(space.home / DEVELOPMENT_FILE)
+        async with httpx.AsyncClient(base_url=url, headers=headers, timeout=60, trust_env=False) as client:
             yield client
     finally:
         process.terminate()

@@ -9,7 +9,9 @@ import subprocess
 import httpx
 import pytest
 
+from pipeline.home import DEVELOPMENT_FILE
 from pipeline.settings import dist
+from tests.contract.http_kit import bearer
 from tests.space import PROJECT, Space, now
 from tests.wheels import PACKAGES, Installed, install
 from topics.messages import DocumentUpserted, IdentityChanged
@@ -85,7 +87,9 @@ async def test_it_runs_without_the_source_tree(installed: Installed, space: Spac
     try:
         assert process.stdout is not None
         url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            base_url=url, headers=bearer(space.home / DEVELOPMENT_FILE), timeout=60, trust_env=False
+        ) as client:
             async with asyncio.timeout(60):  # who is in which group comes by a topic of its own
                 found: list[str] = []
                 while not found:

@@ -23,7 +23,9 @@ import pytest
 from deploy.local import prometheus
 from deploy.local.stack import Stack
 from deploy.prometheus.targets import JOB
+from pipeline.home import DEVELOPMENT_FILE
 from query.http.auth import AS
+from tests.contract.http_kit import bearer
 from tests.fakes.chat import FakeChat
 from tests.fakes.openai import FakeOpenAI
 from tests.fakes.rerank import FakeRerank
@@ -198,7 +200,12 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
         }  # fmt: skip
         url = await open_.enter_async_context(_serving(space, outside))
         query = await open_.enter_async_context(
-            httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, headers={AS: READER})
+            httpx.AsyncClient(
+                base_url=url,
+                timeout=60,
+                trust_env=False,
+                headers={AS: READER, **bearer(space.home / DEVELOPMENT_FILE)},
+            )
         )
         targets = {worker: f"127.0.0.1:{space.ports[worker]}" for worker in WORKERS}
         targets["query"] = url.removeprefix("http://")

@@ -16,6 +16,7 @@ from query.embedder import QueryEmbedder
 from query.http.serve import serving
 from query.model import MODES
 from query.settings import AuthSettings, QuerySettings, ServeSettings
+from tests.contract.http_kit import DEVELOPMENT, as_
 from tests.contract.mcp_kit import connected
 from tests.faults import tally
 from tests.faults.history import History, Query, Revocation
@@ -98,7 +99,7 @@ class Readers:
 @asynccontextmanager
 async def readers(space: Space, embedders: QueryEmbedder) -> AsyncIterator[Readers]:
     settings = QuerySettings(
-        serve=ServeSettings(port=0, development=True, requests_per_minute=1_000_000), auth=AuthSettings()
+        serve=ServeSettings(port=0, requests_per_minute=1_000_000, **DEVELOPMENT), auth=AuthSettings()
     )
     async with (
         serving(space.settings, settings, embedders=embedders) as (address, service),
@@ -182,7 +183,7 @@ def is_accepted(
 
 
 def _headers(person: str) -> dict[str, str]:
-    return {"X-Penstock-As": person, "X-Penstock-Tenant": TENANT}
+    return as_(person, TENANT)
 
 
 def _key(place: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -12,7 +13,8 @@ import pytest
 from starlette.datastructures import Headers
 
 from pipeline.core.errors import Misconfigured
-from query.http.auth import Authenticator, require
+from pipeline.home import DEVELOPMENT_FILE, development_token, made_development_token
+from query.http.auth import Authenticator, open_authenticator, require
 from query.http.keys import KeyFile, parse
 from query.http.problems import Problem
 from query.http.who import Who
@@ -110,28 +112,92 @@ def development(**headers: str) -> Headers:
     return Headers({name.replace("_", "-"): value for name, value in headers.items()})
 
 
-async def test_in_development_a_caller_is_whoever_it_says(tmp_path: Path) -> None:
-    authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=True)
-    me = await authenticator.authenticate(development())
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / DEVELOPMENT_FILE
+    made_development_token(file)
+    return file
+
+
+async def test_in_development_a_caller_with_the_token_is_whoever_it_says(file: Path) -> None:
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
+    proof = {"authorization": f"Bearer {development_token(file)}"}
+    me = await authenticator.authenticate(development(**proof))
     assert (me.principal, me.tenant, me.operator) == (getpass.getuser(), "default", True)
-    ann = await authenticator.authenticate(development(x_penstock_as="ann", x_penstock_tenant="acme"))
+    ann = await authenticator.authenticate(development(x_penstock_as="ann", x_penstock_tenant="acme", **proof))
     assert (ann.principal, ann.tenant, ann.operator) == ("ann", "acme", False)
-    for refused in (
-        development(authorization="Bearer something"),  # a token is never taken for a name
-        development(x_api_key="something"),
-        development(x_penstock_as="ann", x_forwarded_for="10.0.0.1"),
-        development(forwarded="for=10.0.0.1"),
-        development(via="1.1 proxy"),
-        development(x_forwarded_host="search.example.org"),
-        development(x_forwarded_proto="https"),
+    for strange in (
+        {},
+        {"x_penstock_as": "ann"},
+        {"authorization": "Bearer something"},
+        {"authorization": f"Bearer {development_token(file)[:-1]}"},
+        {"x_api_key": "something", "x_penstock_as": "ann"},
+        {"x_api_key": "schlüssel".encode().decode("latin-1")},
     ):
-        with pytest.raises(Problem):
-            await authenticator.authenticate(refused)
+        with pytest.raises(Problem, match="development-token") as refused:
+            await authenticator.authenticate(development(**strange))
+        assert refused.value.status == 401
+    for proxy in ("x_forwarded_for", "forwarded", "via", "x_forwarded_host", "x_forwarded_proto"):
+        with pytest.raises(Problem) as refused:
+            await authenticator.authenticate(development(**proof, **{proxy: "10.0.0.1"}))
+        assert refused.value.status == 403
+
+
+async def test_a_token_of_development_that_was_replaced_or_taken_away_opens_nothing(file: Path) -> None:
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
+    old = development(authorization=f"Bearer {development_token(file)}")
+    file.unlink()
+    with pytest.raises(Problem):
+        await authenticator.authenticate(old)
+    made_development_token(file)
+    with pytest.raises(Problem):
+        await authenticator.authenticate(old)
+    assert await authenticator.authenticate(development(authorization=f"Bearer {development_token(file)}"))
+
+
+def test_the_token_of_development_is_its_owners_alone_and_made_once(file: Path) -> None:
+    made = file.read_text()
+    assert (file.stat().st_mode & 0o777, len(development_token(file))) == (0o600, 43)
+    made_development_token(file)
+    assert (file.read_text(), [entry.name for entry in file.parent.iterdir()]) == (made, [file.name])
+    assert made == f"Authorization: Bearer {development_token(file)}\n"  # for curl -H @FILE
+
+
+def _shared(file: Path) -> None:
+    file.chmod(0o640)
+
+
+def _a_link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+def _empty(file: Path) -> None:
+    file.write_text("Authorization: Bearer \n")
+
+
+def _of_somebody_else(file: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file away")
+    os.chown(file, 65534, 65534)
+
+
+@pytest.mark.parametrize("spoil", [_shared, _a_link, _empty, _of_somebody_else])
+async def test_a_token_that_others_may_know_opens_nothing(file: Path, spoil: Callable[[Path], None]) -> None:
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=None, development=file)
+    proof = development(authorization=f"Bearer {development_token(file)}")
+    spoil(file)
+    with pytest.raises(Misconfigured, match="development-token"):
+        await authenticator.authenticate(proof)
+    settings = ServeSettings(development=True, development_token_file=file)
+    with pytest.raises(Misconfigured, match="development-token"):
+        async with open_authenticator(AuthSettings(), settings):
+            pass
 
 
 async def test_outside_of_it_names_are_nothing(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "keys.toml", bot={"key": "one", "tenant": "acme", "tags": ["x"]})
-    authenticator = Authenticator(AuthSettings(), keys=None, key_file=KeyFile(path), development=False)
+    authenticator = Authenticator(AuthSettings(), keys=None, key_file=KeyFile(path), development=None)
     named = {"x_penstock_as": "ann", "x_penstock_tenant": "globex"}
     for headers in (named, {"authorization": "Basic b25l"}, {"authorization": "Bearer "}, {"authorization": "one"}):
         with pytest.raises(Problem) as refused:

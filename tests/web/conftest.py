@@ -18,7 +18,7 @@ from deploy.local.stack import Stack
 from query.http.auth import local_user
 from query.service import Service
 from query.settings import ChatSettings
-from tests.contract.http_kit import service_over
+from tests.contract.http_kit import service_over, token
 from tests.fakes.chat import FakeChat
 from tests.fakes.chat_faults import Faults
 from tests.library import Library, WordEmbedder
@@ -130,7 +130,7 @@ class Tabs:
             viewport=size or DESK, color_scheme=theme, device_scale_factor=scale, reduced_motion=motion,
             locale="en-GB", timezone_id="UTC",
         )  # fmt: skip
-        access = json.dumps({"tenant": "acme"} | ({"as": who} if who else {}))
+        access = json.dumps({"tenant": "acme", "token": token()} | ({"as": who} if who else {}))
         if who != "":
             await context.add_init_script(f"sessionStorage['penstock-access'] ??= {json.dumps(access)}")
         page = await context.new_page()

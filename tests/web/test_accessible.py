@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from tests.contract.http_kit import service_over, write_keys
+from query.http.auth import local_user
+from tests.contract.http_kit import service_over, token, write_keys
 from tests.web.conftest import Tab, Tabs
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
@@ -51,6 +52,22 @@ async def test_every_view_can_be_read_by_everybody(tabs: Tabs, theme: str, rules
     await tab.page.keyboard.press("Escape")
     await tab.page.click("#who")
     assert await faults(tab, rules) == []
+
+
+async def test_the_address_that_a_terminal_shows_lets_its_user_in_and_does_not_stay(tabs: Tabs) -> None:
+    tab = await tabs.new(who="")
+    await tab.page.goto(tab.url)
+    await tab.page.wait_for_selector("#signin[open]")
+    assert "penstock status" in (await tab.page.text_content("#signin details") or "")
+    await tab.page.goto(f"{tab.url}/#token={token()}")
+    await tab.page.locator("#who", has_text=local_user()).wait_for()  # the same page with another # is loaded anew
+    assert tab.page.url == f"{tab.url}/"
+    assert await tab.page.evaluate("document.cookie + JSON.stringify(localStorage)") == "{}"
+    await tab.page.reload()
+    await tab.page.locator("#who", has_text=local_user()).wait_for()
+    other = await tabs.new(who="")
+    await other.page.goto(other.url)
+    await other.page.wait_for_selector("#signin[open]")  # it is the tab's own
 
 
 async def test_who_is_not_known_is_asked_and_comes_in_with_a_key(tabs: Tabs, tmp_path) -> None:  # type: ignore[no-untyped-def]
