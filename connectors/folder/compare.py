@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from time import monotonic
 
 import structlog
 
@@ -12,7 +14,7 @@ from connectors.checkpoint import Checkpoint, Intent
 from connectors.clock import Clock
 from connectors.folder.walk import is_within
 from connectors.runner.compare import Row
-from connectors.runner.reconcile import difference
+from connectors.runner.reconcile import MOST_REST_SECONDS, REST, difference
 from connectors.runner.rows import Holder, Rows
 from pipeline.core.identity import document_id
 
@@ -78,7 +80,7 @@ class Comparison:
 
     async def _living(self, found: dict[str, _Difference], now: datetime) -> None:
         """What is alive in the ledger. A row goes when its delete was sent: a missing one may be on its way."""
-        after = ""
+        after, began = "", monotonic()
         while page := await self._rows.ledger(after, PAGE):
             mine = [(accepted, root) for _, accepted in page if (root := self._root(accepted.external_id)) is not None]
             rows = await self._rows.find([accepted.external_id for accepted, _ in mine])
@@ -88,10 +90,11 @@ class Comparison:
                 if differs and not accepted.has_letter and len(found) < MOST_NOTED:
                     found[accepted.external_id] = _Difference(root, accepted.version, _of(row), now)
             after = str(page[-1][0])
+            began = await _rested(began)
 
     async def _published(self, found: dict[str, _Difference], now: datetime) -> None:
         """What was published and is not alive there."""
-        after = ""
+        after, began = "", monotonic()
         while page := await self._rows.page(after, PAGE):
             mine = {
                 document_id(self._holder.tenant, self._holder.source, row.external_id): (row, root)
@@ -103,10 +106,17 @@ class Comparison:
                 if len(found) < MOST_NOTED:
                     found[row.external_id] = _Difference(root, row.version or 0, _of(row), now)
             after = page[-1].external_id
+            began = await _rested(began)
 
     def _root(self, external_id: str) -> str | None:
         """The one that answers for it: the innermost."""
         return max((root for root in self._roots if is_within(external_id, root)), key=len, default=None)
+
+
+async def _rested(began: float) -> float:
+    """After a page: as the runner's comparison does, so that Postgres is left to others for most of the time."""
+    await asyncio.sleep(min(REST * (monotonic() - began), MOST_REST_SECONDS))
+    return monotonic()
 
 
 def _may_mark(one: _Difference, now: datetime) -> bool:

@@ -82,12 +82,12 @@ class MembershipTables:
         moved = [held for tag, held in after.items() if tag not in known or _holders_differ(known[tag], held)]
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
-                await require_lease(connection, self.holder)
                 await connection.execute(
                     "DELETE FROM connector_groups WHERE tenant = %s AND source = %s AND tag = ANY(%s)",
                     [*self._instance, gone],
                 )
                 await self._write_groups(connection, moved)
+                await require_lease(connection, self.holder)  # last: a large listing must not hold up the heartbeat
 
     async def merge_groups(self, listed: Sequence[Held], at: datetime, asked: Collection[str]) -> None:
         """Apply a listing of some groups, and mark the principals whose set it changes as in doubt, in one transaction.
@@ -96,7 +96,6 @@ class MembershipTables:
         tags = {*asked, *(held.tag for held in listed)}
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
-                await require_lease(connection, self.holder)
                 known = await self._groups(connection, tags)
                 after = merged(known, listed, at, asked)
                 # An unchanged group gets its new stamp too: a complete listing that began earlier is older than this.
@@ -106,6 +105,7 @@ class MembershipTables:
                     held = await self._held(connection, page)
                     published = await self._published(connection, page)
                     await self._mark_in_doubt(connection, new_sets(held, published, page, at))
+                await require_lease(connection, self.holder)  # last, as above
 
     async def in_doubt(self, after: str, at: datetime) -> list[NewSet]:
         """The next page of principals in doubt, in order of their names, with the set that each holds now."""

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -248,3 +249,30 @@ async def rows_read(pool: Pool) -> int:
         )
         [(count,)] = await cursor.fetchall()
         return int(count)
+
+
+async def test_a_large_listing_of_groups_does_not_hold_up_the_instances_heartbeat(bench: Bench) -> None:
+    holder = Holder(bench.tenant, f"slow-{uuid.uuid4().hex[:8]}", 1)
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", *instance(holder)
+    )
+    at = datetime.now(UTC)
+    tables = MembershipTables(bench.pool, holder)
+    before, after = {"hr": Held("hr", ("ann",), (), at)}, {"hr": Held("hr", ("bob",), (), at)}
+    await tables.replace_groups({}, before)
+    for write in (
+        partial(tables.replace_groups, before, after), partial(tables.merge_groups, list(before.values()), at, ["hr"])
+    ):  # fmt: skip
+        async with bench.pool.connection() as slow, slow.transaction(force_rollback=True):
+            await slow.execute("SELECT FROM connector_groups WHERE source = %s FOR UPDATE", [holder.source])
+            writing = asyncio.create_task(write())
+            async with asyncio.timeout(60):
+                while not await bench.query(
+                    "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'connector_groups'"
+                    " AND pg_backend_pid() <> pid AND pid = ANY(SELECT pid FROM pg_locks WHERE NOT granted)"
+                ):
+                    await asyncio.sleep(0.02)
+            async with bench.pool.connection() as beating:
+                await beating.execute("SET LOCAL lock_timeout = '10s'")
+                await beating.execute("UPDATE connectors SET seen_at = now() WHERE source = %s", [holder.source])
+        await writing
