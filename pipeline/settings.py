@@ -199,8 +199,9 @@ class StreamSettings(Part):
     """Where no other source gets through (a bad deploy), bad records beyond so many a minute and stage wait instead of
     becoming dead letters. 0: they always do."""
     live_documents_per_second: float = Field(200.0, ge=0)
-    """Of one source and detect worker, with ten seconds' worth at once: what a source sends live beyond that waits with
-    the backfill, so that it delays no other source. Deletes and access changes never wait. 0: no limit."""
+    """Of one source and detect worker, with ten seconds' worth at once, and five times as many of all sources of one
+    tenant or producer: what is sent live beyond that waits with the backfill, so that it delays nobody else. Deletes
+    and access changes never wait. 0: no limit."""
     session_timeout_seconds: float = 45.0
     """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0

@@ -167,6 +167,13 @@ class Producer:
         sent.add_done_callback(lambda done: self._settle(kafka, name, done, delivery))
         return delivery
 
+    async def send_tombstone(self, topic: Topic, key: bytes, headers: Headers) -> Delivery:
+        """Enqueue a record without a value, signed like a message, so that compaction forgets the key. Raises as
+        ``send`` does."""
+        if self._sign is not None and topic in INTAKE:
+            headers = self._sign(self._prefix + topic.name, key, None, headers)
+        return await self.send_raw(topic, key, None, headers)
+
     async def flush(self, timeout_seconds: float) -> None:
         """Wait until all that was sent so far is stored. Raises DeliveryUnknown after the timeout (the records stay
         under way), or the first failure of a record that was under way; earlier failures are in their futures only."""

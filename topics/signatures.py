@@ -23,6 +23,8 @@ HEADER = "penstock-signature"
 """``v1:KEY_ID:SIGNATURE``, the signature in Base64. Of a doubled header the last one counts, as of all headers."""
 VERSION = "v1"
 CONTEXT = b"penstock-signature-v1"
+ABSENT = b"-"
+"""Stands for the digest of a key or value that the record does not have."""
 KEY_ID_DIGITS = 32
 
 
@@ -32,12 +34,12 @@ class NotAKey(Exception):
 
 def signing_input(topic: str, ce_type: bytes, key: bytes | None, value: bytes | None) -> bytes:
     """What is signed: five lines, joined by newlines without one at the end. topic: its full name, with the prefix."""
-    return b"\n".join(
-        (
-            CONTEXT, topic.encode(), ce_type,
-            hashlib.sha256(key or b"").hexdigest().encode(), hashlib.sha256(value or b"").hexdigest().encode(),
-        )
-    )  # fmt: skip
+    return b"\n".join((CONTEXT, topic.encode(), ce_type, _digest(key), _digest(value)))
+
+
+def _digest(part: bytes | None) -> bytes:
+    """No key or value is not the same as an empty one: a record without a value is a tombstone."""
+    return ABSENT if part is None else hashlib.sha256(part).hexdigest().encode()
 
 
 def key_id(public_key: bytes) -> str:

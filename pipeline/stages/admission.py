@@ -55,6 +55,8 @@ class Sorted(Generic[T]):
     """What the valid records say …"""
     valid: list[Incoming] = field(default_factory=list)
     """… and these records, in the same order."""
+    producers: list[str | None] = field(default_factory=list)
+    """Who signed them; None: nobody looked."""
     poison: list[tuple[Incoming, Poison]] = field(default_factory=list)
 
 
@@ -72,7 +74,7 @@ class Unchecked:
     ) -> Sorted[T]:
         """Read a batch, in a thread. read: raises Poison. scope: of what was read. concerns_tenant: whether it concerns
         all sources of its tenant. Raises Retryable while the registry cannot be read."""
-        return await asyncio.to_thread(_sort, batch, read)
+        return await asyncio.to_thread(_sort, batch, lambda record: (read(record), None))
 
     async def refusal(self, record: Incoming, message: Scope) -> Unauthorised | None:
         """Why this record would be refused now; None: it would not. Raises Retryable."""
@@ -108,7 +110,7 @@ class Admission(Unchecked):
     ) -> Sorted[T]:
         began = monotonic()
 
-        def judged(record: Incoming, registry: Registry) -> T:
+        def judged(record: Incoming, registry: Registry) -> tuple[T, str]:
             now = datetime.now(UTC)
             producer = verified(registry, record, now)
             try:
@@ -120,7 +122,7 @@ class Admission(Unchecked):
                 registry.authorise_tenant(producer, scope(message).tenant)
             else:
                 registry.authorise(producer, scope(message).tenant, scope(message).source)
-            return message
+            return message, producer
 
         registry = await self._read(began - REGISTRY_SECONDS)
         found = await asyncio.to_thread(_sort, batch, lambda record: judged(record, registry))
@@ -133,7 +135,7 @@ class Admission(Unchecked):
             self._metrics.unauthorised.labels(stage, code, self._mode).inc(count)
         if refused and self._mode == "warn":
             log.warning("unauthorised_records_accepted", stage=stage, **refused)
-            return await asyncio.to_thread(_sort, batch, lambda record: read(record))
+            return await asyncio.to_thread(_sort, batch, lambda record: (read(record), None))
         return found
 
     async def refusal(self, record: Incoming, message: Scope) -> Unauthorised | None:
@@ -179,15 +181,16 @@ def verified(registry: Registry, record: Incoming, now: datetime) -> str:
     return key.producer
 
 
-def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], T]) -> Sorted[T]:
-    """An invalid record never hides the valid one before it."""
+def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], tuple[T, str | None]]) -> Sorted[T]:
+    """An invalid record never hides the valid one before it. read: gives the message and who signed it."""
     found: Sorted[T] = Sorted()
     for record in batch:
         try:
-            message = read(record)
+            message, producer = read(record)
         except Poison as error:
             found.poison.append((record, error))
         else:
             found.accepted.append(message)
+            found.producers.append(producer)
             found.valid.append(record)
     return found

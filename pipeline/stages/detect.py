@@ -106,7 +106,7 @@ class Detect:
             batch, lambda record: read_event(record, now=read_at), lambda arrival: arrival.identity, stage=self.name
         )
         arrivals, valid = found.accepted, found.valid
-        excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, now)]
+        excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, found.producers[n], now)]
         accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
         accepted += await self._withdrawn([arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted})
         if accepted:
@@ -115,11 +115,14 @@ class Detect:
         await self._defer([valid[n] for n in excess])
         await self._bury(found.poison)  # last: what is valid must not wait for a flood
 
-    def _exceeds(self, arrival: Arrival, record: Incoming, now: float) -> bool:
-        """Whether the source sends more live content than its budget. Deletes and access changes are always live."""
+    def _exceeds(self, arrival: Arrival, record: Incoming, producer: str | None, now: float) -> bool:
+        """Whether the source, its tenant or its producer sends more live content than its budget. Deletes and access
+        changes are always live."""
         if record.lane != "live" or not isinstance(arrival.event, Upsert):
             return False
-        return not self._budget.admit(source_of(record.key), now)
+        groups = [("tenant", arrival.identity.tenant)] + ([("producer", producer)] if producer is not None else [])
+        place = (record.topic, record.partition, record.offset)
+        return not self._budget.admit(source_of(record.key), now, groups=groups, record=place)
 
     async def _withdrawn(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
         """What upserts that will wait say of access, where somebody loses it: that never waits. The order of arrival

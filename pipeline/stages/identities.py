@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pipeline.core.errors import Poison
@@ -35,12 +36,15 @@ class Identities(Last):
         self._admission = admission
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
-        batch = [record for record in batch if record.value is not None or TOMBSTONE not in record.headers]
         now = datetime.now(UTC)
         found = await self._admission.sort(
             batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name
         )
-        rows = [(m.tenant, m.source, m.principal, m.groups, m.observed_at) for m in found.accepted]
+        rows = [
+            (m.tenant, m.source, m.principal, m.groups, m.observed_at)
+            for m in found.accepted
+            if isinstance(m, IdentityChanged)
+        ]
         if rows:
             await self._accept(rows)
         self._dead.passed(found.valid, stage=self.name)
@@ -63,8 +67,21 @@ class Identities(Last):
         await self._dead.bury(record, stage=self.name, error=error)
 
 
-def read_identity(record: Incoming, *, now: datetime) -> IdentityChanged:
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """What a record without a value speaks for. It changes no membership."""
+
+    tenant: str
+    source: str
+
+
+def read_identity(record: Incoming, *, now: datetime) -> IdentityChanged | Tombstone:
     """Parse and check one record. Raises Poison; the text never quotes content."""
+    if record.value is None and TOMBSTONE in record.headers:
+        parts = (record.key or b"").decode("utf-8", "replace").split("/", 2)
+        if len(parts) != 3 or not all(parts):
+            raise Poison("wrong_key", "a tombstone's key is not TENANT/SOURCE/PRINCIPAL")
+        return Tombstone(parts[0], parts[1])
     try:
         message = decode(record.value, record.headers)
     except BadMessage as error:

@@ -13,7 +13,7 @@ from pipeline.core.errors import Poison, Retryable
 from pipeline.ledger import letters
 from pipeline.ledger.letters import Letter
 from pipeline.stages.admission import UNCHECKED, Unchecked
-from pipeline.stages.identities import read_identity
+from pipeline.stages.identities import Tombstone, read_identity
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.letters import Letter as Sealed
@@ -137,6 +137,8 @@ class Replayer:
             message = read_identity(incoming, now=datetime.now(UTC))
         except Poison as error:
             raise CannotReplay(f"it is still {error.code}: mend it at the source and publish it again") from error
+        if isinstance(message, Tombstone):  # it would take away what nobody has said was forgotten
+            raise CannotReplay("it is a tombstone: `penstock forget` sends those")
         if (refusal := await self._admission.refusal(incoming, message)) is not None:
             raise CannotReplay(f"it is still {refusal.code}: {refusal}")
         with translated("dead letters"):

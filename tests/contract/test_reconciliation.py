@@ -19,6 +19,7 @@ from connectors.runner.membership_tables import MembershipTables, NewSet
 from connectors.runner.plan import Plan
 from connectors.runner.rows import Rows
 from pipeline.core.identity import document_id, qualify
+from pipeline.core.producers import CODES
 from pipeline.republish import republish
 from tests.folded import fold_all
 from tests.runner_kit import Bench, kinds
@@ -75,11 +76,11 @@ async def put_groups(bench: Bench, principal: str, groups: Sequence[str], at: da
     )  # fmt: skip
 
 
-async def put_letter(bench: Bench, id_: str) -> None:
+async def put_letter(bench: Bench, id_: str, code: str = "invalid") -> None:
     await bench.query(
         'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id,'
-        " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', 'invalid', '', %s, now())",
-        bench.tenant, document_id(bench.tenant, SOURCE, id_),
+        " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', %s, '', %s, now())",
+        f"{bench.tenant}:{code}", code, document_id(bench.tenant, SOURCE, id_),
     )  # fmt: skip
 
 
@@ -201,6 +202,23 @@ async def test_a_refused_document_that_waits_as_a_dead_letter_is_not_published_a
         await put_letter(bench, "d000")
         assert "not_accepted" not in await compare_twice(bench)
         assert await bench.take() == []
+
+
+@pytest.mark.parametrize("code", CODES)
+async def test_a_forged_record_in_a_documents_name_does_not_keep_it_from_being_repaired(
+    bench: Bench, code: str
+) -> None:
+    bench.world.fill(2)
+    async with loaded(bench) as instance:
+        await put_letter(bench, "d000", code)
+        assert (await compare_twice(bench)).get("not_accepted") == 2
+        assert ("document.upserted", "d000") in await published(bench, instance)
+        await accept(bench)
+        bench.world.remove("d000")
+        await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.deleted", "d000")]
+        await bench.query("UPDATE dead_letters SET at = clock_timestamp() WHERE id = %s", f"{bench.tenant}:{code}")
+        assert (await compare_twice(bench)).get("not_deleted") == 1
 
 
 async def test_a_delete_that_the_ledger_never_accepted_is_published_again(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from pipeline.cli.main import app
 from pipeline.core.errors import PenstockError
 from pipeline.kafka import deliver, producer
 from pipeline.ledger import producers
+from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.postgres import open_pool
 from query.access import identify, readable
 from tests.e2e.test_cli import answer, found, run
@@ -148,6 +149,34 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
     await until(space, "SELECT count(*) FROM memberships WHERE groups = '{}'", 2)
     await until(space, "SELECT count(*) FROM access_sets WHERE acl_tags = '{wiki/staff}'", 1)
     assert sum((await codes(space)).values()) == tried + len(moved)
+
+
+async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path: Path) -> None:
+    """Only `penstock forget` takes a person's newest groups out of the compacted topic, and it signs."""
+    wiki, partner = await enrol(space, "wiki", "acme/wiki"), await enrol(space, "partner", "globex/*")
+    space.start("detect", env=ENFORCE)
+    await publish(space, wiki, IDENTITIES, identity("ann", ["board"]))
+    await until(space, "SELECT count(*) FROM memberships", 1)
+    [(key, _, signed)] = await records(space, IDENTITIES)
+    tries: list[tuple[Path | None, bytes | None, Headers]] = [
+        (None, None, [TOMBSTONE]), (partner, None, [TOMBSTONE]), (None, None, [*signed, TOMBSTONE]),
+        (None, b"", [*signed, TOMBSTONE]),
+    ]  # fmt: skip
+    for signer, value, headers in tries:
+        kafka = space.settings.kafka.model_copy(update={"signing_key_file": str(signer) if signer else None})
+        async with producer(kafka) as sender:
+            if signer is not None:
+                await deliver([sender.send_tombstone(IDENTITIES, key, headers)])
+            else:
+                await deliver([sender.send_raw(IDENTITIES, key, value, headers)])
+    await until(space, "SELECT count(*) FROM dead_letters", len(tries))
+    assert await codes(space) == {"unsigned": 1, "not_allowed": 1, "bad_signature": 2}
+    async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(wiki)})) as sender:
+        await deliver([sender.send_tombstone(IDENTITIES, key, [TOMBSTONE])])
+    await publish(space, wiki, IDENTITIES, identity("bob", ["board"]))
+    await until(space, "SELECT count(*) FROM memberships", 2)
+    assert sum((await codes(space)).values()) == len(tries)
+    assert await space.query("SELECT groups FROM memberships WHERE principal = 'ann'") == [(["board"],)]
 
 
 async def test_without_enforcing_one_forged_record_is_enough(space: Space, tmp_path: Path) -> None:

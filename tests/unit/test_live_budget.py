@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.core.live_budget import BURST_SECONDS, LiveBudget
+from pipeline.core.live_budget import BURST_SECONDS, GROUP_TIMES, MAX_SOURCES, LiveBudget
 
 PAUSES = st.lists(st.floats(0.0, 5.0), min_size=1, max_size=200)
 
@@ -28,6 +28,31 @@ def test_one_sources_flood_takes_nothing_from_another() -> None:
     budget = LiveBudget(1)
     assert sum(budget.admit("loud", 0.0) for _ in range(1_000)) == BURST_SECONDS
     assert budget.admit("quiet", 0.0)
+
+
+@given(PAUSES, st.floats(0.5, 20.0))
+def test_whoever_invents_a_source_for_each_document_gets_no_more_than_a_group_does(
+    pauses: list[float], rate: float
+) -> None:
+    budget, now, admitted = LiveBudget(rate), 0.0, 0
+    for n, pause in enumerate(pauses):
+        now += pause
+        admitted += sum(budget.admit(f"invented-{n}-{i}", now, groups=["acme", "wiki"]) for i in range(20))
+        assert admitted <= GROUP_TIMES * rate * (now + BURST_SECONDS) + 1e-6
+    assert budget.admit("another", now, groups=["globex", "drive"])
+
+
+def test_inventing_more_sources_than_are_remembered_does_not_renew_the_groups_budget() -> None:
+    budget = LiveBudget(1)
+    admitted = sum(budget.admit(f"invented-{n}", 0.0, groups=["acme"]) for n in range(MAX_SOURCES + 100))
+    assert admitted == GROUP_TIMES * BURST_SECONDS
+
+
+def test_a_record_that_is_tried_again_is_charged_once() -> None:
+    budget = LiveBudget(1)
+    for _ in range(100):  # the ledger is away
+        assert budget.admit("wiki", 0.0, groups=["acme"], record=("documents.live.v1", 0, 7))
+    assert sum(budget.admit("wiki", 0.0, groups=["acme"], record=n) for n in range(100)) == BURST_SECONDS - 1
 
 
 def test_after_a_pause_the_whole_burst_is_there_again() -> None:

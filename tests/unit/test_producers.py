@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.core.errors import Misconfigured
-from pipeline.core.producers import Key, Producer, Registry, Term, Unauthorised, is_allowed, is_pattern
+from pipeline.core.producers import CODES, Key, Producer, Registry, Term, Unauthorised, is_allowed, is_pattern
 from pipeline.kafka import publisher, signature_of
 from pipeline.settings import KafkaSettings, Settings
 from pipeline.stages.admission import verified
@@ -22,6 +23,7 @@ from topics.codec import Headers
 from topics.signatures import HEADER, NotAKey, Signer, key_id, new_private_key, public_key_of, signing_input
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
+MIGRATIONS = Path(__file__).parents[2] / "pipeline" / "stores" / "migrations"
 PEM = new_private_key()
 SIGNER = Signer(PEM)
 TYPE: Headers = [("ce_type", b"io.penstock.document.deleted.v1")]
@@ -159,6 +161,11 @@ def test_what_concerns_a_whole_tenant_needs_all_of_its_sources() -> None:
     assert not allowed("globex/*")
 
 
+def test_the_ledger_leaves_out_the_letters_of_every_code_by_which_a_record_is_refused() -> None:
+    migration = (MIGRATIONS / "0042_forged_letters.sql").read_text()
+    assert re.findall(r"l\.code <> ALL \('\{(.*)\}'\)", migration) == [",".join(CODES)] * 3
+
+
 def test_the_signed_text_is_the_one_that_other_languages_build() -> None:
     """docs/wire.md shows it: what is changed here breaks every producer there is."""
     assert signing_input("documents.live.v1", b"io.penstock.document.deleted.v1", b"acme/wiki/a.md", b"{}") == (
@@ -168,6 +175,16 @@ def test_the_signed_text_is_the_one_that_other_languages_build() -> None:
         b"0e66635ef91c83c8ae94b408c4e69ba74f2aeee5f799269217c71a729d9c6875\n"
         b"44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
     )
+
+
+@pytest.mark.parametrize("missing", ["key", "value"])
+def test_a_signature_of_an_empty_key_or_value_is_none_of_a_record_without_it(missing: str) -> None:
+    empty, absent = {missing: b""}, {missing: None}
+    for signs, carries in ((empty, absent), (absent, empty)):
+        parts = {"key": b"acme/wiki/ann", "value": VALUE}
+        headers = SIGNER.headers(IDENTITIES, **{**parts, **signs}, headers=TYPE)  # type: ignore[arg-type]
+        assert code(record(IDENTITIES, headers, **{**parts, **carries})) == "bad_signature"  # type: ignore[arg-type]
+        assert verified(registry(), record(IDENTITIES, headers, **{**parts, **signs}), NOW) == "wiki"  # type: ignore[arg-type]
 
 
 def test_a_key_is_named_after_its_public_half() -> None:
