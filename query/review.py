@@ -8,6 +8,7 @@ costs: docs/adr/0020-review-queue.md.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,6 +17,7 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.ledger import generations
 from pipeline.stores.postgres import Connection
 from query.access import Caller, sayable
 from query.answers.model import Answer, Numbered
@@ -25,6 +27,8 @@ from query.verify import READS_ALL
 MOST_NOTE_CHARACTERS = 2_000
 MOST_QUERY_CHARACTERS = 8_000
 MOST_LISTED = 200
+MOST_KEPT = 1_000
+"""Verdicts of one caller; the latest are kept."""
 
 Thumb = Literal["up", "down"]
 
@@ -119,11 +123,13 @@ class Feedback:
     note: str | None = None
 
 
-async def give(connection: Connection, tenant: str, giver: str, feedback: Feedback) -> None:
-    """One voice a person and subject; a second one replaces the first. giver: who, as it was authenticated
-    (``givers_of`` finds them again).
+async def give(connection: Connection, caller: Caller, voice: Sequence[bytes], feedback: Feedback) -> None:
+    """One voice a person and answer or passage; a later one replaces it. voice: what ``givers`` says of who was
+    authenticated, as ``caller``.
 
-    The ids are not looked up: the answer would tell whether there is such a thing. Raises BadQuery, psycopg.Error.
+    What the caller cannot have been shown is not kept, and nothing says so: the reply would tell whether there is such
+    a thing. Whoever knows the random id of an answer and may read all that it was made from was shown it; a passage
+    counts when its document may be read. Raises BadQuery, psycopg.Error.
     """
     if (feedback.answer_id is None) == (feedback.chunk_id is None):
         raise BadQuery("feedback is about an answer or about a passage: give answer_id or chunk_id, and not both")
@@ -132,16 +138,41 @@ async def give(connection: Connection, tenant: str, giver: str, feedback: Feedba
     ):  # fmt: skip
         if value is not None and (len(value) > most or not sayable([value])):
             raise BadQuery(f"{name} is too long (at most {most} characters) or holds what no message can carry")
-    subject = f"{feedback.answer_id}|{feedback.chunk_id}|{feedback.query or ''}"
-    await connection.execute(
-        "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, chunk_id, query, verdict, note)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, giver, subject)"
-        " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, given_at = now()",
-        [
-            tenant, _digest(f"{tenant}|{giver}"), _digest(subject), feedback.answer_id, feedback.chunk_id,
-            feedback.query, feedback.verdict, feedback.note,
-        ],
-    )  # fmt: skip
+    asks = {
+        "tenant": caller.tenant, "tags": sorted(caller.tags), "answer": feedback.answer_id, "chunk": feedback.chunk_id,
+        "giver": voice[0], "earlier": list(voice[1:]), "subject": _subject(feedback), "query": feedback.query,
+        "verdict": feedback.verdict, "note": feedback.note, "most": MOST_KEPT,
+    }  # fmt: skip
+    table = (await generations.active(connection)).chunk_table
+    cursor = await connection.execute(_GIVE.format(chunks=sql.Identifier(table), reads_all=_READS_SHOWN), asks)
+    if cursor.rowcount:
+        await connection.execute(_ONLY_THE_LATEST, asks)
+
+
+_SHOWN = """
+    SELECT FROM (
+        SELECT documents FROM answer_provenance WHERE tenant = %(tenant)s AND answer_id = %(answer)s
+        UNION ALL SELECT ARRAY[document_id] FROM {chunks} WHERE id = %(chunk)s
+    ) shown WHERE {reads_all}
+"""
+_READS_SHOWN = READS_ALL.format(documents=sql.SQL("shown.documents"))
+_GIVE = sql.SQL(
+    "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, chunk_id, query, verdict, note)"
+    " SELECT %(tenant)s, %(giver)s, %(subject)s, %(answer)s::uuid, %(chunk)s::uuid, %(query)s, %(verdict)s, %(note)s"
+    f" WHERE EXISTS ({_SHOWN})"
+    " ON CONFLICT (tenant, giver, subject)"
+    " DO UPDATE SET verdict = excluded.verdict, note = excluded.note, query = excluded.query, given_at = now()"
+)
+_ONLY_THE_LATEST = """
+    DELETE FROM answer_feedback f WHERE f.tenant = %(tenant)s AND (
+        f.giver = ANY(%(earlier)s::bytea[]) AND f.subject = %(subject)s
+        OR f.giver = %(giver)s AND f.subject IN (
+            SELECT subject FROM answer_feedback WHERE tenant = %(tenant)s AND giver = %(giver)s
+            ORDER BY given_at DESC, subject OFFSET %(most)s
+        )
+    )
+"""
+"""What was given under an older key about the same, and of one giver what is beyond the newest MOST_KEPT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +215,24 @@ def waiting_json(entry: Waiting) -> dict[str, Any]:
     }
 
 
-def _digest(text: str) -> bytes:
-    return hashlib.sha256(text.encode("utf-8", "replace")).digest()
+def _subject(feedback: Feedback) -> bytes:
+    about = feedback.answer_id or feedback.chunk_id
+    return hashlib.sha256(str(about).encode()).digest()
 
 
-def givers_of(tenant: str, person: str) -> list[bytes]:
-    """The digests under which feedback of a person may stand, proved by a token or in development mode."""
-    return [_digest(f"{tenant}|" + "\0".join((kind, tenant, "", person))) for kind in ("token", "development")]
+def givers(keys: Sequence[bytes], tenant: str, *, principal: str | None, key: str | None) -> list[bytes]:
+    """Under which feedback of a caller stands: the first is how it is stored now, the others how it was stored under
+    older keys of the installation. A person is the same by whatever token or API key; a service is known by the name of
+    its API key. Who has the table and not the keys cannot find out whose it is by guessing names."""
+    kind, name = ("key", key or "") if principal is None else ("person", principal)
+    text = "\0".join((tenant, kind, name)).encode("utf-8", "surrogatepass")
+    return [hmac.digest(secret, text, "sha256") for secret in keys]
+
+
+def givers_of(keys: Sequence[bytes], tenant: str, person: str) -> list[bytes]:
+    """Under which all feedback of a person may stand: without a key, too, as it was stored before there were keys."""
+    plain = [
+        hashlib.sha256(f"{tenant}|{kind}\0{tenant}\0\0{person}".encode("utf-8", "replace")).digest()
+        for kind in ("token", "development")
+    ]
+    return givers(keys, tenant, principal=person, key=None) + plain

@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any, LiteralString
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, LiteralString, NamedTuple
 from uuid import UUID
 
 import typer
@@ -48,18 +49,15 @@ def forget_document(
     Example: penstock forget document docs/jane.md --yes --json
     """
 
-    async def run(work: Work) -> Receipt | None:
+    async def plan(work: Work) -> Plan:
         id_, of_source, external_id, erased = await the_document(work.pool, tenant, name, source)
         if erased:
-            await work.unused_access_sets(tenant)
-            return await work.receipt("document", name, already_erased=True)
-        if not agreed(f"Erase {of_source}/{external_id}?", yes=yes, quiet=json_output):
-            return None
-        await recording("forget.document", tenant=tenant, object=f"document:{id_}")
-        await work.document(tenant, of_source, id_, external_id)
-        return await work.receipt("document", name)
+            return Plan(None, partial(work.unused_access_sets, tenant))
+        record = partial(recording, "forget.document", tenant=tenant, object=f"document:{id_}")
+        step = partial(work.document, tenant, of_source, id_, external_id)
+        return Plan(f"Erase {of_source}/{external_id}?", step, record)
 
-    _run(run, wait, json_output)
+    _forget("document", name, plan, yes=yes, wait=wait, json_output=json_output)
 
 
 @forget.command("source")
@@ -73,18 +71,16 @@ def forget_source(
     Example: penstock forget source wiki --yes --json
     """
 
-    async def run(work: Work) -> Receipt | None:
+    async def plan(work: Work) -> Plan:
         from connectors.withdraw import tenant_of
 
         of_tenant = await tenant_of(work.pool, name, tenant)
         count = (await withdrawal(work.pool, work.producer, of_tenant, name).extent()).documents
-        if not agreed(f"Erase source {name} of tenant {of_tenant}: {count} documents?", yes=yes, quiet=json_output):
-            return None
-        await recording("forget.source", tenant=of_tenant, object=f"source:{name}")
-        await work.source(of_tenant, name)
-        return await work.receipt("source", name)
+        question = f"Erase source {name} of tenant {of_tenant}: {count} documents?"
+        record = partial(recording, "forget.source", tenant=of_tenant, object=f"source:{name}")
+        return Plan(question, partial(work.source, of_tenant, name), record)
 
-    _run(run, wait, json_output)
+    _forget("source", name, plan, yes=yes, wait=wait, json_output=json_output)
 
 
 @forget.command("tenant")
@@ -97,17 +93,15 @@ def forget_tenant(
     Example: penstock forget tenant acme --yes --json
     """
 
-    async def run(work: Work) -> Receipt | None:
+    async def plan(work: Work) -> Plan:
         from connectors.withdraw import sources_of
 
         sources = await sources_of(work.pool, name)
-        if not agreed(f"Erase tenant {name} with its {len(sources)} sources?", yes=yes, quiet=json_output):
-            return None
-        await recording("forget.tenant", tenant=name, object=f"tenant:{name}")
-        await work.tenant(name, sources)
-        return await work.receipt("tenant", name)
+        record = partial(recording, "forget.tenant", tenant=name, object=f"tenant:{name}")
+        question = f"Erase tenant {name} with its {len(sources)} sources?"
+        return Plan(question, partial(work.tenant, name, sources), record)
 
-    _run(run, wait, json_output)
+    _forget("tenant", name, plan, yes=yes, wait=wait, json_output=json_output)
 
 
 @forget.command("person")
@@ -122,16 +116,12 @@ def forget_person(
     Example: penstock forget person jane@acme.com --tenant acme --yes --json
     """
 
-    async def run(work: Work) -> Receipt | None:
-        about = await _about(work.pool, tenant, name)
-        rows = sum(len(one) for one in about.values())
-        if not agreed(f"Erase {name} of tenant {tenant}: {rows} rows?", yes=yes, quiet=json_output):
-            return None
-        await recording("forget.person", tenant=tenant, person=name)
-        await work.person(tenant, name)
-        return await work.receipt("person", name)
+    async def plan(work: Work) -> Plan:
+        rows = sum(len(found) for found in (await _about(work.pool, tenant, name)).values())
+        record = partial(recording, "forget.person", tenant=tenant, person=name)
+        return Plan(f"Erase {name} of tenant {tenant}: {rows} rows?", partial(work.person, tenant, name), record)
 
-    _run(run, wait, json_output)
+    _forget("person", name, plan, yes=yes, wait=wait, json_output=json_output)
 
 
 def export(
@@ -158,12 +148,31 @@ def export(
     print_json(asyncio.run(run()))
 
 
-def _run(run: Callable[[Work], Awaitable[Receipt | None]], wait: float, json_output: bool) -> None:
+class Plan(NamedTuple):
+    question: str | None
+    """None: it is erased already, and nobody has to be asked."""
+    step: Callable[[], Awaitable[None]]
+    record: Callable[[], Awaitable[None]] | None = None
+    """In the audit trail, before the step."""
+
+
+def _forget(
+    subject: str, name: str, plan: Callable[[Work], Awaitable[Plan]], *, yes: bool, wait: float, json_output: bool
+) -> None:
+    """Ask, erase and print the receipt. Exit code 1 when it was not agreed to."""
+
     async def working() -> Receipt | None:
         from pipeline.settings import load
 
         async with wire() as (pool, producer):
-            return await run(Work(load(), pool, producer, wait))
+            work = Work(load(), pool, producer, wait)
+            question, step, record = await plan(work)
+            if question is not None and not agreed(question, yes=yes, quiet=json_output):
+                return None
+            if record is not None:
+                await record()
+            await step()
+            return await work.receipt(subject, name, already_erased=question is None)
 
     receipt = asyncio.run(working())
     if json_output:
@@ -303,6 +312,7 @@ class Work:
 
     async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
         from pipeline.kafka import security
+        from query.settings import load as load_query
         from topics.admin import retention_ms
         from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
 
@@ -339,6 +349,9 @@ class Work:
                 "documents that name the person, and access tags that their source still gives: forget or change those"
             )
             remains.append(_left("documents", None, why))
+            if not load_query().feedback.secrets():
+                why = "given under a key that is not known here (PENSTOCK_FEEDBACK_KEYS is not set): goes by age"
+                remains.append(_left("Postgres answer_feedback", None, why))
         else:
             why = "a row under the id alone, so that the deletion holds against late events"
             remains.append(_left("Postgres documents", None, why))
@@ -520,7 +533,7 @@ class Work:
         from topics.registry import IDENTITIES
 
         keys = [f"{tenant}/{source}/{name}".encode() for source, names in principals.items() for name in names]
-        await deliver(self.producer.send_raw(IDENTITIES, key, None, [TOMBSTONE]) for key in keys)
+        await deliver(self.producer.send_tombstone(IDENTITIES, key, [TOMBSTONE]) for key in keys)
 
     async def _until(self, statement: str, what: str, **given: Any) -> None:
         try:
@@ -559,12 +572,14 @@ async def _all(pool: Pool, statement: str, **given: Any) -> list[tuple[Any, ...]
 
 async def _person(pool: Pool, tenant: str, name: str) -> Scope:
     from query.review import givers_of
+    from query.settings import load
 
     answers = await _all(
         pool, "SELECT DISTINCT answer_id FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(person)s"
         " AND answer_id IS NOT NULL", tenant=tenant, person=name,
     )  # fmt: skip
-    return _scope(tenant, person=name, givers=givers_of(tenant, name), answers=[one for (one,) in answers])
+    givers = givers_of(load().feedback.secrets(), tenant, name)
+    return _scope(tenant, person=name, givers=givers, answers=[one for (one,) in answers])
 
 
 async def _about(pool: Pool, tenant: str, name: str) -> dict[str, list[dict[str, Any]]]:

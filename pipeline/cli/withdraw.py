@@ -49,7 +49,8 @@ def withdraw_document(
     json_output: Json = False,
 ) -> None:
     """Take a document out of the index, although its source still has it. It stays out until --undo: whatever its
-    connector reads of it meanwhile is not published. Needs the owner's login in Postgres and the connectors' in Kafka.
+    connector reads of it meanwhile is not published. Needs the operator's login in Postgres and the connectors' in
+    Kafka.
 
     Example: penstock document withdraw docs/salaries.md --yes
     """

@@ -19,12 +19,16 @@ routes = APIRouter()
 
 
 @routes.post("/v1/feedback", status_code=204, response_model=None, tags=["answers"])
-async def feedback(asked: FeedbackAsked, request: Request, service: Serving, asker: Asker) -> None:
-    """What the caller thinks of an answer or a passage. One voice each: a second one replaces the first. What is judged
-    is not looked up, so that nobody learns whether it exists."""
+async def feedback(asked: FeedbackAsked, request: Request, service: Serving, asker: Asker, caller: Reader) -> None:
+    """What the caller thinks of an answer or a passage. One voice each: a second one replaces the first. What the
+    caller was not shown is not kept, and the response is the same, so that nobody learns whether it exists."""
     given = review.Feedback(asked.verdict, asked.answer_id, asked.chunk_id, asked.query, asked.note)
+    keys = service.query.feedback.secrets(make=service.query.serve.development)
+    if not keys:
+        raise Problem("forbidden", "feedback is not kept here: PENSTOCK_FEEDBACK_KEYS is not set")
+    voice = review.givers(keys, asker.tenant, principal=asker.principal, key=asker.key)
     async with ledger(service, "feedback", asker.tenant) as connection:
-        await review.give(connection, asker.tenant, "\0".join(asker.id), given)
+        await review.give(connection, caller, voice, given)
     note(request, object=f"answer:{asked.answer_id}" if asked.answer_id else f"passage:{asked.chunk_id}")
 
 

@@ -11,7 +11,10 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 FILES = Path(__file__).parents[2] / "deploy" / "roles" / "postgres"
-ROLES = ("penstock_owner", "penstock_worker", "penstock_connectors", "penstock_query", "penstock_trail_reader")
+ROLES = (
+    "penstock_owner", "penstock_worker", "penstock_connectors", "penstock_query", "penstock_trail_reader",
+    "penstock_operator",
+)  # fmt: skip
 
 
 def run_file(dsn: str, name: str) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +17,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from query.http.app import described
-from tests.contract.http_kit import World, as_, problem, service_over, write_keys
+from query.settings import FeedbackSettings
+from tests.contract.http_kit import FEEDBACK_KEY, World, as_, problem, service_over, write_keys
 from tests.library import Library, access, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
@@ -180,6 +185,37 @@ async def test_metrics_are_for_this_machine_and_for_operators(world: World, tmp_
         from_elsewhere = {"X-Forwarded-For": "10.0.0.1"}
         for headers, status in (({}, 401), ({"X-Api-Key": "bot"}, 403), ({"X-Api-Key": "ops"}, 200)):
             assert (await client.get("/metrics", headers={**from_elsewhere, **headers})).status_code == status
+
+
+async def test_feedback_by_an_api_key_is_found_by_the_persons_export(world: World, tenant: str, tmp_path: Path) -> None:
+    await world.library.put(document("a.md", "The harbour opens at six.", tenant=tenant, acl_tags=["user:ann"]))
+    keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot", "tenant": tenant, "principal": "ann"})
+    async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
+        headers = {"X-Api-Key": "bot"}
+        [found] = (await client.post("/v1/search", json={"query": "harbour"}, headers=headers)).json()["results"]
+        judged = {"chunk_id": found["chunk_ids"][0], "query": "harbour", "verdict": "down", "note": "too early for me"}
+        for body in (judged, {**judged, "chunk_id": str(uuid4())}):
+            assert (await client.post("/v1/feedback", json=body, headers=headers)).status_code == 204
+    world.library.write_home(tmp_path)
+    exporting = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "pipeline.cli.main", "export", "ann", "--tenant", tenant, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_FEEDBACK_KEYS": FEEDBACK_KEY},
+    )  # fmt: skip
+    told, _ = await exporting.communicate()
+    [row] = json.loads(told)["postgres"]["answer_feedback"]
+    assert (row["note"], row["verdict"]) == ("too early for me", "down")
+
+
+async def test_without_a_key_of_the_installation_no_feedback_is_kept(
+    world: World, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    keys = write_keys(tmp_path / "keys.toml", bot={"key": "bot", "tenant": tenant, "principal": "ann"})
+    async with service_over(world.library, auth={"keys_file": keys}, feedback=FeedbackSettings()) as (client, _):
+        body = {"answer_id": str(uuid4()), "verdict": "up"}
+        refused = await client.post("/v1/feedback", json=body, headers={"X-Api-Key": "bot"})
+        assert problem(refused) == (403, "forbidden")
+        assert "PENSTOCK_FEEDBACK_KEYS" in refused.json()["detail"]
 
 
 async def test_headers_keep_browsers_careful(world: World) -> None:

@@ -220,6 +220,15 @@ async def test_each_is_found_by_an_index_however_much_is_kept(library: Library) 
             assert "Sort" not in plan, f"{statement}:\n{plan}"
 
 
+async def test_an_access_set_is_taken_away_without_reading_all_documents(library: Library) -> None:
+    """As the foreign key asks for each, while whoever accepts events waits."""
+    async with library.pool.connection() as connection:
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        cursor = await connection.execute("EXPLAIN SELECT FROM documents d WHERE d.access_id = 1 FOR KEY SHARE OF d")
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+    assert "documents_by_access" in plan, plan
+
+
 async def test_every_column_is_listed_as_personal_or_as_free_of_personal_data(library: Library) -> None:
     """A new table or column has to say which it is: erasure, export and retention go by that list."""
     rows = await library.execute(

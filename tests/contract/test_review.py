@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -202,12 +203,40 @@ async def test_what_is_old_goes(library: Library, tenant: str) -> None:
 # Feedback
 
 
+KEYS = [b"the installation's key, long and random"]
+
+
+def voice(tenant: str, name: str, *, keys: list[bytes] = KEYS, api_key: str | None = None) -> list[bytes]:
+    return review.givers(keys, tenant, principal=name, key=api_key)
+
+
+async def give(library: Library, caller: Caller, by: list[bytes], feedback: Feedback) -> None:
+    async with library.pool.connection() as connection:
+        await review.give(connection, caller, by, feedback)
+
+
+async def stored(library: Library, tenant: str) -> list[tuple[bytes, str, object, object]]:
+    return await library.execute(
+        "SELECT giver, verdict, answer_id, chunk_id FROM answer_feedback WHERE tenant = %s ORDER BY given_at", tenant
+    )
+
+
+async def passages(library: Library, tenant: str) -> list[UUID]:
+    table = library.generation.chunk_table
+    rows = await library.execute(
+        f"SELECT c.id FROM {table} c JOIN documents d ON d.id = c.document_id WHERE d.tenant = %s ORDER BY 1", tenant
+    )
+    return [id_ for (id_,) in rows]
+
+
 async def test_one_voice_a_person(library: Library, tenant: str) -> None:
     await put(library, tenant)
     answer = await asked(library, tenant, "staff", hallucinate=True)
+    staff = await library.caller(tenant, "staff")
+    for name, api_key, thumb in (("ann", None, "up"), ("ann", "anns-bot", "down"), ("bob", None, "down")):
+        feedback = Feedback(thumb, answer.answer_id, note="hm")  # type: ignore[arg-type]
+        await give(library, staff, voice(tenant, name, api_key=api_key), feedback)
     async with library.pool.connection() as connection:
-        for giver, thumb in (("ann", "up"), ("ann", "down"), ("bob", "down")):
-            await review.give(connection, tenant, giver, Feedback(thumb, answer.answer_id, note="hm"))  # type: ignore[arg-type]
         given = await review.given(connection, tenant)
     [(names,)] = await library.execute(
         "SELECT string_agg(f::text, ' ') FROM answer_feedback f WHERE tenant = %s", tenant
@@ -216,6 +245,75 @@ async def test_one_voice_a_person(library: Library, tenant: str) -> None:
     assert "ann" not in names
     [entry] = await waiting(library, await library.caller(tenant, "staff"))
     assert (entry.up, entry.down) == (0, 2)
+
+
+async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feedback(
+    library: Library, tenant: str
+) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    await give(library, await library.caller(tenant, "staff"), voice(tenant, "ann"), Feedback("up", answer.answer_id))
+    [(giver, *_)] = await stored(library, tenant)
+    guesses = [text for kind in ("person", "token", "development") for text in (
+        f"{tenant}\0{kind}\0ann", f"{tenant}|{kind}\0{tenant}\0\0ann", f"{tenant}|ann", "ann",
+    )]  # fmt: skip
+    assert giver not in {hashlib.sha256(guess.encode()).digest() for guess in guesses}
+    assert giver not in review.givers_of([b"another installation's key, as long"], tenant, "ann")
+    assert giver in review.givers_of(KEYS, tenant, "ann")
+
+
+async def test_one_voice_a_person_although_the_key_is_another_one_now(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    staff, rotated = await library.caller(tenant, "staff"), [b"the new key, long and random as well", *KEYS]
+    await give(library, staff, voice(tenant, "ann"), Feedback("up", answer.answer_id))
+    await give(library, staff, voice(tenant, "ann", keys=rotated), Feedback("down", answer.answer_id))
+    [(giver, verdict, *_)] = await stored(library, tenant)
+    assert (giver, verdict) == (voice(tenant, "ann", keys=rotated[:1])[0], "down")
+
+
+async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    mine = await passages(library, tenant)
+    strangers = [
+        await library.caller(tenant, "night"), await library.caller(tenant), await library.caller("another", "staff")
+    ]  # fmt: skip
+    for caller in strangers:
+        await give(library, caller, voice(caller.tenant, "eve"), Feedback("down", answer.answer_id))
+    staff = await library.caller(tenant, "staff")
+    for invented in (Feedback("up", uuid4()), Feedback("up", chunk_id=uuid4())):
+        await give(library, staff, voice(tenant, "ann"), invented)
+    assert await stored(library, tenant) == []
+    for passage in mine:
+        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=passage, query="pumps"))
+    [(_, _, _, kept)] = await stored(library, tenant)
+    assert await library.execute(
+        f"SELECT external_id FROM documents WHERE id = (SELECT document_id FROM {library.generation.chunk_table}"
+        " WHERE id = %s)", kept,
+    ) == [("pumps.md",)]  # fmt: skip
+    pumps = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["staff"])
+    await library.put(access(pumps, ["board"]))
+    await give(library, staff, voice(tenant, "bob"), Feedback("down", answer.answer_id))
+    assert len(await stored(library, tenant)) == 1
+
+
+async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(review, "MOST_KEPT", 3)
+    await library.put(*(document(f"{n}.md", f"Pump {n} hums.", tenant=tenant, acl_tags=["staff"]) for n in range(5)))
+    staff, chunks = await library.caller(tenant, "staff"), await passages(library, tenant)
+    assert len(chunks) == 5
+    for n in range(20):
+        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=chunks[0], query=f"query {n}"))
+    assert len(await stored(library, tenant)) == 1
+    for chunk in chunks:
+        await give(library, staff, voice(tenant, "ann"), Feedback("down", chunk_id=chunk))
+    await give(library, staff, voice(tenant, "bob"), Feedback("up", chunk_id=chunks[0]))
+    assert [(verdict, chunk) for _, verdict, _, chunk in await stored(library, tenant)] == [
+        *(("down", chunk) for chunk in chunks[2:]), ("up", chunks[0])
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -228,9 +326,8 @@ async def test_one_voice_a_person(library: Library, tenant: str) -> None:
     ],
 )
 async def test_feedback_that_cannot_be_stored(library: Library, tenant: str, feedback: Feedback) -> None:
-    async with library.pool.connection() as connection:
-        with pytest.raises(BadQuery):
-            await review.give(connection, tenant, "ann", feedback)
+    with pytest.raises(BadQuery):
+        await give(library, await library.caller(tenant), voice(tenant, "ann"), feedback)
 
 
 async def test_the_list_is_bounded(library: Library, tenant: str) -> None:

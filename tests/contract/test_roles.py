@@ -220,7 +220,9 @@ async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> 
         answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
         assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
         async with rows_of(library.pool, "asked") as connection:
-            await review.give(connection, "asked", "ada", Feedback("up", answer_id=answer.answer_id))
+            voice = review.givers([b"a key"], "asked", principal="ada", key=None)
+            await review.give(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
+            assert [one.verdict for one in await review.given(connection, "asked")] == ["up"]
             await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
             assert len(await review.waiting(connection, caller)) == 1
             assert await review.resolve(connection, "asked", answer.answer_id, "right")
@@ -340,6 +342,15 @@ async def test_every_table_is_written_by_one_role(place: Place) -> None:
 @pytest.mark.parametrize(
     ("role", "statement"),
     [
+        ("penstock_operator", "INSERT INTO memberships VALUES ('t', 's', 'me', '{board}', now())"),
+        ("penstock_operator", "UPDATE memberships SET groups = '{board}'"),
+        ("penstock_operator", "UPDATE access_sets SET acl_tags = '{everyone}'"),
+        ("penstock_operator", "UPDATE documents SET deleted_at = NULL"),
+        ("penstock_operator", "UPDATE chunks_g1 SET text = 'x'"),
+        ("penstock_operator", "INSERT INTO producers SELECT * FROM producers"),
+        ("penstock_operator", "UPDATE generations SET state = 'retired'"),
+        ("penstock_operator", "UPDATE fence SET state = 'open'"),
+        ("penstock_operator", "DROP TABLE chunks_g1"),
         ("penstock_connectors", "SELECT FROM documents"),
         ("penstock_connectors", "SELECT FROM document_bodies"),
         ("penstock_connectors", "SELECT FROM chunks_g1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -14,24 +15,30 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from psycopg import sql
 
 from pipeline.core.identity import document_id
-from pipeline.kafka import producer
+from pipeline.kafka import deliver, producer
+from pipeline.ledger import producers
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import open_pool
 from query.review import givers_of
+from tests.contract.roles_kit import logins, run_file
 from tests.space import Space, now
 from topics.messages import ConversationRecorded, DocumentUpserted, IdentityChanged, Pair
 from topics.registry import CONVERSATIONS, DOCUMENTS_LIVE, IDENTITIES, TOPICS
+from topics.signatures import key_id, new_private_key, public_key_of
 
 pytestmark = pytest.mark.stack
 
 NAME = "xanthippequux"
 PERSON = f"{NAME}@acme.com"
+KEY = "a key of the installation, long".replace(" ", "-").ljust(40, "x")
 OLD = "now() - interval '1 hour'"
 
 
 @pytest.fixture
 async def working(space: Space) -> Space:
     space.environment["PENSTOCK_STREAM_VITALS_SECONDS"] = "0.5"
+    space.environment["PENSTOCK_FEEDBACK_KEYS"] = KEY
     space.start("detect", "vectors", "keywords")
     return space
 
@@ -84,7 +91,7 @@ async def plant(space: Space) -> DocumentUpserted:
             answer, f"Where is {NAME}?", [id_] if answer == made else [], f"{NAME} is ill.",
         )  # fmt: skip
     [(chunk,)] = await space.query("SELECT chunk_ids[1] FROM manifests WHERE document_id = %s", id_)
-    for giver, subject in ((b"x", "passage"), (givers_of("acme", PERSON)[0], "person")):
+    for giver, subject in ((b"x", "passage"), (givers_of([KEY.encode()], "acme", PERSON)[0], "person")):
         await space.execute(
             "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict, note)"
             " VALUES ('acme', %s, %s, %s, %s, 'up', %s)", giver, subject.encode(),
@@ -207,8 +214,19 @@ async def assert_forgotten(space: Space) -> None:
     assert TOMBSTONE in headers
 
 
-async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(working: Space) -> None:
-    space = working
+@pytest.fixture
+def operator(working: Space) -> Iterator[Space]:
+    """The commands log in as the operator's role, the workers go on as they are."""
+    admin = working.settings.postgres.dsn.get_secret_value()
+    for file in ("1-roles.sql", "2-grants.sql"):
+        run_file(admin, file)
+    with logins(admin) as dsns:
+        working.environment["PENSTOCK_POSTGRES_DSN"] = dsns["penstock_operator"]
+        yield working
+
+
+async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(operator: Space) -> None:
+    space = operator
     jane = await plant(space)
     before = await in_postgres(space)
     assert {"documents", "answer_reviews", "dead_letters", "chunks_g1", "access_sets", "eval_judgements"} <= before
@@ -253,8 +271,37 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(wo
     assert alive == [("rules.md", "rules.md"), (jane.external_id, jane.title)], "a later event makes it anew"
 
 
-async def test_of_a_forgotten_tenant_nothing_is_left(working: Space) -> None:
-    space = working
+async def test_a_person_and_a_document_are_forgotten_where_only_signed_records_are_taken_in(space: Space) -> None:
+    """The command signs with its own key: what it withdraws, the empty set of groups and the tombstone."""
+    key = space.home / "forget.pem"
+    key.write_bytes(new_private_key())
+    public = public_key_of(key.read_bytes())
+    async with open_pool(space.settings.postgres) as pool, pool.connection() as connection:
+        await producers.add(connection, "operator", ("acme/*",), key_id(public), public, since=None, until=None)
+    space.environment |= {"PENSTOCK_KAFKA_SIGNING_KEY_FILE": str(key), "PENSTOCK_PRODUCERS": "enforce"}
+    space.start("detect", "vectors", "keywords")
+    jane = written(f"{NAME}.md", f"About {NAME}.", author=PERSON)
+    member = IdentityChanged(tenant="acme", source="hr", principal=PERSON, groups=["staff"], observed_at=now())
+    async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(key)})) as kafka:
+        await deliver([kafka.send(DOCUMENTS_LIVE, jane), kafka.send(IDENTITIES, member)])
+    await space.settled([jane])
+    await until(space, "SELECT count(*) = 1 FROM memberships")
+    for subject, name in (("person", PERSON), ("document", jane.external_id)):
+        code, told = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
+        assert (code, told["done"]) == (0, True)
+    await until(space, "SELECT count(*) = 0 FROM memberships")
+    assert await space.query("SELECT deleted_at IS NOT NULL, author, erased_at IS NOT NULL FROM documents") == [
+        (True, None, True)
+    ]
+    again = IdentityChanged(tenant="acme", source="hr", principal="bob", groups=["staff"], observed_at=now())
+    async with producer(space.settings.kafka.model_copy(update={"signing_key_file": str(key)})) as kafka:
+        await deliver([kafka.send(IDENTITIES, again)])
+    await until(space, "SELECT count(*) = 1 FROM memberships")  # so the tombstones before it were handled
+    assert await space.query("SELECT code FROM dead_letters") == []
+
+
+async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
+    space = operator
     await plant(space)
     ahead = {"tenant": "globex", "observed_at": now() + timedelta(minutes=3)}
     other = written("kept.md", "of somebody else").model_copy(update=ahead)

@@ -7,7 +7,7 @@ DECLARE
 BEGIN
     FOREACH wanted IN ARRAY ARRAY[
         'penstock_owner', 'penstock_worker', 'penstock_connectors', 'penstock_query', 'penstock_reader',
-        'penstock_trail_reader'
+        'penstock_trail_reader', 'penstock_operator'
     ] LOOP
         BEGIN
             IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = wanted) THEN
@@ -20,7 +20,7 @@ BEGIN
     EXECUTE format('REVOKE ALL ON DATABASE %I FROM PUBLIC', current_database());
     EXECUTE format(
         'GRANT CONNECT ON DATABASE %I TO penstock_worker, penstock_connectors, penstock_query, penstock_reader,'
-        ' penstock_trail_reader',
+        ' penstock_trail_reader, penstock_operator',
         current_database()
     );
 END $$;

@@ -1,8 +1,9 @@
 -- What each process may do. Run by the owner of the tables after every `penstock migrate`; repeats are harmless, and in
 -- one transaction with what they take away, so that no process is ever without its rights.
 --
---   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `forget`, `export`, `producer`, and what
---                        withdraws: makes and drops tables
+--   penstock_owner       `penstock migrate`, `rebuild`, `generation`, `recover`, `producer`: makes and drops tables
+--   penstock_operator    `penstock forget`, `export`, and what withdraws: reads what may be personal and erases it; writes no
+--                        text, access or membership, and grants nobody anything
 --   penstock_worker      detect, vectors, keywords; `penstock audit`, `dead`, `why`: writes the ledger and the vectors
 --   penstock_connectors  connectors: its own checkpoints and the uploads, and nothing that was read from a source
 --   penstock_query       serve, mcp, search, ask, status: reads; writes feedback, the review queue, the evaluation alone
@@ -106,6 +107,58 @@ BEGIN
         GRANT USAGE ON SCHEMA trail TO penstock_trail_reader;
         GRANT SELECT, INSERT ON trail.records, trail.heads TO penstock_trail_reader;
         GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_trail_reader;
+    END IF;
+END $$;
+
+-- The operator's commands: what pipeline.ledger.personal names is read and erased. Of what stays it takes names away, and
+-- has keyword entries written anew. A document it withdraws goes by the wire; what its connector knows is marked here.
+DO $$
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_operator') THEN  -- or 1-roles.sql is of an older version
+        ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, DELETE ON TABLES TO penstock_operator;
+        REVOKE ALL ON ALL TABLES IN SCHEMA public, trail FROM penstock_operator;
+        REVOKE ALL ON ALL SEQUENCES IN SCHEMA public FROM penstock_operator;
+        GRANT USAGE ON SCHEMA public, trail TO penstock_operator;
+        GRANT SELECT ON schema_migrations, fence TO penstock_operator;
+        GRANT SELECT, INSERT ON trail.records TO penstock_operator;  -- a person's export tells those about the person
+        GRANT SELECT, INSERT ON trail.heads TO penstock_operator;
+        GRANT EXECUTE ON FUNCTION trail.prepare TO penstock_operator;
+        GRANT SELECT ON
+            generations, documents, access_sets, document_bodies, document_events, superseded, manifests, index_state, handled,
+            memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
+            connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
+            connector_memory, connector_differences,
+            conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
+            conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements
+            TO penstock_operator;
+        GRANT DELETE ON
+            access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
+            connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
+            conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
+            answer_reviews, answer_feedback, eval_queries
+            TO penstock_operator;
+        GRANT UPDATE (external_id, title, source_url, author, source_modified_at, erased_at, access_id) ON documents
+            TO penstock_operator;
+        GRANT UPDATE (text, metadata) ON document_bodies TO penstock_operator;
+        GRANT UPDATE (author) ON superseded TO penstock_operator;
+        GRANT UPDATE (seq, announced_seq) ON documents TO penstock_operator;
+        GRANT USAGE ON SEQUENCE ledger_seq TO penstock_operator;
+        GRANT UPDATE ON connectors, connector_groups, conversation_pairs TO penstock_operator;
+        GRANT INSERT, UPDATE ON index_state, connector_items, connector_sources, conversation_members, conversation_chunks
+            TO penstock_operator;
+        GRANT EXECUTE ON FUNCTION ledger_documents TO penstock_operator;
+    END IF;
+END $$;
+DO $$
+DECLARE
+    chunks regclass;
+BEGIN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'penstock_operator') THEN
+        FOR chunks IN SELECT DISTINCT to_regclass(quote_ident(chunk_table)) FROM generations LOOP
+            IF chunks IS NOT NULL THEN
+                EXECUTE format('GRANT SELECT, DELETE ON %s TO penstock_operator', chunks);
+            END IF;
+        END LOOP;
     END IF;
 END $$;
 
