@@ -4,6 +4,7 @@ the route, watched for the client's leaving. Nothing of a stranger's request is 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ PROBES = frozenset({"/livez", "/readyz"})
 """Whoever orchestrates asks by address, and learns two words."""
 QUIET = PROBES | {"/metrics"}
 """Asked every few seconds by machines: counted, not logged."""
+
+
+_AUTHORITY = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[^:@/\[\]\s]+))(?::\d*)?")
+"""A Host header's value."""
 
 
 class _ClientLeft(Exception):
@@ -242,8 +247,9 @@ def _guard(headers: MutableHeaders, *, guarded: bool) -> None:
 
 
 def _host(headers: Headers) -> str:
-    host = headers.get("host", "").lower()
-    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    """Without the port; "" where it is none."""
+    found = _AUTHORITY.fullmatch(headers.get("host", "").lower())
+    return (found["address"] or found["name"]) if found else ""
 
 
 def _template(scope: Scope) -> str:

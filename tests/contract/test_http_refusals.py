@@ -230,7 +230,14 @@ async def test_a_web_page_elsewhere_makes_a_browser_do_nothing_in_development_mo
 
 
 async def test_development_mode_is_for_this_machine_by_its_own_name(world: World) -> None:
-    for headers in ({"Host": "penstock.example.org"}, {"Host": "127.0.0.1.nip.io"}, {"Host": ""}):
+    for headers in (
+        {"Host": "penstock.example.org"},
+        {"Host": "127.0.0.1.nip.io"},
+        {"Host": ""},
+        {"Host": "[::1].example.org"},
+        {"Host": "localhost:80.example.org"},
+        {"Host": "localhost@example.org"},
+    ):
         assert problem(await world.client.get("/v1/me", headers=headers)) == (400, "bad-request")
     for host in ("localhost:8080", "127.0.0.1", "[::1]:80"):
         assert (await world.client.get("/v1/me", headers={"Host": host})).status_code == 200
