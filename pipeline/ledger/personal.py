@@ -433,6 +433,7 @@ PLACES: tuple[Place, ...] = (
         free="keyword_index index_uuid shards changes change changed_at position compared_at",
     ),
     Place("fence", free="only_row system_identifier timeline state accepted_at"),
+    Place("tenant_readers", free="reader tenant created_at"),
     Place("producers", free="name allow valid_from valid_until created_at"),
     Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),
     Place("embedding_days", free="day purpose tokens cost"),
