@@ -25,7 +25,6 @@ from query.filters import NONE, Filters
 from query.http import reading
 from query.modes import documents as whole
 from query.modes import past, survey
-from query.review import Feedback
 from query.rows import rows_of
 from query.vectors import Asked, Tuning
 from query.verify import describe, verify
@@ -185,14 +184,20 @@ async def test_a_statement_without_a_tenant_condition_finds_nothing_of_another(p
         assert (await access.readable(connection, Caller(OTHER, frozenset({"wiki/staff"})))).access_ids == ()
 
 
+VOTE = (
+    "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, verdict)"
+    " VALUES (%s, '\\x01'::bytea, '\\x02'::bytea, %s, 'up')"
+)
+
+
 async def test_what_is_written_for_another_tenant_is_refused(place: Place) -> None:
     async with connected(place.query) as connection:
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
-            await review.give(connection, OTHER, "ann", Feedback("up", answer_id=uuid4()))
+            await connection.execute(VOTE, [OTHER, uuid4()])
         await connection.rollback()
         await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
-        await review.give(connection, HELD, "ann", Feedback("up", answer_id=uuid4()))
+        await connection.execute(VOTE, [HELD, uuid4()])
         await connection.rollback()
 
 
