@@ -52,8 +52,10 @@ CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK = 25, 100, 54
 """The last: what a chunk of that target has of its own; the rest repeats the one before (measured)."""
 
 
-async def fill(library: Library, corpus: Corpus, vectors: WordVectors, chunks: int) -> dict[str, float]:
-    """Seconds that each part took."""
+async def fill(
+    library: Library, corpus: Corpus, vectors: WordVectors, chunks: int, tenants: Sequence[str]
+) -> dict[str, float]:
+    """tenants: each has as many of the documents. Seconds that each part took."""
     took: dict[str, float] = {}
     began = perf_counter()
 
@@ -69,7 +71,8 @@ async def fill(library: Library, corpus: Corpus, vectors: WordVectors, chunks: i
     for start in range(0, documents, 32):
         events = [
             document(
-                f"{n}.md", corpus.text(n, words), tenant=TENANT, title=f"{corpus.words[2_000 + n % 15_000]} {n}",
+                f"{n}.md", corpus.text(n, words), tenant=tenants[n % len(tenants)],
+                title=f"{corpus.words[2_000 + n % 15_000]} {n}",
                 acl_tags=[f"team-{n % TEAMS}", *(tag(s) for s, of in SHARES.items() if n % of == 0)],
             )
             for n in range(start, min(start + 32, documents))
@@ -118,12 +121,14 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
 
 
 @asynccontextmanager
-async def filled(corpus: Corpus, vectors: WordVectors, chunks: int, folder: Path) -> AsyncIterator[Library]:
+async def filled(
+    corpus: Corpus, vectors: WordVectors, chunks: int, folder: Path, tenants: Sequence[str] = (TENANT,)
+) -> AsyncIterator[Library]:
     """A new library, dropped at the end. folder: becomes the PENSTOCK_HOME that leads there."""
     params = ChunkParams(target=TARGET_WORDS, min_tokens=40, max_tokens=128)
     async with Library.create(Stack(home()), vectors, params=params) as library:
         library.write_home(folder)
-        (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks)))
+        (folder / "took.json").write_text(json.dumps(await fill(library, corpus, vectors, chunks, tenants)))
         yield library
 
 

@@ -30,16 +30,22 @@ from query.settings import load as load_query
 async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> AsyncIterator[tuple[str, psutil.Process]]:
     """The service as a process of its own; yields its address and the process.
 
-    folder: the PENSTOCK_HOME that leads to the library. more: settings besides. Its result cache is off, the limits of
-    one caller are lifted; the places for work and the waiting room are the defaults."""
+    folder: the PENSTOCK_HOME that leads to the library. more: settings besides; a file of keys among them stands in
+    for ours. Its result cache is off, the limits of one caller are lifted; the places for work and the waiting room are
+    the defaults."""
     ends = (datetime.now(UTC) + timedelta(days=7)).date()
-    keys = [
-        f'["{tag(share)}"]\nexpires = {ends}\n'
-        f'sha256 = "{hashlib.sha256(key(share).encode()).hexdigest()}"\ntenant = "{TENANT}"\n'
-        f'tags = ["wiki/{tag(share)}"]\n'
-        for share in SHARES
-    ]
-    (folder / "keys.toml").write_text("\n".join(keys))
+    keys = (
+        []
+        if "PENSTOCK_AUTH_KEYS_FILE" in more
+        else [
+            f'["{tag(share)}"]\nexpires = {ends}\n'
+            f'sha256 = "{hashlib.sha256(key(share).encode()).hexdigest()}"\ntenant = "{TENANT}"\n'
+            f'tags = ["wiki/{tag(share)}"]\n'
+            for share in SHARES
+        ]
+    )
+    if keys:
+        (folder / "keys.toml").write_text("\n".join(keys))
     environment = {
         **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_SERVE_PORT": "0",
         "PENSTOCK_AUTH_KEYS_FILE": str(folder / "keys.toml"), "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "1000000000",

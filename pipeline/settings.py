@@ -325,6 +325,8 @@ class RetentionSettings(Part):
     """The list of dead letters. Kafka's copy goes by its topic's retention."""
     reviews_days: Days = 30.0
     feedback_days: Days = 30.0
+    budgets_days: Days = 30.0
+    """Names of callers beside what they last used of their day's budget of requests."""
     golden_days: Days = 0.0
     """Golden questions, from when they were added."""
     trail_days: Annotated[Days, AfterValidator(_not_fewer)] = 400.0

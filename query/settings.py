@@ -99,7 +99,8 @@ class ServeSettings(Part):
     body_seconds: float = Field(10.0, gt=0)
     """For a request's head and then its body to arrive, and for any piece of an answer to be taken by its reader."""
     requests_per_minute: int = Field(120, ge=1)
-    """Of one caller, in any 60 s, in this process."""
+    """Of one caller: in any 60 s in this process, and in a minute of the clock in all processes together, where each
+    may exceed it by a tenth."""
     concurrent_per_caller: int = Field(8, ge=1)
     """Those in the waiting room count."""
     concurrent: int | None = Field(None, ge=1)
@@ -114,6 +115,10 @@ class ServeSettings(Part):
     503 where all have the same …"""
     waiting_seconds: float = Field(2.0, gt=0)
     """… and so is one that has waited this long."""
+    limits_file: Path | None = None
+    """TOML of tenants' weights and budgets a day: ``[default]`` and ``[tenant.NAME]`` with ``weight``,
+    ``requests_per_day``, ``tokens_per_day``, ``money_per_day``, and the same three in ``caller`` for each caller. Read
+    again when it changes. None: there is no budget."""
     search_seconds: float = Field(10.0, gt=0)
     """For a whole search, reranking included; its parts are given shares of it (query.budget.py)."""
     allowed_hosts: tuple[str, ...] = ()

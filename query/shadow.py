@@ -22,6 +22,7 @@ from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool, translated
 from pipeline.tasks import ended
 from query.access import Caller
+from query.charging import charge_to
 from query.embedder import Embedders, bounded
 from query.evaluation.agreement import DEPTH, documents, overlap, rank_biased
 from query.evaluation.shadowed import keep
@@ -78,6 +79,8 @@ class Shadow:
         self, search: Searches, pool: Pool, active: Generation, candidate: Generation, query: str, caller: Caller,
         mode: Mode, filters: Filters,
     ) -> None:  # fmt: skip
+        charge_to(None)  # who asked has nothing of it
+
         async def ask(generation: Generation) -> Found:
             return await search.search(
                 query, caller, top=2 * DEPTH, mode=mode, filters=filters, rerank=False, generation=generation

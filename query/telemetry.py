@@ -6,6 +6,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from pipeline.telemetry import EmbeddingOutcome, PortMetrics
+from query.charging import charge
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
@@ -43,8 +44,15 @@ class QueryMetrics:
             "penstock_query_shed",
             "Requests sent away: busy (no place in the waiting room), waited (too long in it), share (either, while its"
             " tenant or caller had more than its share), caller (its own limit on requests at once), rate (its own"
-            " limit on requests a minute)",
+            " limit on requests a minute), budget (of the day, its own or its tenant's)",
             ["reason"],
+            registry=r,
+        )
+        self.budget_used = Gauge(
+            "penstock_query_budget_used_ratio",
+            "Of the day's budgets of requests, tokens or money, of tenants or callers, the one of which most is used,"
+            " as far as this process knows; 0: there is none",
+            ["budget", "of"],
             registry=r,
         )
         self.in_work = Gauge("penstock_query_in_work", "Requests that are worked on now", registry=r)
@@ -184,16 +192,19 @@ class QueryMetrics:
         self.tokens.labels("prompt", model).inc(prompt)
         self.tokens.labels("answer", model).inc(answer)
         self.answer_cost.labels(model).inc(money)
+        charge(tokens=prompt + answer, money=money)
 
     def reranked(self, outcome: str, price_per_thousand: float) -> None:
         """What is remembered, or was not asked, costs nothing."""
         self.rerank.labels(outcome).inc()
         if outcome == "reranked":
             self.rerank_cost.inc(price_per_thousand / 1_000)
+            charge(money=price_per_thousand / 1_000)
 
     def question_embedded(self, tokens: int, money: float) -> None:
         self.embedding_tokens.inc(tokens)
         self.embedding_cost.inc(money)
+        charge(money=money)
 
     def embedding_asked(self, outcome: EmbeddingOutcome, seconds: float) -> None:
         self.embedding_seconds.labels(outcome).observe(seconds)

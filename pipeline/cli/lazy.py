@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, str] = {
     "generation": "generation:generation",
     "producer": "producer:producer",
     "trail": "trail:trail",
+    "budget": "budget:budget",
 }
 """By name: the module in ``pipeline.cli``, and in it a function, or a Typer with commands of its own."""
 

@@ -81,6 +81,7 @@ class Scope:
 
 _SOURCE: LiteralString = "tenant = %(tenant)s AND source = %(source)s"
 _OF_SOURCE: LiteralString = f"WHERE {_SOURCE}"
+_CALLS: LiteralString = "tenant = %(tenant)s AND caller IN ('token:' || %(person)s, 'development:' || %(person)s)"
 _OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
 _NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
 ERASED: LiteralString = (
@@ -436,6 +437,21 @@ PLACES: tuple[Place, ...] = (
     Place("tenant_readers", free="reader tenant created_at"),
     Place("producers", free="name allow valid_from valid_until created_at"),
     Place("producer_keys", free="key_id producer public_key valid_from valid_until created_at"),
+    Place(
+        "query_use",
+        personal="caller",
+        free="tenant span since requests tokens money",
+        erase={
+            "tenant": f"DELETE FROM query_use {_OF_TENANT}",
+            "person": f"DELETE FROM query_use WHERE {_CALLS}",
+        },
+        of_person=_CALLS,
+        age=Age(
+            "budgets_days",
+            "DELETE FROM query_use WHERE (tenant, caller, span) IN (SELECT tenant, caller, span FROM query_use"
+            f" WHERE {_aged('since')} ORDER BY since LIMIT %(most)s)",
+        ),
+    ),
     Place("embedding_days", free="day purpose tokens cost"),
     Place("schema_migrations", free="name applied_at needs"),
     Place(

@@ -44,8 +44,10 @@ from query.answers.quotes import quotations
 from query.answers.room import room_for_passages
 from query.answers.support import is_no_information
 from query.answers.written import Found, Writing
+from query.charging import charge
 from query.conversations import record_made_from
 from query.material import CallerClass, Material, Question
+from query.modes.budget import PROMPT_TOKENS
 from query.settings import ChatSettings
 from query.steps import Steps
 from query.telemetry import QueryMetrics
@@ -214,11 +216,12 @@ class _Answering:
     # With a model
 
     async def _written(self, chat: Chat, passages: Sequence[Numbered]) -> AsyncGenerator[Event, None]:
-        writing, text = Writing(passages), ""
+        writing, text, waits = Writing(passages), "", False
         try:
             with self.steps.step("chat") as facts:
                 facts["model"] = chat.model
                 self.answers._rest.require_over()
+                waits = True
                 async with aclosing(chat.stream(self._messages())) as pieces:
                     async for piece in pieces:
                         self.end = piece if isinstance(piece, End) else None
@@ -232,11 +235,17 @@ class _Answering:
                             yield Delta(shown)
                         for n in writing.found.cited[known:]:
                             yield Cited(n)
-                usage = self._used(chat.model)
+                usage, waits = self._used(chat.model, text), False
                 facts |= {"prompt_tokens": usage.prompt, "answer_tokens": usage.answer}
                 if not text.strip():
                     raise Retryable("the model wrote nothing", service="chat")
+        except (GeneratorExit, asyncio.CancelledError):
+            if waits:  # the reader left, and the model was paid for it all the same
+                self._charge_estimate(text)
+            raise
         except PenstockError as error:
+            if waits and text:
+                self._charge_estimate(text)
             self.answers._rest.begin(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
             quoted = await self._quoted(passages, degraded=True)
@@ -251,7 +260,7 @@ class _Answering:
         history = self.material.history
         return ask(self.question, self.context.shown, key=self.answers._key(), today=today, history=history)
 
-    def _used(self, model: str) -> Usage:
+    def _used(self, model: str, text: str) -> Usage:
         usage = self.end.usage if self.end else Usage()
         if self.end and self.end.reason == "length":
             self.notes.append(f"the answer was cut at the model's limit of {self.settings.answer_tokens} tokens")
@@ -260,7 +269,15 @@ class _Answering:
         if metrics := self.answers._metrics:
             used = {"prompt": usage.prompt, "answer": usage.answer}
             metrics.answered(model, **used, money=self.settings.money(**used))
+            if not usage.prompt:  # its server does not say
+                self._charge_estimate(text)
         return usage
+
+    def _charge_estimate(self, text: str) -> None:
+        """Of what was read and written, where the model's server has not said how much it was."""
+        history = sum(piece.tokens for piece in self.material.history.pieces) if self.material.history else 0
+        used = {"prompt": self.context.tokens + history + PROMPT_TOKENS, "answer": _count(text)}
+        charge(tokens=sum(used.values()), money=self.settings.money(**used))
 
     async def _checked(self, model: str, text: str, found: Found, passages: Sequence[Numbered]) -> Answer:
         if is_no_information(text):

@@ -22,7 +22,9 @@ from query.http.problems import MEDIA_TYPE, Kind, Problem
 from query.http.told import ProblemTold
 from query.http.trail import Recorder
 from query.mcp import endpoint as mcp
+from query.meter import Meter
 from query.page.router import router as page
+from query.quotas import Quotas
 from query.service import Service
 
 DESCRIPTION = """\
@@ -56,7 +58,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def app(service: Service, authenticator: Authenticator) -> FastAPI:
+def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: Meter) -> FastAPI:
     """Serves what the service has, and nothing that it has not."""
     made = described()
     made.state.service = service
@@ -67,7 +69,13 @@ def app(service: Service, authenticator: Authenticator) -> FastAPI:
     made.add_middleware(
         Gate,
         authenticator=authenticator,
-        limits=Limits(service.query.serve, service.metrics, waits_elsewhere=service.waits_elsewhere),
+        limits=Limits(
+            service.query.serve,
+            service.metrics,
+            waits_elsewhere=service.waits_elsewhere,
+            weight=lambda tenant: quotas.of(tenant).weight,
+        ),
+        meter=meter,
         metrics=service.metrics,
         settings=service.query.serve,
     )

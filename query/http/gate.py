@@ -1,5 +1,5 @@
-"""What every request passes, in this order: who asks → its rate → its body, capped and in time → a place to work at →
-the route, watched for the client's leaving. Nothing of a stranger's request is read or parsed."""
+"""What every request passes, in this order: who asks → its rate and budget → its body, capped and in time → a place to
+work at → the route, watched for the client's leaving. Nothing of a stranger's request is read or parsed."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.core.errors import PenstockError, Retryable
+from query.charging import charge_to
 from query.http import problems
 from query.http.auth import LOOPBACK_NAMES, Authenticator
 from query.http.limits import Limits, kind_of
 from query.http.problems import Problem
 from query.http.who import Who
+from query.meter import Meter
 from query.model import BadQuery
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
@@ -88,12 +90,14 @@ class Gate:
         *,
         authenticator: Authenticator,
         limits: Limits,
+        meter: Meter,
         metrics: QueryMetrics,
         settings: ServeSettings,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._limits = limits
+        self._meter = meter
         self._metrics = metrics
         self._settings = settings
         self._hosts: Collection[str] = settings.allowed_hosts or (
@@ -148,9 +152,18 @@ class Gate:
         exchange.who = scope["state"]["who"] = await self._authenticator.authenticate(headers)
         structlog.contextvars.bind_contextvars(tenant=exchange.who.tenant)  # of this request's task alone
         self._limits.count(exchange.who)
-        body = await self._body(headers, receive)
-        async with self._limits.place(exchange.who, kind_of(scope["path"])) as scope["state"]["place"]:
-            await _while_connected(self._app, scope, body, receive, send)
+        kind = kind_of(scope["path"])
+        account = await self._meter.admit(exchange.who, kind)
+        try:
+            body = await self._body(headers, receive)
+            async with self._limits.place(exchange.who, kind) as scope["state"]["place"]:
+                charge_to(account.charge)  # in this request's task alone
+                await _while_connected(self._app, scope, body, receive, send)
+        except Problem:
+            account.close(refund=True)
+            raise
+        finally:
+            account.close()
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes:
         """Raises Problem (408, 413) or _ClientLeft."""

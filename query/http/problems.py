@@ -14,7 +14,7 @@ from query.model import BadQuery
 Kind = Literal[
     "bad-request", "unauthorized", "forbidden", "not-found", "method-not-allowed", "slow-request", "too-large",
     "unsupported-media", "invalid", "bad-query", "rate-limited", "too-many-at-once",
-    "over-share", "busy", "unavailable",
+    "over-share", "budget-exhausted", "busy", "unavailable",
     "ledger-fenced", "index-fenced", "too-slow", "failed",
 ]  # fmt: skip
 
@@ -32,6 +32,7 @@ KINDS: dict[Kind, tuple[int, str]] = {
     "rate-limited": (429, "Too many requests a minute"),
     "too-many-at-once": (429, "Too many requests at once"),
     "over-share": (429, "Others wait for their share"),
+    "budget-exhausted": (429, "The budget of the day is used up"),
     "busy": (503, "The service is busy"),
     "unavailable": (503, "The service cannot answer now"),
     "ledger-fenced": (503, "The ledger may lack what was revoked"),

@@ -18,6 +18,8 @@ from pipeline.tasks import ended
 from query.embedder import Embedders
 from query.http.app import app
 from query.http.auth import open_authenticator, require
+from query.meter import open_meter
+from query.quotas import Quotas
 from query.service import Service, open_service
 from query.settings import QuerySettings
 
@@ -36,7 +38,9 @@ async def serving(
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
         service.metrics.next_key_expiry.set_function(lambda: authenticator.next_key_expiry)
         service.following.start()
-        application = app(service, authenticator)
+        quotas = Quotas(query.serve.limits_file)
+        meter = await closing.enter_async_context(open_meter(service, quotas))
+        application = app(service, authenticator, quotas, meter)
         host, port = query.serve.host, query.serve.port
         seconds = query.serve.body_seconds  # in which the gate wants a whole body, too
         bounds = settings.ports.model_copy(update={"head_seconds": seconds, "body_seconds": seconds})
