@@ -8,7 +8,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test faults simulate mutants bench bench-peers screenshots check format unit up down clean
+.PHONY: help setup demo test faults simulate mutants bench bench-peers screenshots sbom check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -59,6 +59,9 @@ bench-peers: setup  ## the same work by Penstock and by six peers, each in an en
 screenshots: setup  ## the page's pictures in docs/screenshots, made by its tests
 	$(BIN)/python -m deploy.local.browser
 	PENSTOCK_SCREENSHOTS=docs/screenshots $(BIN)/pytest tests/web
+
+sbom: setup  ## what is delivered and under which licences (CycloneDX): build/sbom.json
+	$(BIN)/python -m deploy.sbom build/sbom.json
 
 check: setup  ## format, lint, strict types, unit tests: under a minute
 	$(BIN)/ruff format .

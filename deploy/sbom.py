@@ -1,0 +1,99 @@
+"""The bill of materials (CycloneDX 1.6, JSON): ``python -m deploy.sbom FILE``, in the environment of ``make setup``.
+
+What the image installs, with licences as the packages state them; the images of Compose and of the build; and, as not
+part of what is delivered, what Maven fetches for the local stack.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import metadata, version
+from pathlib import Path
+
+from cyclonedx.contrib.license.factories import LicenseFactory
+from cyclonedx.model import HashAlgorithm, HashType
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
+from deploy.local import maven
+from deploy.lock import FOLDER, ROOT, pins
+
+MEANT = {
+    "MIT License": "MIT",
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD-3-Clause",
+    "3-Clause BSD License": "BSD-3-Clause",
+    "ISC License (ISCL)": "ISC",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+}
+"""Classifiers of packages that state no SPDX expression."""
+
+
+def bom() -> Bom:
+    """Raises PackageNotFoundError where a package of the image is not installed."""
+    root = Component(name="penstock", version=version("penstock"), type=ComponentType.APPLICATION, bom_ref="penstock")
+    made = Bom(components=[*_packages(), *_images(), *_jars()])
+    made.metadata.component = root
+    made.register_dependency(root, made.components)
+    return made
+
+
+def licence(package: str) -> str:
+    """As it states it: an SPDX expression where there is one. Empty: it states none."""
+    stated = metadata(package)
+    if "License-Expression" in stated:
+        return str(stated["License-Expression"])
+    lines = [line.split(" :: ") for line in stated.get_all("Classifier") or []]
+    classifiers = [line[-1] for line in lines if line[0] == "License"]
+    found: str = [*classifiers, *(stated.get_all("License") or []), ""][0].strip().split("\n")[0]
+    return MEANT.get(found, str(found))
+
+
+def _packages() -> Iterator[Component]:
+    for file in ("image", "model"):
+        for name, pin in pins((FOLDER / f"{file}.txt").read_text()).items():
+            stated = licence(name)
+            yield Component(
+                name=name,
+                version=pin.partition("==")[2],
+                type=ComponentType.LIBRARY,
+                purl=PackageURL("pypi", None, name, pin.partition("==")[2]),
+                licenses=[LicenseFactory().make_from_string(stated)] if stated else [],
+            )
+
+
+def _images() -> Iterator[Component]:
+    compose = re.findall(r"^    image: (?!penstock)(\S+)$", (ROOT / "docker-compose.yml").read_text(), re.M)
+    python = re.findall(r"^ARG PYTHON=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.M)
+    for image in sorted({*compose, *(f"python:{tag}" for tag in python)}):
+        name, _, tag = image.partition(":")
+        yield Component(
+            name=name, version=tag, type=ComponentType.CONTAINER, purl=PackageURL("docker", None, name, tag)
+        )
+
+
+def _jars() -> Iterator[Component]:
+    for digest, path in maven.recorded().values():
+        *group, name, number, file = path.split("/")
+        yield Component(
+            name=name,
+            group=".".join(group),
+            version=number,
+            type=ComponentType.LIBRARY,
+            scope=ComponentScope.EXCLUDED,
+            purl=PackageURL("maven", ".".join(group), name, number, {"type": Path(file).suffix[1:]}),
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("error: name the file to write: python -m deploy.sbom build/sbom.json")
+    target = Path(sys.argv[1])
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(JsonV1Dot6(bom()).output_as_string(indent=1) + "\n")
