@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, LiteralString
 
+from connectors.checkpoint import keep_stamp
 from connectors.runner.membership import Held, digest, holders, merged
 from connectors.runner.rows import Holder, require_lease
 from pipeline.core.identity import OWN_TAG
@@ -256,6 +257,10 @@ class MembershipTables:
         return [(name, tag) async for name, tag in cursor]
 
     async def _write_groups(self, connection: Connection, groups: Sequence[Held]) -> None:
+        """The next runner's clock goes on after these stamps, or where it is behind this one's its listings would count
+        as older."""
+        if groups:
+            await keep_stamp(connection, *self._instance, max(held.observed_at for held in groups))
         await connection.cursor().executemany(
             "INSERT INTO connector_groups VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, source, tag)"
             " DO UPDATE SET members = EXCLUDED.members, of = EXCLUDED.of, observed_at = EXCLUDED.observed_at",

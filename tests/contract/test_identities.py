@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from connectors.clock import Clock
 from connectors.runner.identities import Identities
 from connectors.runner.membership import Held, digest, holders, merged
 from connectors.runner.membership_tables import MembershipTables
-from connectors.runner.rows import Holder, LeaseLost
+from connectors.runner.rows import Holder, LeaseLost, Rows
 from connectors.source import Context, Reaction
 from pipeline.settings import PostgresSettings
 from pipeline.stores.postgres import Pool, open_pool
@@ -120,6 +120,32 @@ async def test_a_runner_that_has_lost_its_lease_publishes_no_membership(bench: B
     finally:
         await bench.query("DROP TRIGGER take_over ON connector_groups")
     assert await bench.take() == []
+
+
+async def test_who_left_a_group_loses_it_also_when_the_runner_moved_to_a_machine_whose_clock_is_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner that saw the group was killed before it could publish anybody's set."""
+    bench.world.groups = {"hr": ({"ann"}, set())}
+    holder = Holder(bench.tenant, bench.name, 1)
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
+    )
+
+    async def killed(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    ahead = reading(bench, holder)
+    ahead._clock.last = datetime.now(UTC) + timedelta(minutes=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(MembershipTables, "in_doubt", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await ahead.some(frozenset({"hr"}))
+    del bench.world.groups["hr"]
+    next_one = reading(bench, holder)
+    next_one._clock = Clock(await Rows(bench.pool, holder).last_stamp())
+    await next_one.all(frozenset())
+    assert await newest(bench, {}) == {"ann": []}
 
 
 PEOPLE, TAGS = ("ann", "bob", "cy", "dee"), ("t1", "t2", "t3", "t4", "t5")
