@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.core.model import Chunk
 from tests.faults.story import KINDS, SECTIONS, TAGS, UNEMBEDDABLE, Page, Story
 from topics.messages import DocumentUpserted
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, INDEX_BACKFILL, INDEX_LIVE
 
 NAMES = ("a", "b", "c")
 PERSONS = ("ann", "bob")
@@ -18,6 +19,10 @@ STAGES = ("detect", "vectors", "keywords", "identities")
 SERVICES = ("postgres", "kafka", "elasticsearch", "embedding")
 CONNECTED_SHARE = 0.35
 """Of histories whose documents come from a source by connectors."""
+
+KAFKA_LOSES_SHARE = 0.06
+"""Of histories in which Postgres does not lose any: both keep what the other one lost."""
+LOSING = (DOCUMENTS_LIVE, DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL, IDENTITIES)
 
 UNDISTURBING = ("change", "membership", "source", "groups", "broken", "query")
 """Kinds of steps that break nothing."""
@@ -88,6 +93,8 @@ def drawn(rng: Random, *, connected: bool = False) -> list[Step]:
             steps.append(Step(now, "change", (rng.choice(_KINDS), rng.choice(names), rng.getrandbits(16))))
     for _ in range(rng.randint(1, 4)):
         steps.append(Step(rng.uniform(0.0, now + 5.0), "query", (rng.choice(PERSONS), rng.choice(TAGS))))
+    if rng.random() < KAFKA_LOSES_SHARE and not any(step.kind == "lost tail" for step in steps):
+        steps.append(_kafka_loses(rng.uniform(0.0, now + 5.0), rng))
     return sorted(steps, key=lambda step: step.at)
 
 
@@ -111,6 +118,13 @@ def _regrouped(now: float, rng: Random) -> Step:
     members = tuple(rng.sample(PERSONS, rng.randint(0, 2)))
     of = tuple(rng.sample((*TAGS, f"user:{PERSONS[0]}"), rng.choice((0, 0, 1))))
     return Step(now, "groups", (tag, members, of))
+
+
+def _kafka_loses(now: float, rng: Random) -> Step:
+    topic = rng.choice(LOSING).name
+    if rng.random() < 0.3:
+        return Step(now, "topic made anew", (topic, rng.random() < 0.5))
+    return Step(now, "lost records", (topic, rng.randrange(2), rng.randint(1, 6)))
 
 
 def _disaster(now: float, rng: Random, *, connected: bool) -> Step:

@@ -46,6 +46,10 @@ POLL_SECONDS, SWEEP_SECONDS, GROUPS_SECONDS = 30.0, 180.0, 60.0
 BEAT_SECONDS = 30.0
 COMPARISONS = 3
 """Which end after the last fault: two whole sweeps, and what they found missing was fetched."""
+CALM_SWEEP_SECONDS = 60.0
+"""In calm a sweep is asked for so soon after the last one."""
+ALONE_SHARE = 0.6
+"""Of histories in which nothing is compared with the ledger: what was sent has to be right by itself."""
 
 
 @dataclass
@@ -71,6 +75,8 @@ class Service:
         """The share of changes of which an event comes."""
         self.feeds = rng.choice((0.5, 1.0)) if self.has_revisions else 1.0
         """The share of changes that the feed tells of: where listings show revisions, a sweep finds the others."""
+        self.moved = ""
+        """The document that changed last."""
         self._before: dict[str, list[Stored | None]] = {name: [] for name in NAMES}
 
     @property
@@ -94,6 +100,7 @@ class Service:
             self._before[one].append(before.get(one))
         if kind == "unreadable":
             moved = [name]
+        self.moved = moved[-1] if moved else self.moved
         self.history += [one for one in moved if self.rng.random() < self.feeds]
         return moved
 
@@ -252,6 +259,14 @@ class Connected:
         self.service = Service(world.story, rng)
         self.instances: list[Instance] = []
         self._rng = rng
+        self.alone = rng.random() < ALONE_SHARE
+        """Nothing is compared with the ledger. (Where Postgres or Kafka loses something, comparison alone finds it.)"""
+        self._backs = rng.choice((0.0, 0.5, 0.9))
+        """How often the source changes while a runner is cut off."""
+        self._regrouped: list[tuple[str, Collection[str], Collection[str]]] = []
+        """Groups as they were before their changes."""
+        self._swept = 0
+        self._asked_at = 0.0
         self._compared = 0
         """Comparisons with the ledger that had ended when calm began."""
 
@@ -267,7 +282,7 @@ class Connected:
             postgres=cast(Any, _Address(process)), pool=cast(Any, process.pool), producer=cast(Any, process.producer),
             metrics=world.metrics, folder=cast(Any, _Nowhere()),
         )  # fmt: skip
-        runner = Instance(plan, services)
+        runner = _Alone(plan, services, self._sweep_ended) if self.alone else Instance(plan, services)
         self.instances.append(runner)
         return runner
 
@@ -280,11 +295,33 @@ class Connected:
             self._tell(Reaction(ids=[one]))
 
     def regroup(self, tag: str, members: Collection[str], of: Collection[str]) -> None:
+        self._regrouped.append((tag, *self.service.groups.get(tag, ((), ()))))
         if members or of:
             self.service.groups[tag] = set(members), set(of)
         else:
             self.service.groups.pop(tag, None)
         self._tell(Reaction(groups=[tag]))
+
+    def changes_meanwhile(self, seconds: float) -> None:
+        """While a runner is cut off for so long, and soon after, the source may change, and be again what it was."""
+        rng, loop = self._rng, self._world.loop
+        if rng.random() < self._backs / 2:
+            loop.call_later(rng.random() * 0.5 * seconds, self._changes, "rewrite", rng.getrandbits(16))
+            loop.call_later(seconds * (1.0 + rng.random()), self._changes, "back", rng.getrandbits(16))
+            return
+        while rng.random() < self._backs:
+            kind = rng.choice(("back", "back", "back", "rewrite", "groups"))
+            loop.call_later(rng.random() * 1.5 * seconds, self._changes, kind, rng.getrandbits(16))
+
+    def _changes(self, kind: str, n: int) -> None:
+        world = self._world
+        if world.faults.calm:
+            return
+        if kind == "groups":
+            if self._regrouped:
+                world._groups(*self._regrouped[-1])
+        elif self.service.moved:
+            world._source(kind, self.service.moved, n)
 
     def expire(self) -> None:
         """The source forgets cursors."""
@@ -318,11 +355,32 @@ class Connected:
     def calm(self) -> None:
         self._compared = self._comparisons()
 
+    def look(self) -> None:
+        """Sweep again, without waiting for the interval."""
+        now = self._world.loop.time()
+        if now < self._asked_at:
+            return
+        self._asked_at = now + CALM_SWEEP_SECONDS
+        for runner in self.instances:
+            if runner.source is not None:
+                runner.activities["sweep"].ask()
+                runner.activities["groups"].ask()
+
+    async def _sweep_ended(self, _words: frozenset[str]) -> dict[str, Any]:
+        self._swept += 1
+        return {}
+
     def settled(self) -> bool:
-        """Enough comparisons have ended since calm began, and nothing is in doubt."""
+        """Enough comparisons have ended since calm began, nothing is under way and nothing in doubt."""
         tables = self._world.database.tables
         return (
             self._comparisons() >= self._compared + COMPARISONS
+            and all(
+                name == "listen" or (activity.status.state == "idle" and not activity._wake.is_set())
+                for runner in self.instances
+                if runner.source is not None
+                for name, activity in runner.activities.items()
+            )
             and all(row["in_doubt_since"] is None for row in tables[ITEMS].values())
             and all(row["digest"] for row in tables[PRINCIPALS].values())
         )
@@ -360,8 +418,23 @@ class Connected:
         assert not undisturbed or not repaired, f"NEEDLESS: published again although nothing failed: {repaired}"
 
     def _comparisons(self) -> int:
+        """How many sweeps have ended, with the comparison after them."""
+        if self.alone:
+            return self._swept
         row = self._world.database.tables[HOLDERS].get((self._world.story.tenant, self._world.story.source))
         return 0 if row is None else int(row["comparisons"])
+
+
+class _Alone(Instance):
+    """A runner that never compares with the ledger: the safeguard behind all others is taken away."""
+
+    def __init__(self, plan: Plan, services: Services, instead: Callable[[frozenset[str]], Awaitable[Any]]) -> None:
+        super().__init__(plan, services)
+        self._instead = instead
+
+    def _wire(self, *arguments: Any) -> None:
+        super()._wire(*arguments)
+        self.activities["reconcile"]._run = self._instead
 
 
 async def _told(react: Callable[[Reaction], Awaitable[None]], reaction: Reaction, seconds: float) -> None:

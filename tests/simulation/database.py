@@ -181,6 +181,7 @@ class Cursor:
         self._connection = connection
         self._make = make
         self._rows: deque[Any] = deque()
+        self._results: deque[list[Any]] = deque()
         self.rowcount = 0
 
     async def __aenter__(self) -> Cursor:
@@ -194,8 +195,21 @@ class Cursor:
         self._rows = deque(rows)
         return self
 
-    async def executemany(self, statement: Any, parameters: Iterable[Any]) -> None:
-        _, self.rowcount = await self._connection.run(statement, list(parameters))
+    async def executemany(self, statement: Any, parameters: Iterable[Any], *, returning: bool = False) -> None:
+        if not returning:
+            _, self.rowcount = await self._connection.run(statement, list(parameters))
+            return
+        for values in parameters:  # a result for each
+            rows, self.rowcount = await self._connection.run(statement, [values])
+            self._results.append(rows)
+        self.nextset()
+
+    def nextset(self) -> bool | None:
+        """Go on to the next result of several."""
+        if not self._results:
+            return None
+        self._rows = deque(self._results.popleft())
+        return True
 
     async def fetchall(self) -> list[Any]:
         rows, self._rows = list(self._rows), deque()

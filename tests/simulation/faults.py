@@ -33,6 +33,12 @@ CONNECTED_RATES: dict[str, tuple[float, float]] = {
     "the source refuses": (0.01, 0.2),
     "a pause after asking": (0.02, 0.3),
     "a pause before saving": (0.02, 0.3),
+    "killed before the intent": (0.05, 0.5),
+    "killed before sending": (0.05, 0.5),
+    "killed before saving": (0.05, 0.5),
+    "taken over before the intent": (0.05, 0.5),
+    "taken over before sending": (0.05, 0.5),
+    "taken over before saving": (0.05, 0.5),
 }
 """The same of those that only happen to connectors."""
 SHARE = 0.35

@@ -1,6 +1,7 @@
 """Kafka in memory: logs, consumer groups with fenced commits, and producers whose answers may be lost or late.
 
-``Consumer`` stands where ``pipeline.stream.consume`` stands, around the product's own ``Progress`` and ``Lanes``.
+``Consumer`` stands where ``pipeline.stream.consume`` stands, around the product's own ``Progress`` and ``Lanes``, and
+around its ``LogGuard`` in histories in which Kafka loses records.
 """
 
 from __future__ import annotations
@@ -8,15 +9,22 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
+import pipeline.stream.logguard as logguard
+from pipeline.core.errors import Retryable
+from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.lanes import Lanes
+from pipeline.stream.logguard import LogGuard
 from topics.codec import Headers, encode
+from topics.logs import LogNow, LogsUnavailable, SentRecord
 from topics.messages import AnyMessage
 from topics.producer import DeliveryUnknown, KafkaUnavailable, Stored
 from topics.registry import Topic
@@ -42,6 +50,8 @@ class Broker:
         self.logs: defaultdict[Place, list[tuple[bytes | None, bytes | None, Headers]]] = defaultdict(list)
         self._times: defaultdict[Place, list[datetime]] = defaultdict(list)
         self.groups: dict[str, Group] = {}
+        self.made: defaultdict[str, int] = defaultdict(int)
+        """Topic → how often it was made anew."""
         self.on_record: list[Callable[[str, bytes | None], None]] = []
 
     def group(self, stage: Stage) -> Group:
@@ -60,14 +70,38 @@ class Broker:
                 group.wake()
         return Stored(partition, len(log) - 1)
 
+    def lose(self, place: Place, count: int) -> int:
+        """The newest records are gone, as after an election of a replica that lagged. Returns how many are left."""
+        log, times = self.logs[place], self._times[place]
+        left = max(0, len(log) - count)
+        del log[left:], times[left:]
+        return left
+
+    def make_anew(self, topic: str, *, forgets_offsets: bool) -> None:
+        """Somebody deletes a topic with all that is in it, and makes it again."""
+        self.made[topic] += 1
+        for n in range(PARTITIONS):
+            self.lose((topic, n), len(self.logs[topic, n]))
+            for group in self.groups.values() if forgets_offsets else ():
+                group.committed.pop((topic, n), None)
+
+    def look(self, place: Place, offsets: Collection[int]) -> LogNow:
+        """As ``topics.logs.look`` sees a partition."""
+        log = self.logs[place]
+        found = {n: SentRecord(self.sent_ms(place, n), *log[n][:2]) for n in offsets if n < len(log)}
+        return LogNow(f"{place[0]} {self.made[place[0]]}", 0, len(log), found)
+
+    def sent_ms(self, place: Place, offset: int) -> int:
+        return round(self._times[place][offset].timestamp() * 1000)
+
     def sent(self, topics: Collection[str]) -> dict[Place, list[datetime]]:
         """When each record of each partition was sent."""
         return {(topic, n): self._times[topic, n] for topic in topics for n in range(PARTITIONS)}
 
     def drained(self) -> bool:
-        """Every group has committed everything."""
+        """Every group has committed everything, and nothing that is not there."""
         return all(
-            group.committed.get((topic, n), 0) >= len(self.logs[topic, n])
+            group.committed.get((topic, n), 0) == len(self.logs[topic, n])
             for group in self.groups.values()
             for topic in group.topics
             for n in range(PARTITIONS)
@@ -176,9 +210,9 @@ class Producer:
 
 
 class Consumer:
-    """One member of one stage's group."""
+    """One member of one stage's group. Its guard is None where Kafka loses nothing."""
 
-    def __init__(self, broker: Broker, process: Process, stage: Stage) -> None:
+    def __init__(self, broker: Broker, process: Process, stage: Stage, *, guarded: bool = False) -> None:
         self.process = process
         self.group = broker.group(stage)
         self._broker = broker
@@ -191,6 +225,14 @@ class Consumer:
             on_done=self._done,
         )  # fmt: skip
         self.lanes.start()
+        self.guard = (
+            LogGuard(
+                stage.name, stage.name, self, kafka=cast(Any, SimpleNamespace(bootstrap=self)),
+                pool=cast(Any, process.pool), metrics=process.world.metrics,
+            )
+            if guarded
+            else None
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Consume until the process ends."""
@@ -201,8 +243,7 @@ class Consumer:
             idle = True
             for place in sorted(self._positions):
                 idle &= not await self._read(place)
-            self._commit()
-            if idle:
+            if not await self._commit() and idle:
                 await self.group.something()
 
     def _look_at_the_group(self) -> None:
@@ -217,17 +258,26 @@ class Consumer:
         mine = self.group.assignment(self)
         self._progress.open(mine)
         self._positions = {place: self.group.committed.get(place, 0) for place in mine}
+        if self.guard is not None:
+            self.guard.revoked(gone)
+            self.guard.assigned(mine)
+            self.guard.positioned({place: self.group.committed.get(place) for place in mine})
 
     async def _read(self, place: Place) -> bool:
         log, generation = self._broker.logs[place], self._generation
         end = min(len(log), self._positions[place] + POLL_RECORDS)
         read = False
-        while generation == self._generation and self._positions[place] < end:
+        while generation == self._generation and self._positions.get(place, end) < min(end, len(log)):
             offset = self._positions[place]
             self._positions[place] += 1
             read = True
-            token = self._progress.arrived(place, offset)
+            seen = None
+            if self.guard is not None:
+                seen = witness(offset, self._broker.sent_ms(place, offset), *log[offset][:2])
+            token = self._progress.arrived(place, offset, seen)
             if token is not None:
+                if self.guard is not None and seen is not None:
+                    self.guard.read(place, seen)
                 record = Incoming(place[0], place[1], offset, *log[offset], self._lane_of[place[0]])
                 await self.lanes.put(record, (place, token))
         return read
@@ -237,12 +287,74 @@ class Consumer:
         if self._progress.finished(place, token):
             self.group.wake()
 
-    def _commit(self) -> None:
+    async def _commit(self) -> bool:
+        """Returns whether something was committed after a wait, in which more may have been done."""
+        due = {}
         for place in self._positions:
             offset = self._progress.committable(place)
-            if offset is None or offset == self.group.committed.get(place):
-                continue
+            if offset is not None and offset != self.group.committed.get(place):
+                due[place] = offset
+        generation = self._generation
+        if self.guard is not None and due:
+            stamps = {place: token.stamp for place in due if (token := self._progress.last(place)) is not None}
+            marked = await self.guard.marked(cast("dict[Place, Witness]", stamps))
+            if due.keys() - marked:
+                asyncio.get_running_loop().call_later(COMMIT_SECONDS, self.group.wake)
+            due = {place: due[place] for place in marked if self._progress.last(place) is not None}
+        committed = False
+        for place, offset in due.items():
             if self.process.world.faults.happens("a commit is lost"):
                 asyncio.get_running_loop().call_later(COMMIT_SECONDS, self.group.wake)
             else:
-                self.group.commit(self._generation, place, offset)
+                self.group.commit(generation, place, offset)
+                committed = self.guard is not None
+        return committed
+
+    # What the guard has done
+
+    async def take_back(self, offsets: Mapping[Place, int]) -> None:
+        self._progress.close(offsets)
+        self.lanes.forget(lambda tag: isinstance(tag, tuple) and tag[0] in offsets)
+        for place in offsets:
+            self._positions.pop(place, None)
+        if not await self.is_member():
+            raise Retryable("the offsets to go back to were not committed", service="kafka")
+        for place, offset in offsets.items():
+            self.group.commit(self._generation, place, offset)
+
+    async def read_again(self) -> None:
+        await self._reach("rejoin")
+        self.group.rebalance()
+
+    async def is_member(self) -> bool:
+        await self._reach("heartbeat")
+        return self in self.group.members and self._generation == self.group.generation
+
+    async def _reach(self, doing: str) -> None:
+        try:
+            await self.process.reach("kafka", doing)
+        except ConnectionError as error:
+            raise Retryable("Kafka is away", service="kafka") from error
+
+    async def look(self, wanted: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
+        """As ``topics.logs.look``."""
+        try:
+            await self.process.reach("kafka", "look")
+        except ConnectionError as error:
+            raise LogsUnavailable("Kafka is away") from error
+        return {place: self._broker.look(place, offsets) for place, offsets in wanted.items()}
+
+
+@contextmanager
+def looked_at() -> Iterator[None]:
+    """Around any number of histories: the product's guard looks at the logs here."""
+    before = logguard.look, logguard.security
+
+    async def look(wanted: Mapping[Place, Collection[int]], bootstrap: Consumer, _: object) -> dict[Place, LogNow]:
+        return await bootstrap.look(wanted)
+
+    logguard.look, logguard.security = cast(Any, look), cast(Any, lambda _: {})
+    try:
+        yield
+    finally:
+        logguard.look, logguard.security = before

@@ -16,6 +16,7 @@ from tests.simulation import changes
 from tests.simulation.changes import Step
 from tests.simulation.connectors import connected
 from tests.simulation.faults import CONNECTED_RATES, RATES
+from tests.simulation.kafka import looked_at
 from tests.simulation.scheduler import VirtualLoop, controlled, use
 from tests.simulation.world import World
 
@@ -79,7 +80,7 @@ def simulated() -> Iterator[None]:
     gc.collect()
     gc.freeze()  # the modules: looking through them again and again takes an eighth of the time
     try:
-        with controlled(), connected():
+        with controlled(), connected(), looked_at():
             yield
     finally:
         gc.unfreeze()

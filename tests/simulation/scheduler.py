@@ -15,7 +15,7 @@ import warnings
 from asyncio import base_events, events
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
@@ -32,10 +32,16 @@ class Stuck(AssertionError):
 
 
 class _Timer(events.TimerHandle):
-    """Once cancelled it is dropped when its time comes."""
+    """Without what asyncio's own checks. Once cancelled it is dropped when its time comes."""
+
+    def __init__(self, when: float, callback: Any, args: Any, loop: VirtualLoop, context: Context | None) -> None:
+        self._when, self._callback, self._args, self._loop = when, callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
 
     def cancel(self) -> None:
-        events.Handle.cancel(self)
+        self._cancelled = True
 
 
 class VirtualLoop(base_events.BaseEventLoop):
@@ -76,7 +82,7 @@ class VirtualLoop(base_events.BaseEventLoop):
     def call_soon(  # type: ignore[override]
         self, callback: Any, *args: Any, context: Any = None
     ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
+        handle = _Timer(self._virtual, callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -105,7 +111,12 @@ class VirtualLoop(base_events.BaseEventLoop):
         for _ in range(len(ready)):
             handle = ready.popleft()
             if not handle._cancelled:
-                handle._run()
+                try:
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException:  # noqa: BLE001  as in asyncio it ends no loop; tasks keep theirs
+                    pass
 
     def end(self) -> None:
         """Let every task that is left end, whatever it waits for."""
@@ -164,6 +175,21 @@ class _Time:
     perf_counter = monotonic
 
 
+class _Silence:
+    """What the product's modules know as ``log``."""
+
+    def debug(self, *_: object, **__: object) -> None:
+        return None
+
+    info = warning = error = exception = critical = debug
+
+    def bind(self, **_: object) -> _Silence:
+        return self
+
+
+_SILENCE = _Silence()
+
+
 def _monotonic() -> float:
     return _Time.loop.time()
 
@@ -185,6 +211,8 @@ def controlled() -> Iterator[None]:
                 replace(module, "monotonic", _monotonic)
             if getattr(module, "time", None) is time:
                 replace(module, "time", _Time)
+            if isinstance(getattr(module, "log", None), structlog._config.BoundLoggerLazyProxy):
+                replace(module, "log", _SILENCE)  # structlog's own would be made anew for each line
     replace(asyncio, "to_thread", _inline)
     logging_before = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))

@@ -23,8 +23,9 @@ from connectors.runner.sweep import Sweep
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
+from pipeline.core.kafka_log import Mark, Witness
 from pipeline.embedding.port import OneModel
-from pipeline.ledger import generations
+from pipeline.ledger import generations, kafka_marks
 from pipeline.republish import republish
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
@@ -330,6 +331,24 @@ async def test_the_models_do_for_connectors_what_the_servers_do(stack: Stack, mo
             await session.close()
         assert sum(twins.pool.compared.values()) > 1_000
         assert len(twins.pool.compared) > 40
+
+
+@pytest.mark.asyncio(loop_scope="function")
+async def test_the_model_keeps_the_marks_of_logs_as_the_server_does(stack: Stack) -> None:
+    rng, places = Random(43), [("documents.live.v1", 0), ("documents.live.v1", 1)]
+    async with Library.create(stack, WordsEmbedder()) as library:
+        twins = Twins(library, rng)
+        for n in range(40):
+            some = rng.sample(places, rng.randint(1, 2))
+            mark = Mark(f"log {n}", (Witness(n, 1_000 + n, -n), Witness(n + 1, 2_000 + n, n)))
+            async with twins.pool.connection() as connection:
+                if rng.random() < 0.4:
+                    await kafka_marks.claim(connection, "detect", some)
+                else:
+                    owner = rng.randint(1, 5)
+                    await kafka_marks.save(connection, "detect", dict.fromkeys(some, (owner, mark)))
+                await connection.commit()
+        assert sum(twins.pool.compared.values()) >= 40
 
 
 @pytest.mark.asyncio(loop_scope="function")

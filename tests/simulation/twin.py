@@ -109,6 +109,7 @@ class TwinCursor:
         self._compared = compared
         self._make = database.maker_of(row_factory)
         self._rows: list[Any] = []
+        self._results: list[list[Any]] = []
         self.rowcount = 0
 
     async def __aenter__(self) -> TwinCursor:
@@ -126,19 +127,40 @@ class TwinCursor:
         self._compare(text_of(statement), rows, count)
         return self
 
-    async def executemany(self, statement: Any, parameters: Iterable[Any]) -> None:
+    async def executemany(self, statement: Any, parameters: Iterable[Any], *, returning: bool = False) -> None:
         several = list(parameters)
         await _follow_the_server(self._real, self._model)
+        if returning:
+            model = database.Cursor(self._model)
+            await self._real.executemany(statement, several, returning=True)
+            await model.executemany(statement, several, returning=True)
+            more = bool(several)
+            while more:
+                self._results.append(await self._real.fetchall())
+                self._compare_rows(text_of(statement), self._results[-1], await model.fetchall())
+                more = bool(self._real.nextset()) and bool(model.nextset())
+            self.nextset()
+            return
         await self._real.executemany(statement, several)
         self.rowcount = self._real.rowcount
         _, count = await self._model.run(statement, several)
         self._compare(text_of(statement), [], count)
 
-    def _compare(self, text: str, rows: Sequence[Any], count: int) -> None:
+    def nextset(self) -> bool | None:
+        if not self._results:
+            return None
+        self._rows = self._results.pop(0)
+        return True
+
+    def _compare_rows(self, text: str, real: Sequence[Any], rows: Sequence[Any]) -> str:
         flat = " ".join(text.split())
         self._compared[flat[:60]] += 1
         model = [tuple(row.values()) if isinstance(row, dict) else row for row in rows]
-        assert _plain(self._rows) == _plain(model), f"the model differs: {flat}\n{_plain(self._rows)}\n{_plain(model)}"
+        assert _plain(real) == _plain(model), f"the model differs: {flat}\n{_plain(real)}\n{_plain(model)}"
+        return flat
+
+    def _compare(self, text: str, rows: Sequence[Any], count: int) -> None:
+        flat = self._compare_rows(text, self._rows, rows)
         if flat.startswith(COUNTED):
             assert self.rowcount == count, f"the model changes {count} rows instead of {self.rowcount}: {flat}"
 

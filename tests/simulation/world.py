@@ -33,10 +33,10 @@ from pipeline.stores.keywords import Keywords
 from tests.faults.model import Event, outcome
 from tests.faults.story import UNEMBEDDABLE
 from tests.simulation.changes import NAMES, STAGES, UNDISTURBING, ShortStory, Step, is_connected
-from tests.simulation.connectors import Connected
+from tests.simulation.connectors import BEAT_SECONDS, Connected
 from tests.simulation.database import Database, Pool, Transaction
 from tests.simulation.faults import Faults
-from tests.simulation.kafka import SESSION_SECONDS, Broker, Consumer, Producer
+from tests.simulation.kafka import PARTITIONS, SESSION_SECONDS, Broker, Consumer, Producer
 from tests.simulation.keyword_store import Elasticsearch, Index
 from tests.simulation.recovery import audited, recovered
 from tests.simulation.scheduler import SKEW, VirtualLoop
@@ -44,8 +44,8 @@ from tests.simulation.statements import GENERATION, find
 from tests.simulation.unmeasured import Unmeasured
 from topics.codec import BadMessage, decode, encode
 from topics.letters import letter_id
-from topics.messages import DocumentUpserted, IdentityChanged
-from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
+from topics.messages import AnyMessage, DocumentUpserted, IdentityChanged
+from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, Topic
 
 TENANT, SOURCE = "acme", "wiki"
 SWEEP_SECONDS = 20.0
@@ -54,6 +54,8 @@ AGAIN_SECONDS = 30.0
 CALM_SECONDS = 4 * 3600.0
 """Longest time to settle after the last fault: what was set aside often is tried again an hour later."""
 LOOK_SECONDS = 5.0
+MOST_RECORDS = 200
+"""Of one partition, that is looked for lost ones."""
 VITALS_SECONDS = 60.0
 SKEWS = (0.0, 0.0, -100.0, 100.0)
 """Of the clocks of machines that run connectors (seconds): less apart than connectors.clock.TOLERANCE."""
@@ -143,12 +145,33 @@ class Process:
                 await asyncio.sleep(slow)
             if (point := _point(service, doing)) is not None and (pause := faults.pause(point)):
                 self.pause(pause)
+            if self.name == "connectors" and (place := _place(service, doing)) is not None:
+                self._struck(place)
         if self.paused_until or not self.alive:
             await self.alive_and_awake()
         if doing.startswith("SELECT wanted.text"):
             self.looked[asyncio.current_task()] = world.loop.time()
         if world.down.get(service, 0.0) > world.loop.time() or faults.happens(f"{service} refuses"):
             raise _refusal(service)
+
+    def _struck(self, place: str) -> None:
+        """A runner is killed just here, or loses its lease and stands still while another one takes over; the source
+        may change back meanwhile."""
+        world = self.world
+        assert world.connected is not None
+        if world.faults.happens(f"killed {place}"):
+            self.kill()
+            seconds = world.faults.rng.uniform(0.1, 20.0)
+            world.loop.call_later(seconds, world.launch, self.name)
+        elif world.faults.happens(f"taken over {place}"):
+            seconds = world.faults.rng.uniform(0.5, 4.0) * BEAT_SECONDS
+            self.pool.end_sessions()
+            self.pause(seconds)
+            if sum(process.alive for process in world.processes[self.name]) < 2:
+                world.launch(self.name)
+        else:
+            return
+        world.connected.changes_meanwhile(seconds)
 
     async def answered(self, _service: str, _doing: str) -> None:
         """Of a commit: it is done, and the answer may be lost."""
@@ -168,7 +191,7 @@ _POINTS = (
     ("postgres", "FROM connector_items WHERE tenant = %s AND source = %s AND external_id =", "a pause after asking"),
     (
         "postgres",
-        "INSERT INTO connector_items (tenant, source, scope, external_id, version, f",
+        "INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, f",
         "a pause before saving",
     ),
     ("postgres", "UPDATE connector_principals SET digest = %s", "a pause before saving"),
@@ -176,9 +199,34 @@ _POINTS = (
 """Where a process may stand still: (service, part of the request before which, fault)."""
 
 
+_PLACES = (
+    (
+        "postgres",
+        "INSERT INTO connector_items (tenant, source, scope, external_id, version, in_doubt",
+        "before the intent",
+    ),
+    ("postgres", "INSERT INTO connector_principals", "before the intent"),
+    ("kafka", "produce", "before sending"),
+    (
+        "postgres",
+        "INSERT INTO connector_items AS mine (tenant, source, scope, external_id, version, f",
+        "before saving",
+    ),
+    ("postgres", "UPDATE connector_principals SET digest = %s", "before saving"),
+)
+"""Where a runner may be cut off: (service, part of the request before which, words for it)."""
+
+
+@lru_cache(1_000)
+def _place(service: str, doing: str) -> str | None:
+    flat = " ".join(doing.split())
+    return next((place for of, part, place in _PLACES if of == service and part in flat), None)
+
+
 @lru_cache(1_000)
 def _point(service: str, doing: str) -> str | None:
-    return next((fault for of, part, fault in _POINTS if of == service and part in doing), None)
+    flat = " ".join(doing.split())
+    return next((fault for of, part, fault in _POINTS if of == service and part in flat), None)
 
 
 def _refusal(service: str) -> Exception:
@@ -259,6 +307,8 @@ class World:
         self.last_late = 0.0
         """When the last of the late bulks lands."""
         self.checked_until = 0.0
+        self.again_at = 0.0
+        """When what Kafka has lost is published again."""
         self._recovery: asyncio.Task[None] | None = None
         """Of a ledger that lost its tail."""
         self._since: datetime | None = None
@@ -282,8 +332,12 @@ class World:
         self._observes_now = Random(f"clock {seed}").random() < 0.5
         """Changes are observed when they happen, and not all an hour ago in steps of a millisecond and ties."""
         self.memberships: list[IdentityChanged] = []
+        self.published: list[tuple[Topic, AnyMessage]] = []
+        """By whoever publishes without a connector, in their order."""
         self.accepted: list[tuple[int, Event | IdentityChanged]] = []
         """(number of commits before, event): what Postgres has committed."""
+        self._loses_records = False
+        """Whether Kafka loses some in this history."""
         self.processes: dict[str, list[Process]] = {}
         self.oracle = Oracle(self)
         self.later: list[Any] = []
@@ -319,7 +373,9 @@ class World:
             process.start(self.connected.runner(process).run())
             return
         made, others = self.stage(stage, process)
-        process.consumer = Consumer(self.broker, process, _Noted(made))
+        process.consumer = Consumer(self.broker, process, _Noted(made), guarded=self._loses_records)
+        if (guard := process.consumer.guard) is not None:
+            others = [*others, guard.run()]
         process.start(process.consumer.run(), process.consumer.lanes.failed(), *others)
 
     def stage(self, name: str, process: Process) -> tuple[Any, list[Any]]:
@@ -371,6 +427,9 @@ class World:
 
     async def play(self, steps: Sequence[Step]) -> None:
         """The steps with their faults, then calm, then the oracle."""
+        self._loses_records = any(step.kind in ("lost records", "topic made anew") for step in steps)
+        if self.connected is not None and (self._loses_records or any(step.kind == "lost tail" for step in steps)):
+            self.connected.alone = False
         for stage in STAGES if self.connected is None else (*STAGES, "connectors"):
             for _ in range(self.rng.choice((1, 1, 2))):
                 self.launch(stage)
@@ -408,6 +467,8 @@ class World:
             assert self.loop.time() < until, (
                 f"STUCK {CALM_SECONDS / 3600:.0f} hours after the last fault: {self._open()}"
             )
+            if self.connected is not None:
+                self.connected.look()
             await asyncio.sleep(LOOK_SECONDS)
             if self.broken is not None:
                 raise self.broken
@@ -415,7 +476,7 @@ class World:
             assert fault is None, f"BROKEN: {fault}"
 
     def _settled(self) -> bool:
-        if self.loop.time() < self.checked_until or not self.broker.drained():
+        if self.loop.time() < max(self.checked_until, self.again_at) or not self.broker.drained():
             return False
         if self._recovery is not None and not self._recovery.done():
             return False
@@ -465,9 +526,13 @@ class World:
             self.story.wait_until(self.loop.now() - timedelta(seconds=1))
         for lane, event in self.story.change(kind, name, Random(n)):
             self.oracle.published(event)
-            record = encode(event)
-            topic = DOCUMENTS_LIVE if lane == "live" else DOCUMENTS_BACKFILL
-            self.broker.append(topic.name, record.key, record.value, record.headers)
+            self._publish(DOCUMENTS_LIVE if lane == "live" else DOCUMENTS_BACKFILL, event)
+
+    def _publish(self, topic: Topic, message: AnyMessage) -> None:
+        record = encode(message)
+        if self._loses_records:
+            self.published.append((topic, message))
+        self.broker.append(topic.name, record.key, record.value, record.headers)
 
     def _broken(self, name: str) -> None:
         stored = self.broker.append(DOCUMENTS_LIVE.name, f"{TENANT}/{SOURCE}/{name}".encode(), b"{", [])
@@ -478,8 +543,7 @@ class World:
             tenant=TENANT, source=SOURCE, principal=person, groups=list(groups), observed_at=self.loop.now()
         )
         self.memberships.append(event)
-        record = encode(event)
-        self.broker.append(IDENTITIES.name, record.key, record.value, record.headers)
+        self._publish(IDENTITIES, event)
 
     def _source(self, kind: str, name: str, n: int) -> None:
         assert self.connected is not None
@@ -523,6 +587,30 @@ class World:
     def _rewind(self, stage: str) -> None:
         """An operator resets the group's offsets: everything is read again."""
         self.broker.groups[stage].rewind()
+
+    def _lost_records(self, topic: str, partition: int, count: int) -> None:
+        """A broker comes back without the newest records of a partition, although it had acknowledged them."""
+        place = topic, partition
+        left, before = self.broker.lose(place, count), self.broker.logs[place]
+        assert len(before) == left
+        self._not_there(topic, lambda n, offset: n == partition and offset >= left)
+
+    def _topic_made_anew(self, topic: str, forgets_offsets: bool) -> None:
+        self.broker.make_anew(topic, forgets_offsets=forgets_offsets)
+        self._not_there(topic, lambda _n, _offset: True)
+
+    def _not_there(self, topic: str, lost: Callable[[int, int], bool]) -> None:
+        """Whoever publishes is told, and publishes all again; a record that nobody can read is lost for good."""
+        gone = {letter_id(topic, n, i) for n in range(PARTITIONS) for i in range(MOST_RECORDS) if lost(n, i)}
+        self.unreadable = [id_ for id_ in self.unreadable if id_ not in gone]
+        again, self.published = self.published, []
+        self.again_at = self.loop.time() + AGAIN_SECONDS
+
+        def publish() -> None:
+            for of, message in again:
+                self._publish(of, message)
+
+        self.loop.call_at(self.again_at, publish)
 
     def _lost_tail(self, commits: int) -> None:
         """Postgres fails over to a standby that lagged; workers stop, and an operator runs recover."""

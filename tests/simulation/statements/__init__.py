@@ -11,6 +11,7 @@ from tests.simulation.statements import (
     audit,
     bulks,
     documents,
+    marks,
     memberships,
     republish,
     rows,
@@ -22,6 +23,6 @@ from tests.simulation.statements import (
 from tests.simulation.statements.registry import GENERATION, find
 
 __all__ = [
-    "GENERATION", "access", "announce", "audit", "bulks", "documents", "find", "memberships", "republish", "rows",
-    "runner", "superseded", "vectors", "work",
+    "GENERATION", "access", "announce", "audit", "bulks", "documents", "find", "marks", "memberships", "republish",
+    "rows", "runner", "superseded", "vectors", "work",
 ]  # fmt: skip
