@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
@@ -116,6 +117,22 @@ async def statements(connection: Any, library: Library, ids: Ids, taken: str) ->
         *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
         *(lambda id_=id_: review.resolve(connection, HELD, id_, "right") for id_ in ids.answers),  # type: ignore[misc]
+        *(
+            lambda id_=id_: review.give(  # type: ignore[misc]
+                connection, caller, [sha256(b"bob").digest()], review.Feedback("up", answer_id=id_)
+            )
+            for id_ in ids.answers
+        ),
+        lambda: connection.execute(
+            review._ONLY_THE_LATEST,
+            {
+                "tenant": HELD,
+                "giver": b"",
+                "earlier": [sha256(b"ann").digest()],
+                "subject": sha256(b"s").digest(),
+                "most": 1,
+            },
+        ),
     ]
     few = Tuning(always_exact_rows=len(ids.documents) // 2)
     for filters in (NONE, narrow):
