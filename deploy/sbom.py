@@ -71,9 +71,14 @@ def _images() -> Iterator[Component]:
     compose = re.findall(r"^    image: (?!penstock)(\S+)$", (ROOT / "docker-compose.yml").read_text(), re.M)
     python = re.findall(r"^ARG PYTHON=(\S+)$", (ROOT / "deploy/Dockerfile").read_text(), re.M)
     for image in sorted({*compose, *(f"python:{tag}" for tag in python)}):
-        name, _, tag = image.partition(":")
+        named, _, digest = image.partition("@sha256:")
+        name, _, tag = named.partition(":")
         yield Component(
-            name=name, version=tag, type=ComponentType.CONTAINER, purl=PackageURL("docker", None, name, tag)
+            name=name,
+            version=tag,
+            type=ComponentType.CONTAINER,
+            purl=PackageURL("docker", None, name, f"sha256:{digest}", {"tag": tag}),
+            hashes=[HashType(alg=HashAlgorithm.SHA_256, content=digest)],
         )
 
 

@@ -40,6 +40,13 @@ EXAMPLE = dict(
 GIVEN = {name: value or "given" if name.endswith("PASSWORD") else value for name, value in EXAMPLE.items()}
 
 
+@pytest.mark.parametrize("name", [n for n, service in SERVICES.items() if not service["image"].startswith("penstock:")])
+def test_an_image_of_others_is_the_one_that_was_recorded_whatever_its_tag_means_today(name: str) -> None:
+    assert re.search(r":[\w.-]+@sha256:[0-9a-f]{64}$", SERVICES[name]["image"])
+    repository = SERVICES[name]["image"].partition(":")[0]
+    assert len({s["image"] for s in SERVICES.values() if s["image"].startswith(f"{repository}:")}) == 1
+
+
 def environment(name: str) -> dict[str, str]:
     given = SERVICES[name].get("environment", {})
     return {key: interpolated(str(value), GIVEN) for key, value in given.items()}
@@ -104,7 +111,7 @@ def test_every_container_is_confined(name: str) -> None:
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert "privileged" not in service
-    repository, _, tag = service["image"].rpartition(":")
+    repository, _, tag = service["image"].partition(":")
     assert re.match(r"v?\d+\.\d+", tag), f"{service['image']} is not pinned"
     assert "." not in repository.split("/")[0], "short names only: whose registry it is, is the operator's to say"
     for port in service.get("ports", ()):

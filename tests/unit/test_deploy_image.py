@@ -44,7 +44,7 @@ def test_the_final_stage_runs_penstock_as_nobody_in_particular_and_builds_nothin
 def test_its_base_is_pinned_and_names_no_registry(line: str) -> None:
     assert line.split()[1] == "python:${PYTHON}"
     [tag] = re.findall(r"^ARG PYTHON=(\S+)$", DOCKERFILE, re.M)
-    assert re.match(r"3\.\d+\.\d+-slim", tag)
+    assert re.fullmatch(r"3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}", tag)
     minor = int(tag.split(".")[1])
     [oldest] = re.findall(r">=3\.(\d+)", PROJECT["project"]["requires-python"])
     assert minor >= int(oldest)

@@ -111,7 +111,7 @@ def test_the_settings_know_every_variable_and_take_its_value(
     assert bool(documented) is (o["metadata"]["name"] != READER)
     assert unknown(documented) == []
     for key in documented:
-        (tmp_path / key).write_text("secret")
+        (tmp_path / key).write_text("secret" * 6)  # some have to be long
     for container in [*pod(o).get("initContainers", ()), *pod(o)["containers"]]:
         for settings in ([SETTINGS, READING], [SETTINGS, READING, HERE]):
             given = values(container, *([READING] if o["metadata"]["name"] == READER else settings))
