@@ -337,7 +337,9 @@ class _Connection(H11Protocol):
         headers, body = _problem(status, detail)
         phrase = HTTPStatus(status).phrase.encode()
         head = h11.Response(status_code=status, headers=headers, reason=phrase)
-        for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+        # An answer to HEAD has the header of a body and no body: one would be a protocol error, which asyncio logs.
+        is_to_head = self.conn.our_state is h11.SEND_RESPONSE and self.cycle and self.cycle.scope["method"] == "HEAD"
+        for event in (head, *(() if is_to_head else (h11.Data(data=body),)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
         if self.cycle is not None:
             self.cycle.disconnected = True  # nothing more is sent for what the application may be doing

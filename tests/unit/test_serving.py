@@ -400,6 +400,31 @@ async def test_a_body_of_a_hundred_thousand_chunks_is_refused() -> None:
         assert status(await port.answer(whole)) == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b"ZZ\r\n", "malformed"), (b"1\r\nx\r\n" * 10_000, "small_chunks")],
+    ids=["no chunk", "tiny chunks"],
+)
+async def test_a_bad_body_of_a_head_request_is_refused_without_a_body_and_without_a_traceback(
+    body: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers filled the log with a traceback for each."""
+    async with site() as port:
+        answer = await port.answer(b"HEAD /hold HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        assert status(answer) == 400
+        assert answer.endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
+        assert b"connection: close" in answer.lower()
+        assert port.refused(reason) == 1
+        # The request before was HEAD; what is refused now is no request at all, and reads why.
+        reader, writer = await port.connect(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await reader.readuntil(b"\r\n\r\n")) == 200
+        writer.write(b"\x16\x03\x01\r\n\r\n")
+        answer = await ended(reader)
+        assert status(answer) == problem(answer)["status"] == 400
+        writer.close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
 async def test_a_compressed_body_is_not_unpacked() -> None:
     async with site() as port:
         bomb = b"\x1f\x8b\x08\x00" + b"\x00" * 100
