@@ -37,7 +37,7 @@ def serve(
         typer.echo(address)
         file = query.serve.development_token_file or home() / DEVELOPMENT_FILE
         if query.serve.development and sys.stdout.isatty() and (page := page_address(address, file)) is not None:
-            typer.echo(f"Open in a browser: {page}")
+            typer.echo(f"Copy into your browser: {page}")
 
     with tracing.running("query"):
         asyncio.run(run(settings, query, ready))

@@ -140,9 +140,10 @@ def _print_table(stack: Stack) -> None:
 
 
 def print_page(console: Console, stack: Stack) -> None:
-    """Where the page is, with the token of development mode: on a terminal alone, because output is kept in logs."""
+    """Where the page is, with the token of development mode: on a terminal alone, because output is kept in logs.
+    To be copied: a click would put the token on the browser's command line, which all users of the machine can read."""
     if console.is_terminal and (address := stack.page()) is not None:
-        console.print(f"Open in a browser: {address}", markup=False, soft_wrap=True)
+        console.print(f"Copy into your browser: {address}", markup=False, soft_wrap=True)
 
 
 @contextmanager

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from rich.console import Console
 from starlette.datastructures import Headers
 
+from deploy.local.stack import Stack
+from pipeline.cli.stack import print_page
 from pipeline.core.errors import Misconfigured
 from pipeline.home import DEVELOPMENT_FILE, development_token, made_development_token
 from query.http.auth import Authenticator, open_authenticator, require
@@ -20,6 +27,7 @@ from query.http.problems import Problem
 from query.http.who import Who
 from query.settings import AuthSettings, ServeSettings
 from tests.contract.http_kit import write_keys
+from tests.unit.deploy_kit import ROOT
 
 HASH = sha256(b"secret").hexdigest()
 ENDS = f"expires = {(datetime.now(UTC) + timedelta(days=1)).date()}\n"
@@ -141,6 +149,24 @@ async def test_in_development_a_caller_with_the_token_is_whoever_it_says(file: P
         with pytest.raises(Problem) as refused:
             await authenticator.authenticate(development(**proof, **{proxy: "10.0.0.1"}))
         assert refused.value.status == 403
+
+
+def test_no_documented_command_sends_the_token_of_development_to_a_port_that_another_user_may_have() -> None:
+    """``localhost:8080`` may be anybody's: the service is at 127.0.0.1, at a port that is chosen when it starts."""
+    guides = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    sent = [to for guide in guides for to in re.findall(r"-H @\S*development-token (\S+)", guide.read_text())]
+    assert len(sent) > 5
+    assert [to for to in sent if not to.startswith("http://127.0.0.1:PORT/")] == []
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_alone_shows_the_address_with_the_token_and_says_to_copy_it(is_terminal: bool) -> None:
+    """A click would put it on the browser's command line."""
+    shown = StringIO()
+    stack = SimpleNamespace(page=lambda: "http://127.0.0.1:1/#token=secret")
+    print_page(Console(file=shown, force_terminal=is_terminal, highlight=False), cast(Stack, stack))
+    expected = "Copy into your browser: http://127.0.0.1:1/#token=secret\n" if is_terminal else ""
+    assert shown.getvalue() == expected
 
 
 async def test_a_token_of_development_that_was_replaced_or_taken_away_opens_nothing(file: Path) -> None:
