@@ -338,6 +338,7 @@ async def test_the_model_keeps_the_marks_of_logs_as_the_server_does(stack: Stack
     rng, places = Random(43), [("documents.live.v1", 0), ("documents.live.v1", 1)]
     async with Library.create(stack, WordsEmbedder()) as library:
         twins = Twins(library, rng)
+        await twins.prepare()
         for n in range(40):
             some = rng.sample(places, rng.randint(1, 2))
             mark = Mark(f"log {n}", (Witness(n, 1_000 + n, -n), Witness(n + 1, 2_000 + n, n)))
