@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from tests.faults import tally
-from tests.faults.kafka_logs import make_topic_anew, more_partitions
+from tests.faults.kafka_logs import lose_the_tail, make_topic_anew, more_partitions
 from tests.faults.world import BUILD, CUT_OVER, SESSION_SECONDS, WORKERS, World, mended
 
 REWOUND_SECONDS = 8.0
@@ -379,7 +379,7 @@ FAULTS: dict[Fault, int] = {
 """Each with its weight."""
 
 
-KAFKA_LOSES: dict[Fault, int] = {make_topic_anew: 5}
+KAFKA_LOSES: dict[Fault, int] = {make_topic_anew: 5, lose_the_tail: 5}
 """What takes records along that nobody has read: only a producer that knows what it sent can publish them again."""
 
 

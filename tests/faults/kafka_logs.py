@@ -1,10 +1,12 @@
-"""Faults of Kafka's topics under running workers: one made anew, more partitions."""
+"""Faults of Kafka's topics under running workers: one made anew, one that loses its newest records, more partitions."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,6 +19,7 @@ from aiokafka.errors import (
     for_code,
 )
 
+from deploy.local.service import Place
 from tests.faults import tally
 from tests.faults.world import World
 from topics.registry import COPARTITIONED, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
@@ -46,6 +49,45 @@ async def make_topic_anew(world: World, rng: Random) -> None:
     await asyncio.sleep(rng.random() * 2)
     await _insist(world, make)
     await world.publish_again()
+
+
+NOTICED_SECONDS = 12.0
+"""A log that lost records and has grown again within five seconds is not noticed (ADR 36)."""
+COMPARED_SECONDS = 40.0
+"""A worker compares what it has read with the log every 30 seconds; until then its offsets may look settled."""
+
+
+async def lose_the_tail(world: World, rng: Random) -> None:
+    """The broker comes back with a topic's data as they were some seconds ago: records that it had acknowledged are
+    gone. Publishers that know what they sent send it again."""
+    topic = rng.choice((DOCUMENTS_LIVE, INDEX_LIVE))
+    name = f"{world.space.settings.kafka.topic_prefix}{topic.name}"
+    partitions = await _partitions(world, name)
+    folders = [Place(world.stack.home, "kafka").data / f"{name}-{n}" for n in range(partitions)]
+    async with world.restarting["kafka"]:
+        before = {path: path.stat().st_size for folder in folders for path in folder.glob("*.log")}
+        await asyncio.sleep(2 + rng.random() * 4)
+        await asyncio.to_thread(world.stack.kill, "kafka")
+        lost = sum(_cut_back(folder, before) for folder in folders)
+        await asyncio.to_thread(world.stack.start, "kafka")
+    tally.FAULTS[f"topic {topic.name} lost its newest records" if lost else "kill of the server kafka"] += 1
+    await asyncio.sleep(NOTICED_SECONDS)
+    await world.publish_again()
+    await asyncio.sleep(COMPARED_SECONDS)
+
+
+def _cut_back(folder: Path, before: Mapping[Path, int]) -> int:
+    """Make the logs as long as they were; what is made of them Kafka makes anew. Returns how many bytes are lost."""
+    lost = 0
+    for path in folder.glob("*.log"):
+        lost += path.stat().st_size - before.get(path, 0)
+        if path in before:
+            os.truncate(path, before[path])
+        else:
+            path.unlink()
+    for path in (*folder.glob("*index"), *folder.glob("*.snapshot")):
+        path.unlink()
+    return lost
 
 
 async def more_partitions(world: World, rng: Random) -> None:
