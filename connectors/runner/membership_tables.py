@@ -88,7 +88,8 @@ class MembershipTables:
                     [*self._instance, gone],
                 )
                 await self._write_groups(connection, moved)
-                await require_lease(connection, self.holder)  # last: a large listing must not hold up the heartbeat
+                await require_lease(connection, self.holder)  # late: a large listing must not hold up the heartbeat
+                await self._keep_stamp(connection, moved)
 
     async def merge_groups(self, listed: Sequence[Held], at: datetime, asked: Collection[str]) -> None:
         """Apply a listing of some groups, and mark the principals whose set it changes as in doubt, in one transaction.
@@ -100,13 +101,15 @@ class MembershipTables:
                 known = await self._groups(connection, tags)
                 after = merged(known, listed, at, asked)
                 # An unchanged group gets its new stamp too: a complete listing that began earlier is older than this.
-                await self._write_groups(connection, [held for tag, held in after.items() if held != known.get(tag)])
+                moved = [held for tag, held in after.items() if held != known.get(tag)]
+                await self._write_groups(connection, moved)
                 affected = sorted(await self._affected(connection, known, after))
                 for page in pages(affected):
                     held = await self._held(connection, page)
                     published = await self._published(connection, page)
                     await self._mark_in_doubt(connection, new_sets(held, published, page, at))
-                await require_lease(connection, self.holder)  # last, as above
+                await require_lease(connection, self.holder)  # late, as above
+                await self._keep_stamp(connection, moved)
 
     async def in_doubt(self, after: str, at: datetime) -> list[NewSet]:
         """The next page of principals in doubt, in order of their names, with the set that each holds now."""
@@ -257,15 +260,17 @@ class MembershipTables:
         return [(name, tag) async for name, tag in cursor]
 
     async def _write_groups(self, connection: Connection, groups: Sequence[Held]) -> None:
-        """The next runner's clock goes on after these stamps, or where it is behind this one's its listings would count
-        as older."""
-        if groups:
-            await keep_stamp(connection, *self._instance, max(held.observed_at for held in groups))
         await connection.cursor().executemany(
             "INSERT INTO connector_groups VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, source, tag)"
             " DO UPDATE SET members = EXCLUDED.members, of = EXCLUDED.of, observed_at = EXCLUDED.observed_at",
             [(*self._instance, held.tag, list(held.members), list(held.of), held.observed_at) for held in groups],
         )
+
+    async def _keep_stamp(self, connection: Connection, groups: Sequence[Held]) -> None:
+        """The next runner's clock goes on after these stamps, or where it is behind this one's its listings would count
+        as older. After ``require_lease``, as documents are written: two orders of locks are a deadlock."""
+        if groups:
+            await keep_stamp(connection, *self._instance, max(held.observed_at for held in groups))
 
     async def _mark_in_doubt(self, connection: Connection, batch: Sequence[NewSet]) -> None:
         await connection.cursor().executemany(

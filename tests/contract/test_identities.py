@@ -277,7 +277,7 @@ async def rows_read(pool: Pool) -> int:
         return int(count)
 
 
-async def test_a_large_listing_of_groups_does_not_hold_up_the_instances_heartbeat(bench: Bench) -> None:
+async def test_a_large_listing_of_groups_holds_up_neither_the_heartbeat_nor_documents(bench: Bench) -> None:
     holder = Holder(bench.tenant, f"slow-{uuid.uuid4().hex[:8]}", 1)
     await bench.query(
         "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", *instance(holder)
@@ -301,4 +301,6 @@ async def test_a_large_listing_of_groups_does_not_hold_up_the_instances_heartbea
             async with bench.pool.connection() as beating:
                 await beating.execute("SET LOCAL lock_timeout = '10s'")
                 await beating.execute("UPDATE connectors SET seen_at = now() WHERE source = %s", [holder.source])
+            async with asyncio.timeout(60):
+                await Rows(bench.pool, holder).intend([], at)
         await writing
