@@ -1,7 +1,7 @@
 """Files read by an extraction service (``PENSTOCK_EXTRACTION_URL``), of which nothing is believed but a text.
 
 What it does not do is never a document's fault: a service that is away, slow, overloaded or another program raises
-Retryable, and the document is read later.
+Deferred, and the document is read later.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from connectors.extraction import answer
 from connectors.extraction.extracted import Extracted
 from connectors.extraction.settings import ExtractionSettings, confinement, from_environment
 from connectors.extraction.titles import tidy
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Deferred, Misconfigured
 from pipeline.core.retry import backoff, retry_after_seconds
 
 PATH = "/v1/extract"
@@ -43,7 +43,7 @@ _PIECE = 256 * 1024
 _MODES = frozenset({"confined", "refused", "unconfined"})
 
 
-class _Away(Retryable):
+class _Away(Deferred):
     """Worth another attempt at once."""
 
 
@@ -67,11 +67,11 @@ class RemoteJob:
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def run(self) -> Extracted:
-        """Raises Unreadable, as the service says, and Retryable."""
+        """Raises Unreadable, as the service says, and Deferred."""
         try:
             return asyncio.run(self._patiently())
         except asyncio.CancelledError as error:
-            raise Retryable("reading a file was given up") from error
+            raise Deferred("reading a file was given up") from error
 
     async def _patiently(self) -> Extracted:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
@@ -123,7 +123,7 @@ async def condition(settings: ExtractionSettings | None = None) -> dict[str, str
         async with _asking(settings, "GET", "/status", LOOK_SECONDS) as response:
             told = await _body(response, MAX_STATUS_BYTES, settings)
         files, kernel = _mode(json.loads(told))
-    except Retryable as error:
+    except Deferred as error:
         return {"files": "unreachable", "kernel": str(error)}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {"files": "unreachable", "kernel": str(_strange(settings, "its status is not one"))}
@@ -143,7 +143,7 @@ async def _asking(
     settings: ExtractionSettings, method: str, path: str, seconds: float, **request: object
 ) -> AsyncIterator[httpx.Response]:
     """An answer with status 200, its body unread. No proxy and no redirect: either would take documents elsewhere. A
-    client for each: no cookie and no connection outlives a document. Raises _Away and Retryable."""
+    client for each: no cookie and no connection outlives a document. Raises _Away and Deferred."""
     where = _shown(settings)
     try:
         async with (
@@ -165,7 +165,7 @@ async def _asking(
                 raise _strange(settings, f"status {response.status_code}")
             yield response
     except TimeoutError as error:
-        raise Retryable(
+        raise Deferred(
             f"the extraction service {where} did not answer within {seconds:g} s: has it the same PENSTOCK_EXTRACTION_…"
             " settings?"
         ) from error
@@ -184,8 +184,8 @@ async def _body(response: httpx.Response, most: int, settings: ExtractionSetting
     return bytes(body)
 
 
-def _strange(settings: ExtractionSettings, what: str) -> Retryable:
-    return Retryable(
+def _strange(settings: ExtractionSettings, what: str) -> Deferred:
+    return Deferred(
         f"the extraction service {_shown(settings)} answers what no extraction service of this version does ({what}):"
         " does PENSTOCK_EXTRACTION_URL name it? Nothing is read until it does"
     )

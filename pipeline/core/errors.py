@@ -27,8 +27,8 @@ class Retryable(PenstockError):
 
 
 class Deferred(Retryable):
-    """The other side asks us to come later (a 429), or has no room (a full disk): that says nothing about the piece of
-    work."""
+    """The other side asks us to come later (a 429), has no room (a full disk), or serves every piece of work and fails
+    at all of them (an extraction service that is away): that says nothing about the piece of work."""
 
 
 class Fenced(Retryable):

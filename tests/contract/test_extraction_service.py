@@ -34,7 +34,7 @@ from connectors.extraction import (
 )
 from connectors.folder import read as folder
 from connectors.runner import sweep
-from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.telemetry import EXTRACTION_STATES, Metrics
 from tests.extraction_kit import SMALL, until
 from tests.hostile_office import MEGABYTE, plain_docx
@@ -159,7 +159,7 @@ async def test_a_file_is_read_once_its_service_is_back(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_service_that_is_away_is_nobodys_document_at_fault(tmp_path: Path) -> None:
-    with pytest.raises(Retryable, match=r"^the extraction service 127\.0\.0\.1:1 cannot be reached") as caught:
+    with pytest.raises(Deferred, match=r"^the extraction service 127\.0\.0\.1:1 cannot be reached") as caught:
         await read(tmp_path, "http://127.0.0.1:1")
     assert "\n" not in str(caught.value)
 
@@ -171,7 +171,7 @@ async def test_a_folder_whose_extraction_service_is_away_notes_no_problem_of_its
     monkeypatch.setattr(sandbox, "from_environment", lambda: given("http://127.0.0.1:1"))
     file = tmp_path.resolve() / "a.pdf"
     file.write_bytes(PDF)
-    with pytest.raises(Retryable, match="extraction service"):
+    with pytest.raises(Deferred, match="extraction service"):
         await asyncio.to_thread(folder.read, str(file), file.stat())
 
 
@@ -190,7 +190,7 @@ async def test_a_service_that_hangs_is_given_up_and_its_connection_closed(tmp_pa
         short = {"wall_seconds": 0, "body_seconds": 0.1}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(settings, "WAIT_SECONDS", -9.5)  # 0.7 s in all
-            with pytest.raises(Retryable, match=r"did not answer within 0\.7 s"):
+            with pytest.raises(Deferred, match=r"did not answer within 0\.7 s"):
                 await read(tmp_path, url, **short)
         await closed.wait()
 
@@ -218,7 +218,7 @@ async def test_who_gives_up_leaves_nobody_waiting_for_the_service(tmp_path: Path
 async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_like(tmp_path: Path) -> None:
     reply = responded(b"busy", "Retry-After: 999999999", status="503 Service Unavailable")
     async with impostor(reply) as (url, _):
-        with pytest.raises(Retryable, match="is busy") as caught:
+        with pytest.raises(Deferred, match="is busy") as caught:
             await read(tmp_path, url)
     assert caught.value.retry_after == remote.LONGEST_PAUSE_SECONDS
 
@@ -249,7 +249,7 @@ async def test_nothing_that_a_strange_service_says_is_taken_for_a_text_or_for_a_
     tmp_path: Path, reply: Callable[[bytes], bytes]
 ) -> None:
     async with impostor(reply) as (url, heads):
-        with pytest.raises(Retryable, match=r"^the extraction service 127\.0\.0\.1:\d+ ") as caught:
+        with pytest.raises(Deferred, match=r"^the extraction service 127\.0\.0\.1:\d+ ") as caught:
             await read(tmp_path, url)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 300

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from connectors.extraction import ExtractionSettings, remote, sandbox
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
 from connectors.source import CursorExpired, Document, Gone, Unreadable
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from tests.contract.google_drive_kit import Desk, desk_in, listing, one, since, whole
+from tests.pdf_files import pdf_of
 
 
 @pytest.fixture
@@ -214,6 +216,25 @@ async def test_a_google_that_fails_at_everything_sets_nothing_aside(desk: Desk) 
     for _ in range(5):
         with pytest.raises(Retryable):
             await whole(source)
+
+
+async def test_an_extraction_service_that_is_away_for_long_is_no_fault_of_the_files_it_would_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even while Google's own documents beside them are read."""
+    drive = desk.drive()
+    desk.doc("Good", drive)
+    pdf = desk.corpus.add("a.pdf", parent=drive, mime_type="application/pdf", content=pdf_of(["Words"])).id
+    source = desk.source(drives=[drive], patient=False)
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+    with monkeypatch.context() as away:
+        away.setattr(sandbox, "from_environment", lambda: ExtractionSettings(url="http://127.0.0.1:1"))
+        for _ in range(4):
+            with pytest.raises(Deferred, match="extraction service"):
+                await whole(source)
+    found = (await whole(source))[pdf]
+    assert isinstance(found, Document), found
+    assert found.content.strip() == "Words"
 
 
 async def test_pages_that_are_too_large_are_asked_for_in_parts(desk: Desk) -> None:
