@@ -121,6 +121,12 @@ def test_every_container_is_confined(name: str) -> None:
         assert set(service["deploy"]["resources"]["limits"]) == {"cpus", "memory"}
 
 
+@pytest.mark.parametrize("name", [n for n in OURS if "ports" in SERVICES[n]])
+def test_clients_of_a_proxy_that_is_named_have_a_share_each_and_nobody_is_believed_by_default(name: str) -> None:
+    assert variable(name, "PENSTOCK_PORTS_TRUSTED_PROXIES") == "TRUSTED_PROXIES"
+    assert environment(name)["PENSTOCK_PORTS_TRUSTED_PROXIES"] == EXAMPLE["TRUSTED_PROXIES"] == "[]"
+
+
 HEALTH = {
     "query": ("PENSTOCK_SERVE_PORT", "query/http/health.py"),
     "extraction": ("PENSTOCK_EXTRACTION_PORT", "connectors/extraction/service.py"),

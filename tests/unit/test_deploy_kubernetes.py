@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from ipaddress import ip_network
 from itertools import chain
@@ -308,6 +309,13 @@ def test_the_example_lists_addresses_for_every_kind_of_server_and_never_all_of_t
             assert not network.overlaps(ip_network("169.254.0.0/16")), (
                 f"{file.name} opens where clouds keep credentials"
             )
+
+
+def test_clients_of_the_examples_ingress_have_a_share_each_and_no_pod_names_its_own_address() -> None:
+    trusted = [ip_network(network) for network in json.loads(HERE["data"]["PENSTOCK_PORTS_TRUSTED_PROXIES"])]
+    assert trusted
+    assert all(network.prefixlen >= 24 for network in trusted), "as wide as a network of pods"
+    assert "PENSTOCK_PORTS_TRUSTED_PROXIES" not in SETTINGS["data"], "nobody is believed until somebody lists it"
 
 
 def test_names_are_opened_to_the_processes_that_addresses_are_opened_to() -> None:
