@@ -31,7 +31,8 @@ from pipeline.core.retry import backoff, retry_after_seconds
 
 PATH = "/v1/extract"
 PATIENCE_SECONDS = 20.0
-"""So long a service that is away or busy is asked again here, over its restart; then by who asked for the document."""
+"""So long a service that is away is asked again here, over its restart; then by who asked for the document. One that is
+busy: for as long as a document may take."""
 CONNECT_SECONDS = 5.0
 LOOK_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 10.0
@@ -45,6 +46,10 @@ _MODES = frozenset({"confined", "refused", "unconfined"})
 
 class _Away(Deferred):
     """Worth another attempt at once."""
+
+
+class _Busy(_Away):
+    """It is there, and asks us to come again: it may have kept the file waiting for a place before it said so."""
 
 
 @dataclass(slots=True)
@@ -75,17 +80,22 @@ class RemoteJob:
 
     async def _patiently(self) -> Extracted:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        deadline, attempt = time.monotonic() + PATIENCE_SECONDS, 0
+        attempt, began, away_since = 0, time.monotonic(), None
         while not self._killed.is_set():
             try:
                 return await self._once()
             except _Away as error:
-                asked = error.retry_after
+                asked, now = error.retry_after, time.monotonic()
+                if isinstance(error, _Busy):
+                    away_since, deadline = None, began + self.settings.response_seconds
+                else:
+                    away_since = now if away_since is None else away_since
+                    deadline = away_since + PATIENCE_SECONDS
                 wait = backoff(
                     attempt, base=0.5, cap=LONGEST_PAUSE_SECONDS, random=random.random(),  # noqa: S311 # jitter
                     retry_after=None if asked is None else min(asked, LONGEST_PAUSE_SECONDS),
                 )  # fmt: skip
-                if time.monotonic() + wait > deadline:
+                if now + wait > deadline:
                     raise
             attempt += 1
             await asyncio.sleep(wait)
@@ -157,7 +167,7 @@ async def _asking(
         ):  # fmt: skip
             if response.status_code == 429 or response.status_code >= 500:
                 asked = retry_after_seconds(response.headers, now=datetime.now(UTC))
-                raise _Away(
+                raise (_Away if asked is None else _Busy)(
                     f"the extraction service {where} is busy, or not there yet (status {response.status_code})",
                     retry_after=None if asked is None else min(asked, LONGEST_PAUSE_SECONDS),
                 )

@@ -14,6 +14,7 @@ from typer.main import get_command
 import query.settings
 from connectors.declared import VARIABLE
 from connectors.extraction.settings import ExtractionSettings
+from connectors.uploads.options import UploadsQuota
 from pipeline import settings
 from pipeline.cli.main import app
 from pipeline.credentials import SECRETS_DIR
@@ -50,6 +51,7 @@ def assert_settings_take(environment: Mapping[str, str], monkeypatch: pytest.Mon
         settings.load()
         query.settings.load()
         ExtractionSettings()
+        UploadsQuota.load()
 
 
 def assert_is_a_command(arguments: list[str]) -> None:

@@ -284,6 +284,18 @@ def test_the_connectors_send_files_to_the_service_that_there_is_and_have_its_set
     assert {"configMapRef": {"name": READER}} in container["envFrom"]
 
 
+def test_uploads_reach_their_quota_before_they_fill_the_volume_and_no_tenant_reaches_everybodys() -> None:
+    spec = pod(DEPLOYMENTS["penstock-connectors"])
+    given = values(spec["containers"][0])
+    everybody, tenant = (int(given[f"PENSTOCK_UPLOADS_{whose}_BYTES"]) for whose in ("ALL", "TENANT"))
+    [claim] = [v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v]
+    [volume] = [v for v in of("PersistentVolumeClaim") if v["metadata"]["name"] == claim]
+    size = volume["spec"]["resources"]["requests"]["storage"]
+    assert size.endswith("Gi")
+    assert 0 < tenant <= everybody / 2
+    assert everybody <= 0.6 * int(size[:-2]) * 1024**3, "clones of repositories and files under way lie there, too"
+
+
 def test_all_files_that_are_read_at_once_find_memory_and_room() -> None:
     spec = pod(DEPLOYMENTS[READER])
     limits = ExtractionSettings(at_once=int(READING["data"]["PENSTOCK_EXTRACTION_AT_ONCE"]))
