@@ -214,13 +214,34 @@ async def test_who_gives_up_leaves_nobody_waiting_for_the_service(tmp_path: Path
         await closed.wait()
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_like(tmp_path: Path) -> None:
+async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reply = responded(b"busy", "Retry-After: 999999999", status="503 Service Unavailable")
-    async with impostor(reply) as (url, _):
+    monkeypatch.setattr(settings, "WAIT_SECONDS", -9.0)  # 2 s in all
+    async with impostor(reply) as (url, heads):
         with pytest.raises(Deferred, match="is busy") as caught:
-            await read(tmp_path, url)
+            await read(tmp_path, url, wall_seconds=0, body_seconds=0.5)
     assert caught.value.retry_after == remote.LONGEST_PAUSE_SECONDS
+    assert len(heads) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_file_that_waited_for_a_place_and_was_sent_away_is_sent_again(tmp_path: Path) -> None:
+    """By then more time has passed than an unreachable service is given."""
+    busy, text = responded(b"", "Retry-After: 0", status="503 Service Unavailable"), responded(HEAD + b"words")
+    replies = iter([busy, busy, text])
+    async with impostor(lambda head: next(replies)(head)) as (url, heads):
+        assert (await read(tmp_path, url)).text == "words"
+    assert len(heads) == 3
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_service_that_fails_without_asking_to_come_again_counts_as_away(tmp_path: Path) -> None:
+    async with impostor(responded(b"", status="503 Service Unavailable")) as (url, heads):
+        with pytest.raises(Deferred, match="not there yet"):
+            await read(tmp_path, url)
+    assert len(heads) == 1
 
 
 # A service that somebody has taken over, or that is another program
