@@ -9,11 +9,13 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
+from psycopg.errors import UniqueViolation
 
 from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_heads, check_noted, seal_head
 from pipeline.stores.postgres import Connection
 
-HEADS_LOCK = 7_300_040
+MOST_ATTEMPTS = 100
+"""At one head: each that fails is one of another process that was committed."""
 _COLUMNS: LiteralString = (
     "chain, number, at, tenant, actor, credential, access, action, object, documents, decision, reason, address,"
     " request, process, key_id, mac"
@@ -44,17 +46,24 @@ async def prepare(connection: Connection, day: date) -> None:
 
 async def add_head(connection: Connection, keys: Keys, at: datetime, last: Sealed) -> Head:
     """That the chain ends with this record now. The caller holds a transaction. Raises psycopg.Error."""
-    await connection.execute("SELECT pg_advisory_xact_lock(%s)", [HEADS_LOCK])
-    newest = await newest_head(connection)
-    number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
-    head = Head(number, at.astimezone(UTC), last.record.day, last.chain, last.number, last.mac, keys.id)
-    head = seal_head(keys, head, previous)
-    await connection.execute(
-        "INSERT INTO trail.heads (number, at, day, chain, count, digest, key_id, mac)"
-        " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
-        [head.number, head.at, head.day, head.chain, head.count, head.digest, head.key_id, head.mac],
-    )
-    return head
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        newest = await newest_head(connection)
+        number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
+        head = Head(number, at.astimezone(UTC), last.record.day, last.chain, last.number, last.mac, keys.id)
+        head = seal_head(keys, head, previous)
+        try:
+            async with connection.transaction():
+                await connection.execute(
+                    "INSERT INTO trail.heads (number, at, day, chain, count, digest, key_id, mac)"
+                    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)",
+                    [head.number, head.at, head.day, head.chain, head.count, head.digest, head.key_id, head.mac],
+                )
+        except UniqueViolation:  # another process has added this number meanwhile
+            if attempt == MOST_ATTEMPTS:
+                raise
+        else:
+            return head
+    raise AssertionError
 
 
 def _values(sealed: Sealed) -> list[Any]:

@@ -272,6 +272,44 @@ async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(
             assert await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall() == []
 
 
+HEAD = (
+    "INSERT INTO trail.heads SELECT {}, {}, {}, gen_random_uuid(), 1, '\\x00', 'none', {}"
+    " FROM (SELECT max(number) AS newest FROM trail.heads) h"
+)
+
+
+@pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("9223372036854775807", "now()", "now()::date", "'\\x00'"),
+        ("newest + 2", "now()", "now()::date", "'\\x00'"),
+        ("newest + 1", "'infinity'", "now()::date", "'\\x00'"),
+        ("newest + 1", "now()", "'infinity'", "'\\x00'"),
+        ("newest + 1", "now()", "now()::date", "convert_to(repeat('x', 1000000), 'UTF8')"),
+    ],
+    ids=["the last number", "a gap", "no time", "no day", "a long code"],
+)
+async def test_no_login_adds_a_head_after_which_nobody_could(place: Place, role: str, values: tuple[str, ...]) -> None:
+    settings = place.library.settings.model_copy(update={"trail": "required"})
+    await record_now(settings, "before", Record(datetime.now(UTC), "before", "command", "tried"))
+    async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+        with pytest.raises(psycopg.errors.IntegrityError):
+            await connection.execute(HEAD.format(*values).encode())
+        await connection.rollback()
+    await record_now(settings, "after", Record(datetime.now(UTC), "after", "command", "tried"))
+
+
+async def test_no_advisory_lock_of_a_reader_stops_the_audit_trail(place: Place) -> None:
+    settings = place.library.settings.model_copy(update={"trail": "required"})
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as reader:
+        await reader.execute("SELECT pg_advisory_lock(7300039), pg_advisory_lock(7300040)")
+        await record_now(settings, "locked", Record(datetime.now(UTC), "locked", "command", "tried"))
+        async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as writer:
+            await writer.execute("SET statement_timeout = '20s'")
+            await writer.execute("SELECT trail.prepare()")
+
+
 async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:
     admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
     name = f"r{uuid.uuid4().hex[:10]}"

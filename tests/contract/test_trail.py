@@ -531,6 +531,14 @@ async def test_a_commit_that_nobody_heard_of_is_repeated_without_a_second_record
     assert len([one for one in await place.records() if one.chain == sealed.chain]) == 1
 
 
+async def test_many_processes_add_heads_at_once_and_all_of_them_link(place: Place) -> None:
+    async def one(n: int) -> None:
+        await writing.record_now(place.settings("required"), "crowd", record(f"crowd{n}"))
+
+    await asyncio.gather(*(one(n) for n in range(12)))
+    assert (await place.examined()).findings == []
+
+
 async def test_a_day_that_has_no_partition_yet_gets_one(place: Place) -> None:
     async with place.library.pool.connection() as connection:
         tomorrow = datetime.now(UTC).date() + timedelta(days=1)
