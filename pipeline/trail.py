@@ -93,7 +93,7 @@ class Trail:
         self._closing = False
         self._chain: _Chain | None = None
         self._sealed: list[Sealed] = []
-        """What an attempt to write it has failed for, in mode ``on``: it is written as it is, or not at all."""
+        """What an attempt to write it has failed for, in mode ``on``."""
         self._connection: Connection | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -188,6 +188,8 @@ class Trail:
                 self._sealed, self._chain = [], None
                 self._lost += self._noting
                 self._fail(batch, error)
+            else:
+                self._seal_again()
             return False
         for waiting in batch:
             if waiting.committed is not None and not waiting.committed.done():
@@ -212,14 +214,31 @@ class Trail:
             self._noting, self._lost = self._lost, 0
         for record in records:
             self._sealed.append(self._seal(record))
-        for _, group in groupby(list(self._sealed), key=lambda sealed: sealed.chain):
-            sealed = list(group)
-            await self._insert(sealed)
+        while self._sealed:
+            sealed = list(next(groupby(self._sealed, key=lambda sealed: sealed.chain))[1])
+            try:
+                await self._insert(sealed)
+            except table.Taken as error:
+                log.error("trail_place_taken", chain=str(sealed[0].chain), reason=str(error))
+                self._seal_again()
+                continue
             del self._sealed[: len(sealed)]
             self._count("written", len(sealed))
 
+    def _seal_again(self) -> None:
+        """In chains that nobody knows yet: whoever knows one may add the records that would be its next ones, or keep
+        others from it for as long as a transaction is open. What was committed although nobody heard of it is there
+        twice then."""
+        records = [sealed.record for sealed in self._sealed]
+        self._sealed = []
+        for record in records:
+            before = self._sealed[-1] if self._sealed else None
+            self._sealed.append(self._seal_after(before, record))
+
     def _seal(self, record: Record) -> Sealed:
-        before = self._sealed[-1] if self._sealed else self._chain.last if self._chain else None
+        return self._seal_after(self._sealed[-1] if self._sealed else self._chain.last if self._chain else None, record)
+
+    def _seal_after(self, before: Sealed | None, record: Record) -> Sealed:
         if before is not None and before.record.day != record.day:
             before = None
         chain, number, previous = (uuid4(), 0, b"") if before is None else (before.chain, before.number, before.mac)

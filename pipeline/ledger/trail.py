@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg import sql
 from psycopg.errors import UniqueViolation
 
+from pipeline.core.errors import Retryable
 from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_heads, check_noted, seal_head
 from pipeline.stores.postgres import Connection
 
@@ -26,15 +27,21 @@ _OF_DAY = sql.SQL("SELECT {columns} FROM trail.records WHERE day = %s ORDER BY d
 _HEADS = sql.SQL("SELECT number, at, day, chain, count, digest, key_id, mac FROM trail.heads ORDER BY number")
 
 
+class Taken(Retryable):
+    """A record has this place in its chain. Which one it is a writer cannot see: everybody's login may add it."""
+
+
 async def add(connection: Connection, records: Sequence[Sealed]) -> None:
-    """In one statement. Those that are there already stay as they are, so a commit that nobody heard of may be
-    repeated. Raises psycopg.Error."""
+    """All of them, or none: in one statement. Raises Taken, psycopg.Error."""
     row = sql.SQL("(%s, %s, %s, %s, %s, %s, %s, %s::text[], %s, %s, %s::uuid[], %s, %s, %s, %s, %s, %s, %s)")
-    statement = sql.SQL("INSERT INTO trail.records (day, {columns}) VALUES {rows} ON CONFLICT DO NOTHING").format(
+    statement = sql.SQL("INSERT INTO trail.records (day, {columns}) VALUES {rows}").format(
         columns=sql.SQL(_COLUMNS), rows=sql.SQL(", ").join([row] * len(records))
     )
     values = [value for sealed in records for value in _values(sealed)]
-    await connection.execute(statement, values)
+    try:
+        await connection.execute(statement, values)
+    except UniqueViolation as error:
+        raise Taken("another record has this place in the audit trail", service="postgres") from error
 
 
 async def prepare(connection: Connection, day: date) -> None:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
+import psycopg
 import pytest
 import pytest_asyncio
 from click.testing import Result
@@ -521,14 +522,56 @@ async def test_processes_that_are_killed_lose_no_more_than_is_said(place: Place,
     assert (await place.examined()).findings == []
 
 
-async def test_a_commit_that_nobody_heard_of_is_repeated_without_a_second_record(place: Place) -> None:
-    sealed = seal(KEYS, record("twice"), uuid4(), 1, "test", b"")
-    async with place.library.pool.connection() as connection:
-        await table.prepare(connection, sealed.record.day)
-        for _ in range(2):
-            await table.add(connection, [sealed])
-        await table.add_head(connection, KEYS, datetime.now(UTC), sealed)
-    assert len([one for one in await place.records() if one.chain == sealed.chain]) == 1
+async def test_a_commit_that_nobody_heard_of_is_repeated_and_nothing_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chain of its own: a record may be there twice, and is there."""
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.05)
+    actor, add, failures = uuid4().hex, table.add, iter(range(2))
+
+    async def unheard(connection: Connection, records: Sequence[Sealed]) -> None:
+        await add(connection, records)
+        if records[0].number > 1 and next(failures, None) is not None:
+            raise psycopg.OperationalError("the connection was lost after the commit")
+
+    monkeypatch.setattr(table, "add", unheard)
+    async with open_trail(place.settings("on"), "unheard") as trail:
+        for n in range(3):
+            await trail.write(record(f"{actor}{n}"))
+            async with asyncio.timeout(60):
+                while trail.waiting:
+                    await asyncio.sleep(0.05)
+    found = [one.record.actor for one in await place.records() if one.process.startswith("unheard@")]
+    assert {*found} == {f"{actor}{n}" for n in range(3)}
+    assert (await place.examined()).findings == []
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_nobody_suppresses_a_record_by_taking_its_place(place: Place, mode: str) -> None:
+    """Whoever may add records, and reads in the heads which chains there are."""
+    actor = uuid4().hex
+    forged = (
+        "INSERT INTO trail.records SELECT day, chain, number + n, at, tenant, 'eve', credential, access, action,"
+        " object, documents, decision, reason, address, request, process, key_id, mac"
+        " FROM trail.records, generate_series(1, 9) n WHERE actor = %s"
+    )
+    try:
+        async with open_trail(place.settings(mode), "victim") as trail:
+            await trail.write(record(f"{actor}0"))
+            async with asyncio.timeout(60):
+                while not await place.records(person=f"{actor}0"):
+                    await asyncio.sleep(0.05)
+            await place.library.execute(forged, f"{actor}0")
+            for n in range(1, 4):
+                await trail.write(record(f"{actor}{n}"))
+        found = [one for one in await place.records() if one.record.actor.startswith(actor)]
+        assert [one.record.actor for one in found] == [f"{actor}{n}" for n in range(4)]
+        places = {finding.where.split("chain ")[1].split(" ")[0] for finding in (await place.examined()).findings}
+        assert places == {str(found[0].chain)}, "what was forged is found, and nothing else"
+    finally:
+        async with place.library.pool.connection() as connection:
+            await connection.execute("SET LOCAL session_replication_role = replica")
+            await connection.execute("DELETE FROM trail.records WHERE actor = 'eve'")
 
 
 async def test_many_processes_add_heads_at_once_and_all_of_them_link(place: Place) -> None:
