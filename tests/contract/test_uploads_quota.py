@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +16,7 @@ from connectors.uploads.desk import MAX_WRITING
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.source import quota_share
 from connectors.uploads.table import Used
-from pipeline.core.errors import Misconfigured
+from pipeline.core.errors import Misconfigured, Retryable
 from tests.space import Space
 from tests.uploads_kit import Office, an_office, until
 
@@ -108,6 +109,48 @@ async def test_all_tenants_together_have_a_quota_as_well(office: Office, monkeyp
     assert "all tenants' uploads have at most 2 files" in answer.json()["detail"]
     await office.client.delete(f"/v1/uploads/{id_}")
     assert not is_full(await handed_in(office, b"more", key="rival"))
+
+
+async def test_of_files_that_come_while_postgres_reads_but_does_not_write_nothing_stays(office: Office) -> None:
+    office.declare()
+    await office.start()
+    await office.upload(b"kept")
+    async with office.pool.connection() as connection:
+        await connection.execute(
+            "CREATE FUNCTION refuse_uploads() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'this is a read-only transaction' USING ERRCODE = '25006'; END $$"
+        )
+        await connection.execute(
+            "CREATE TRIGGER refuse BEFORE INSERT ON uploads FOR EACH ROW EXECUTE FUNCTION refuse_uploads()"
+        )
+    assert [(await handed_in(office, b"text %d" % n)).status_code for n in range(3)] == [503] * 3
+    await office.desk().measure()
+    assert originals(office) == 1, "Postgres does not write yet"
+    async with office.pool.connection() as connection:
+        await connection.execute("DROP TRIGGER refuse ON uploads")
+    assert not is_full(await handed_in(office, b"text 0"))
+    assert originals(office) == 2
+
+
+async def test_a_file_whose_commit_nobody_heard_of_keeps_its_original(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office.declare()
+    await office.start()
+    desk, put = office.desk(), office.desk().table.put
+
+    async def unheard(*given: Any) -> None:
+        await put(*given)
+        raise Retryable("the connection broke")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(desk.table, "put", unheard)
+        assert (await handed_in(office, b"text")).status_code == 503
+    await desk.measure()
+    assert originals(office) == 1
+    [upload] = (await office.client.get("/v1/uploads")).json()["uploads"]
+    changed = await office.client.put(f"/v1/uploads/{upload['id']}", data={"title": "New"})
+    assert changed.status_code == 202, "its original can be read"
 
 
 async def test_operators_see_what_is_in_use(office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -132,13 +132,14 @@ BEGIN
             connectors, connector_items, connector_sources, connector_asks, connector_groups, connector_principals,
             connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_floors,
-            conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements
+            conversation_provenance, answer_provenance, answer_reviews, answer_feedback, eval_queries, eval_judgements,
+            query_use
             TO penstock_operator;
         GRANT DELETE ON
             access_sets, superseded, manifests, memberships, dead_letters, dead_letter_trail, audit_differences, uploads,
             connector_items, connector_asks, connector_groups, connector_principals, connector_memory, connector_differences,
             conversation_members, conversation_pairs, conversation_mentions, conversation_chunks, conversation_provenance,
-            answer_reviews, answer_feedback, eval_queries
+            answer_reviews, answer_feedback, eval_queries, query_use
             TO penstock_operator;
         GRANT UPDATE (external_id, title, source_url, author, source_modified_at, erased_at, access_id) ON documents
             TO penstock_operator;
