@@ -36,12 +36,19 @@ def made_secret(file: Path, before: str = "") -> None:
     """Make a secret, for this user alone, unless there is one. Several processes may do so at the same time. before:
     what stands before it in the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    text = f"{before}{token_urlsafe(32)}\n"
     descriptor, name = mkstemp(dir=file.parent, prefix=f".{file.name}.")  # of this user alone from the beginning
     try:
         with os.fdopen(descriptor, "w") as written:
-            written.write(f"{before}{token_urlsafe(32)}\n")
+            written.write(text)
         with suppress(FileExistsError):
-            os.link(name, file)  # whole or not at all
+            try:
+                os.link(name, file)  # whole or not at all
+            except FileExistsError:
+                raise
+            except OSError:  # a file system without hard links
+                with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as written:
+                    written.write(text)
     finally:
         os.unlink(name)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import os
 import re
@@ -187,6 +188,18 @@ def test_the_token_of_development_is_its_owners_alone_and_made_once(file: Path) 
     made_development_token(file)
     assert (file.read_text(), [entry.name for entry in file.parent.iterdir()]) == (made, [file.name])
     assert made == f"Authorization: Bearer {development_token(file)}\n"  # for curl -H @FILE
+
+
+def test_a_token_of_development_is_made_where_the_file_system_has_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    file = tmp_path / DEVELOPMENT_FILE
+    made_development_token(file)
+    test_the_token_of_development_is_its_owners_alone_and_made_once(file)
 
 
 def _shared(file: Path) -> None:
