@@ -4,8 +4,8 @@ to whoever runs the instance."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -36,14 +36,14 @@ class Desk:
         """External ids of what has changed, for the runner; lost ones are found by ``changes``."""
         self._originals = asyncio.Lock()
         """Between "nobody needs it" and its removal nobody may come to need it."""
+        self._left_over = False
+        """Whether an original may lie in the store that nobody needs, and that no quota counts."""
 
     async def prepare(self) -> None:
         """Forget what nobody needs. The store was prepared before files could come in, and they may be coming now."""
         async with self._originals:
             await self.table.forget()
-            needed = await self.table.hashes()
-            for name in await asyncio.to_thread(self.store.names) - needed:
-                self.store.remove(name)
+            await self._collect()
 
     @contextmanager
     def writing(self) -> Iterator[Incoming]:
@@ -61,7 +61,7 @@ class Desk:
         """A new upload; with an external id that is known, a new version of it. Raises QuotaReached."""
         id_ = uuid4()
         external_id = external_id or str(id_)
-        async with self._originals:
+        async with self._changing():
             before = await self.table.named([external_id])
             original = await asyncio.to_thread(file.keep)
             try:
@@ -77,7 +77,7 @@ class Desk:
 
     async def delete(self, id_: UUID) -> Uploaded | None:
         """Its original goes too. None: there is none (any more)."""
-        async with self._originals:
+        async with self._changing():
             found = await self.table.delete(id_)
             if found is not None:
                 await self._discard(found.sha256)
@@ -93,11 +93,32 @@ class Desk:
             return await self.hand_in(file, words, external_id=one.external_id)
 
     async def measure(self) -> None:
-        """What is in use of the quotas, for ``used``."""
+        """What is in use of the quotas, for ``used``. Removes what hand-ins have left over that failed."""
         self.used = await self.table.used()
+        if self._left_over:
+            async with self._originals:
+                await self._collect()
 
     async def status(self, uploads: Sequence[Uploaded]) -> list[Status]:
         return await status_of(self.table, uploads)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        """After a failure nobody knows whether the table needs the original: the commit may have happened."""
+        async with self._originals:
+            try:
+                yield
+            except QuotaReached:
+                raise  # it has been discarded
+            except BaseException:
+                self._left_over = True
+                raise
+
+    async def _collect(self) -> None:
+        needed = await self.table.hashes()
+        for name in await asyncio.to_thread(self.store.names) - needed:
+            self.store.remove(name)
+        self._left_over = False
 
     async def _discard(self, sha256: str) -> None:
         if not await self.table.uses(sha256):

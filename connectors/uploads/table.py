@@ -59,6 +59,9 @@ class Words:
     metadata: Mapping[str, Any]
 
 
+_IN_TURN = "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))"
+
+
 class QuotaReached(Exception):
     """One line: whose, and what would help."""
 
@@ -204,9 +207,11 @@ class Table:
         return bool(await self._all("sha256 = %s AND deleted_at IS NULL LIMIT 1", sha256))
 
     async def hashes(self) -> set[str]:
-        """Of all originals that are needed."""
+        """Of all originals that are needed, after what is still changing that has ended, also where nobody waits for
+        it any more: a commit whose connection broke."""
         with translated("uploads"):
             async with self.pool.connection() as connection:
+                await connection.execute(_IN_TURN, self.me)
                 cursor = await connection.execute(
                     "SELECT DISTINCT sha256 FROM uploads WHERE tenant = %s AND source = %s AND deleted_at IS NULL",
                     self.me,
@@ -245,9 +250,7 @@ class Table:
                 self.pool.connection() as connection,
                 connection.cursor(row_factory=class_row(Uploaded)) as cursor,
             ):
-                await cursor.execute(
-                    "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))", self.me
-                )
+                await cursor.execute(_IN_TURN, self.me)
                 if before is not None:
                     await before(connection)
                 await cursor.execute(statement, parameters)
