@@ -1,12 +1,16 @@
-"""Elasticsearch's roles: each exactly what its processes call. (Postgres's are tried on a real one, test_roles.py.)"""
+"""Elasticsearch's roles: each exactly what its processes call. (Postgres's are tried on a real one, test_roles.py, but
+for what the operator may erase: a place that nobody granted is named here.)
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from pipeline.ledger.personal import PLACES
 from tests.unit.deploy_kit import DEPLOY
 
 CALLS = {
@@ -49,3 +53,25 @@ def test_a_role_has_what_its_processes_call_and_no_more(name: str) -> None:
 
 def test_there_is_a_role_for_each_and_none_besides() -> None:
     assert {file.stem for file in (DEPLOY / "roles/elasticsearch").glob("*.json")} == set(NEEDS)
+
+
+def granted_to_the_operator(right: str) -> set[str]:
+    """Tables on which 2-grants.sql gives this right, be it of some columns."""
+    text = re.sub(r"--.*", "", (DEPLOY / "roles/postgres/2-grants.sql").read_text())
+    found: set[str] = set()
+    for rights, tables, roles in re.findall(r"GRANT ([^;]*?)\sON\s([^;]*?)\sTO\s([^;]*?);", text):
+        if "penstock_operator" in roles and right in re.sub(r"\(.*?\)", "", rights).replace(",", " ").split():
+            found |= {table.strip() for table in tables.split(",")}
+    return found
+
+
+def test_forget_and_export_may_use_every_table_that_holds_somebodys_data() -> None:
+    missing = []
+    for place in PLACES:
+        needed = {statement.split()[0] for statement in place.erase.values()}
+        if place.erase or place.of_person:
+            needed.add("SELECT")  # a condition reads too
+        missing += [
+            f"{right} ON {place.table}" for right in sorted(needed) if place.table not in granted_to_the_operator(right)
+        ]
+    assert missing == []
