@@ -13,7 +13,7 @@ from query.http.asked import FeedbackAsked, ResolutionAsked
 from query.http.asking import Asker, Operator, Reader, Serving, ledger
 from query.http.problems import Problem
 from query.http.told import PipelineTold, ReviewTold
-from query.http.trail import note
+from query.http.trail import note, record_change
 
 routes = APIRouter()
 
@@ -29,7 +29,8 @@ async def feedback(asked: FeedbackAsked, request: Request, service: Serving, ask
     voice = review.givers(keys, asker.tenant, principal=asker.principal, key=asker.key)
     async with ledger(service, "feedback", asker.tenant) as connection:
         await review.give(connection, caller, voice, given)
-    note(request, object=f"answer:{asked.answer_id}" if asked.answer_id else f"passage:{asked.chunk_id}")
+        about = f"answer:{asked.answer_id}" if asked.answer_id else f"passage:{asked.chunk_id}"
+        await record_change(request, 204, object=about)
 
 
 @routes.get("/v1/review", response_model=ReviewTold, tags=["operators"])
@@ -50,11 +51,14 @@ async def waiting(
 
 
 @routes.post("/v1/review/{answer_id}", status_code=204, response_model=None, tags=["operators"])
-async def resolve(answer_id: UUID, asked: ResolutionAsked, service: Serving, operator: Operator) -> None:
+async def resolve(
+    answer_id: UUID, asked: ResolutionAsked, request: Request, service: Serving, operator: Operator
+) -> None:
     """Somebody has looked at it: it leaves the queue."""
     async with ledger(service, "review", operator.tenant) as connection:
         if not await review.resolve(connection, operator.tenant, answer_id, asked.verdict):
             raise Problem("not-found", "no such answer waits for review")
+        await record_change(request, 204)
 
 
 @routes.get("/v1/pipeline", response_model=PipelineTold, tags=["operators"])

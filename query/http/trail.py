@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -51,6 +52,10 @@ class Noted:
     reason: str = ""
     is_new: bool = False
     recorded: int = 0
+    write: Callable[[int], Awaitable[None]] | None = None
+    """The record, as of an answer with this status."""
+    is_change: bool = False
+    """Its record is written, and the change follows."""
 
 
 def note(request: HTTPConnection, documents: Sequence[UUID] = (), *, object: str = "") -> None:
@@ -59,6 +64,16 @@ def note(request: HTTPConnection, documents: Sequence[UUID] = (), *, object: str
     noted.documents += documents
     noted.object = object or noted.object
     noted.is_new = True
+
+
+async def record_change(request: HTTPConnection, status: int, *, object: str = "") -> None:
+    """Before the transaction of a change ends, whatever becomes of the client after that: in mode ``required`` no
+    change is without its record. status: of the answer, if the change is committed. Raises Retryable."""
+    noted = cast(Noted, request.state.noted)
+    noted.object = object or noted.object
+    assert noted.write is not None
+    await noted.write(status)
+    noted.is_change = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +117,11 @@ class Recorder:
         noted: Noted = scope["state"].setdefault("noted", Noted())
         status = 0
 
+        async def write(status: int) -> None:
+            await self._record(scope, who, noted, status)
+
+        noted.write = write
+
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
@@ -109,14 +129,17 @@ class Recorder:
                 headers = MutableHeaders(scope=message)
                 headers[REQUEST_ID] = noted.request
                 if not headers.get("content-type", "").startswith(EVENTS):  # of a stream nothing is known yet
-                    noted.is_new = True
+                    noted.is_new = not (noted.is_change and status < 400)
             if noted.is_new:
                 noted.is_new = False
-                await self._record(scope, who, noted, status)
+                await write(status)
             await send(message)
 
         try:
             await self._app(scope, receive, sending)
+        except asyncio.CancelledError:  # the client is gone
+            self._failed(scope, who, noted, "left")
+            raise
         except Exception as error:
             self._failed(scope, who, noted, problems.of(error).kind)
             raise

@@ -387,28 +387,97 @@ async def test_what_went_by_age_is_not_missed_and_what_did_not_is(place: Place) 
 # Writing
 
 
+async def waits(place: Place, task: asyncio.Task[Any]) -> None:
+    """Until a writer of the trail waits for a lock."""
+    async with asyncio.timeout(60):
+        while True:
+            waiting = await place.library.execute(
+                "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted"
+                " AND a.application_name = 'penstock trail' AND a.datname = current_database()"
+            )
+            if waiting == [(1,)]:
+                return
+            assert not task.done(), "it was answered before its record was written"
+            await asyncio.sleep(0.05)
+
+
 async def test_with_required_nothing_is_answered_before_its_record_is_committed(place: Place) -> None:
     required = replace(place.library, settings=place.settings("required"))
     async with service_over(required) as (client, _):
         async with place.library.pool.connection() as blocking:
             await blocking.execute("LOCK TABLE trail.records IN EXCLUSIVE MODE")
             reading = asyncio.create_task(client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
-            async with asyncio.timeout(60):
-                while True:
-                    waits = await place.library.execute(
-                        "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted"
-                        " AND a.application_name = 'penstock trail' AND a.datname = current_database()"
-                    )
-                    if waits == [(1,)]:
-                        break
-                    assert not reading.done(), "it was answered before its record was written"
-                    await asyncio.sleep(0.05)
+            await waits(place, reading)
             assert not reading.done()
             await blocking.rollback()
         response = await reading
         assert response.status_code == 200
         requests = [one.record.request for one in await place.records(action="document.read")]
         assert response.headers["request-id"] in requests
+
+
+@pytest.mark.parametrize("change", ["feedback", "resolve"])
+async def test_with_required_nothing_is_changed_before_its_record_is_committed(place: Place, change: str) -> None:
+    """Whether the client is still there or not."""
+    answer, library = uuid4(), place.library
+    await library.execute(
+        "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
+        " chunks) VALUES (%s, 'acme', '', 'passages', '', 1, 1, '{}', %s, '{}')", answer, [GUIDE],
+    )  # fmt: skip
+    found = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
+    chunk = found.json()["results"][0]["chunk_id"]
+    path, body, headers, look = {
+        "feedback": (
+            "/v1/feedback", {"chunk_id": chunk, "verdict": "up"}, as_("ann"),
+            "SELECT count(*) = 1 FROM answer_feedback WHERE chunk_id = %s",
+        ),
+        "resolve": (
+            f"/v1/review/{answer}", {"verdict": "right"}, {"X-Penstock-Tenant": "acme"},
+            "SELECT resolved_at IS NOT NULL FROM answer_reviews WHERE answer_id = %s",
+        ),
+    }[change]  # fmt: skip
+    about = chunk if change == "feedback" else answer
+    async with service_over(replace(library, settings=place.settings("required"))) as (client, _):
+        async with library.pool.connection() as blocking:
+            await blocking.execute("LOCK TABLE trail.records IN EXCLUSIVE MODE")
+            changing = asyncio.create_task(client.post(path, json=body, headers=headers))
+            await waits(place, changing)
+            assert await library.execute(look, about) == [(False,)]
+            changing.cancel()
+            await asyncio.wait({changing})
+            await blocking.rollback()
+        response = await client.post(path, json=body, headers=headers)
+        assert response.status_code in (204, 404), "404: it was resolved, and its record is there"
+    assert await library.execute(look, about) == [(True,)]
+    object_ = f"passage:{chunk}" if change == "feedback" else f"answer:{answer}"
+    made = [one.record for one in await place.records() if one.record.object == object_]
+    assert ("allowed", "") in {(one.decision, one.reason) for one in made}
+    of_last = [one for one in made if one.request == response.headers["request-id"]]
+    assert len(of_last) == 1, "once a request"
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_whoever_leaves_before_the_answer_is_recorded(
+    place: Place, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, since = asyncio.Event(), datetime.now(UTC)
+
+    async def never(*_: Any, **__: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with service_over(replace(place.library, settings=place.settings(mode))) as (client, service):
+        monkeypatch.setattr(type(service.search), "identify", never)
+        reading = asyncio.create_task(client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+        await reached.wait()
+        reading.cancel()
+        await asyncio.wait({reading})
+        async with asyncio.timeout(60):
+            while not (left := await place.records(action="document.read", since=since)):
+                await asyncio.sleep(0.05)
+    assert [(one.record.decision, one.record.reason, one.record.object) for one in left] == [
+        ("failed", "left", f"document:{GUIDE}")
+    ]
 
 
 async def test_with_required_a_trail_that_cannot_be_written_answers_nothing(place: Place) -> None:
