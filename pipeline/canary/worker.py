@@ -157,7 +157,7 @@ class Canaries:
         """Those that a process which was killed has left behind. Reads the whole table, once a start."""
         async with connection.transaction():
             cursor = await connection.execute(
-                "SELECT tenant, source FROM documents"
+                "SELECT tenant, source FROM overview_documents"  # rows of `documents` are divided by tenant
                 " WHERE external_id = %s AND starts_with(source, %s) AND deleted_at IS NULL",
                 [EXTERNAL_ID, MARK],
             )

@@ -54,9 +54,8 @@ async def _rows(tenant: str | None) -> list[Any]:
         with translated("budgets"):
             async with pool.connection() as connection:
                 cursor = await connection.execute(
-                    "SELECT tenant, caller, requests, tokens, money FROM query_use"
-                    " WHERE span = 'day' AND since = date_trunc('day', clock_timestamp(), 'UTC')"
-                    " AND (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
+                    "SELECT tenant, caller, requests, tokens, money FROM overview_use"
+                    " WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
                     " ORDER BY tenant, caller <> '', money DESC, tokens DESC, requests DESC, caller",
                     {"tenant": tenant},
                 )

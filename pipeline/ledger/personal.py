@@ -446,11 +446,7 @@ PLACES: tuple[Place, ...] = (
             "person": f"DELETE FROM query_use WHERE {_CALLS}",
         },
         of_person=_CALLS,
-        age=Age(
-            "budgets_days",
-            "DELETE FROM query_use WHERE (tenant, caller, span) IN (SELECT tenant, caller, span FROM query_use"
-            f" WHERE {_aged('since')} ORDER BY since LIMIT %(most)s)",
-        ),
+        age=Age("budgets_days", "SELECT FROM erase_use_by_age(%(days)s, %(most)s)"),
     ),
     Place("embedding_days", free="day purpose tokens cost"),
     Place("schema_migrations", free="name applied_at needs"),

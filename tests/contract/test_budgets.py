@@ -348,3 +348,32 @@ async def test_what_callers_used_goes_by_age(library: Library, tenant: str) -> N
     )  # fmt: skip
     await Retention(library.pool, Metrics(), RetentionSettings()).turn()
     assert await library.execute("SELECT caller FROM query_use WHERE tenant = %s", tenant) == [("token:bob",)]
+
+
+async def test_the_workers_login_cannot_unsay_what_was_used_today(library: Library, tenant: str) -> None:
+    admin = library.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
+    with logins(admin) as dsn, psycopg.connect(dsn["penstock_worker"], autocommit=True) as connection:
+        connection.execute("SELECT FROM erase_use_by_age(-1, 500)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("DELETE FROM query_use")
+    assert (await used(library, tenant))[0] == 1
+
+
+async def test_todays_use_is_shown_where_the_service_and_its_limits_are(
+    library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = library.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
+    file = limits(tmp_path, "[default]\nrequests_per_day = 4\n")["limits_file"]
+    with logins(admin) as dsn:
+        monkeypatch.setenv("PENSTOCK_POSTGRES_DSN", dsn["penstock_query"])
+        told = await asyncio.to_thread(
+            CliRunner().invoke, cli, ["budget", "--tenant", tenant, "--limits", str(file), "--json"]
+        )
+    assert told.exit_code == 0, told.output
+    assert [one["requests"]["used"] for one in json.loads(told.stdout)] == [1]

@@ -15,9 +15,12 @@ import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
+from pipeline.canary.telemetry import CanaryMetrics
+from pipeline.canary.worker import Canaries
+from pipeline.core.canary import Canary
 from pipeline.core.conversations import made_by
 from pipeline.ledger import generations, story
-from pipeline.settings import PostgresSettings
+from pipeline.settings import CanarySettings, PostgresSettings
 from pipeline.stores.postgres import Connection, Pool, create_chunk_table, divide_rows, migrate, open_pool
 from pipeline.stores.schema import migrations, refusal
 from query import access, cache, conversations, expansion, review, vectors
@@ -32,7 +35,7 @@ from query.verify import describe, verify
 from tests.contract.readers_kit import another_team
 from tests.contract.roles_kit import logins, run_file
 from tests.contract.tenant_rows_kit import Ids, Mutating, connected, empty, fill, ids_of, sites
-from tests.library import Library, WordEmbedder
+from tests.library import Library, WordEmbedder, document
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
@@ -289,6 +292,18 @@ async def test_a_tenant_s_name_is_never_sql(pool: Pool) -> None:
         async with rows_of(pool, name) as connection:
             cursor = await connection.execute("SELECT count(*) FROM documents")
             assert (await cursor.fetchall())[0][0] == 0
+
+
+async def test_canaries_that_a_killed_process_left_are_found_by_the_query_services_login(
+    place: Place, pool: Pool, tenant: str
+) -> None:
+    await place.library.put(document("canary", "It sings.", tenant=tenant, source="canary.wiki"))
+    canaries = Canaries(pool, None, CanaryMetrics(), CanarySettings())  # type: ignore[arg-type]
+    async with pool.connection() as connection:
+        assert Canary(tenant, "wiki") in await canaries._left(connection)
+    await place.library.execute("UPDATE documents SET deleted_at = now() WHERE tenant = %s", tenant)
+    async with pool.connection() as connection:
+        assert Canary(tenant, "wiki") not in await canaries._left(connection)
 
 
 # Everybody else

@@ -58,8 +58,7 @@ GRANT SELECT
     TO penstock_worker, penstock_query;
 
 -- … and goes by age, as whatever else does (pipeline/retention.py).
-GRANT EXECUTE ON FUNCTION erase_by_age TO penstock_worker;
-GRANT SELECT, DELETE ON query_use TO penstock_worker;
+GRANT EXECUTE ON FUNCTION erase_by_age, erase_use_by_age TO penstock_worker;
 
 -- What became of one document at its source is told by `penstock why`.
 GRANT SELECT
@@ -92,8 +91,9 @@ GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- What is shown of all tenants together: numbers, and names of sources.
 GRANT SELECT ON overview_documents, overview_letters TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
--- Budgets are counted by a function: what somebody used cannot be unsaid.
+-- Budgets are counted by a function: what somebody used cannot be unsaid. `penstock budget` reads today's of all tenants.
 GRANT EXECUTE ON FUNCTION use_budget TO penstock_query;
+GRANT SELECT ON overview_use TO penstock_query;
 
 -- The audit trail (docs/trail.md). Whoever acts adds to it and links to its newest head; its reader reads it, the worker
 -- lets what is old enough go, a day at a time; nobody but the owner changes or deletes a row.
