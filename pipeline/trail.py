@@ -20,8 +20,8 @@ import structlog
 from psycopg import AsyncConnection
 from psycopg.conninfo import make_conninfo
 
-from pipeline.core.errors import PenstockError, Retryable
-from pipeline.core.trail import HEAD_SECONDS, Decision, Head, Keys, Record, Sealed, seal
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.trail import HEAD_SECONDS, NO_KEY, Decision, Head, Keys, Record, Sealed, seal
 from pipeline.ledger import trail as table
 from pipeline.settings import Settings, TrailSettings
 from pipeline.stores.postgres import Connection, translated
@@ -343,7 +343,8 @@ def operating_user() -> str:
 
 
 async def record_now(settings: Settings, name: str, record: Record) -> None:
-    """One record, committed: for a command. Raises PenstockError."""
+    """One record, committed: for a command. Raises PenstockError, also where others write with a key and none is set
+    here: `penstock trail verify` would find a record without one for as long as it is kept."""
     if settings.trail == "off":
         return
     keys = keys_of(settings.trail_keys)
@@ -351,6 +352,12 @@ async def record_now(settings: Settings, name: str, record: Record) -> None:
     sealed = seal(keys, record, uuid4(), 1, process, b"")
     with translated("the audit trail"):
         async with await connect(settings.postgres.dsn.get_secret_value()) as connection:
+            newest = await table.newest_head(connection)
+            if keys.newest is None and newest is not None and newest.key_id != NO_KEY:
+                raise Misconfigured(
+                    "the audit trail is written with a key, and PENSTOCK_TRAIL_KEY is not set here: set it as it is set"
+                    " for the query service"
+                )
             await table.prepare(connection, record.day)
             async with connection.transaction():
                 await table.add(connection, [sealed])

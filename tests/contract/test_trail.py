@@ -274,6 +274,17 @@ async def test_verify_says_what_was_touched_and_heads_that_were_kept_prove_the_r
     assert "unknown-key" in other.stdout
 
 
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_a_command_without_the_key_says_so_and_spoils_no_check(place: Place, home: Path, mode: str) -> None:
+    await penstock(home, "dead", "list", "--json")
+    before = len(await place.records())
+    done = await penstock(home, "dead", "list", "--json", PENSTOCK_TRAIL_KEY="", PENSTOCK_TRAIL=mode)
+    assert "PENSTOCK_TRAIL_KEY is not set here" in (done.stderr if mode == "on" else str(done.exception))
+    assert (done.exit_code == 0) == (mode == "on")
+    assert len(await place.records()) == before
+    assert (await place.examined()).findings == []
+
+
 # What is done to the records is found
 
 

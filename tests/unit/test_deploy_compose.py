@@ -343,3 +343,10 @@ def test_elasticsearch_has_security_on_and_a_user_for_each_role() -> None:
         if name != "connectors":
             assert environment(name)["PENSTOCK_ELASTICSEARCH_USERNAME"] in users
     assert not [n for n in environment("connectors") if n.startswith("PENSTOCK_ELASTICSEARCH_USER")]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in OURS if "PENSTOCK_POSTGRES_DSN" in environment(name) and name != "canary"]
+)
+def test_a_command_run_in_a_service_writes_the_audit_trail_with_the_key(name: str) -> None:
+    assert SERVICES[name]["environment"].get("PENSTOCK_TRAIL_KEY") == "${TRAIL_KEY:-}"
