@@ -35,10 +35,12 @@ async def rows_of(pool: Pool, tenant: str) -> AsyncIterator[Connection]:
             yield connection
             await connection.commit()
         finally:
-            if connection.pgconn.transaction_status in _OPEN:
-                await connection.rollback()
-            if connection.pgconn.transaction_status == TransactionStatus.IDLE:
-                await connection.set_autocommit(False)
+            try:
+                if connection.pgconn.transaction_status in _OPEN:
+                    await connection.rollback()
+            finally:  # also when this task is cancelled meanwhile
+                if connection.pgconn.transaction_status == TransactionStatus.IDLE:
+                    await connection.set_autocommit(False)
 
 
 async def see(connection: Connection, tenant: str) -> None:

@@ -21,6 +21,9 @@ from query import pipeline_parts as parts
 
 CONNECT_SECONDS = 3
 STATEMENT_SECONDS = 3.0
+UNDIVIDED = (
+    "rows are not divided by tenant: run `penstock migrate` when no query service of an older version is connected"
+)
 MOST = 100_000
 """Documents are counted no further: beyond, the planner's estimate is shown."""
 
@@ -44,6 +47,8 @@ async def look(
                 await _asked(connection, "fence", lambda: fence.require(connection, "queries"))
                 changed = await _asked(connection, "keyword index", lambda: index_fence.fenced(connection))
                 away += [f"the keyword index {known}: it is not searched until then" for known in changed]
+                if not refused and await _asked(connection, "rows by tenant", lambda: _undivided(connection)):
+                    away.append(UNDIVIDED)
             except Fenced as error:
                 away.append(str(error))
             except PenstockError:  # the ledger of a version before: the other parts say what is wrong
@@ -76,6 +81,15 @@ async def _refused(settings: PostgresSettings) -> str | None:
     except Misconfigured as error:
         return str(error)
     return None
+
+
+async def _undivided(connection: Connection) -> bool:
+    """Whether this login should see one tenant's rows alone, and sees all (docs/upgrade.md)."""
+    cursor = await connection.execute(
+        "SELECT is_held_to_a_tenant() AND NOT relrowsecurity FROM pg_class WHERE oid = 'documents'::regclass"
+    )
+    row = await cursor.fetchone()
+    return bool(row and row[0])
 
 
 async def _asked(connection: Connection, name: str, ask: Callable[[], Awaitable[Any]]) -> Any:

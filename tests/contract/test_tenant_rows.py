@@ -17,6 +17,7 @@ import pytest_asyncio
 from deploy.local.stack import Stack
 from pipeline.canary.telemetry import CanaryMetrics
 from pipeline.canary.worker import Canaries
+from pipeline.cli import status_ledger
 from pipeline.core.canary import Canary
 from pipeline.core.conversations import made_by
 from pipeline.ledger import generations, story
@@ -40,6 +41,8 @@ from tests.library import Library, WordEmbedder, document
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 HELD, OTHER = "anna", "berta"
+
+UNDIVIDED_ROWS = status_ledger.UNDIVIDED
 
 UNDIVIDED = {"index_state", "audit_differences", "connectors", "eval_queries"}
 """Rows of tenants that the query service reads across them: ids and numbers, the operators' connectors (by columns) and
@@ -243,7 +246,9 @@ async def test_whoever_names_no_tenant_sees_no_row_of_any(place: Place) -> None:
                 assert shown == (there // share if share else 0), (tenant, name)
 
 
-async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_pool(place: Place) -> None:
+async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_pool(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = PostgresSettings(dsn=place.query, pool_max_size=1)  # type: ignore[arg-type]
     async with open_pool(settings, "queries") as pool:
 
@@ -284,6 +289,21 @@ async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_po
             await late
         assert await seen() == 0
         await use(end)
+        assert await seen() == 0
+
+        async def cancelled_in_rollback(connection: Connection) -> None:
+            rollback = connection.rollback
+
+            async def done_and_cancelled() -> None:
+                await rollback()
+                raise asyncio.CancelledError
+
+            monkeypatch.setattr(connection, "rollback", done_and_cancelled)
+            raise ValueError
+
+        with pytest.raises(asyncio.CancelledError):
+            await use(cancelled_in_rollback)
+        monkeypatch.undo()
         assert await seen() == 0
 
 
@@ -405,6 +425,9 @@ async def test_a_program_of_the_version_before_does_not_start_on_divided_rows(pl
         assert refusal(known, await applied()) is None
         async with connected(place.query) as connection:
             assert await _visible(connection) == 24
+        away: list[str] = []
+        await status_ledger.look(PostgresSettings(dsn=place.query), None, away)  # type: ignore[arg-type]
+        assert UNDIVIDED_ROWS in away
         assert refusal([one.name for one in migrations()], await applied()) is None
         assert await migrate(place.library.settings.postgres) == []
     finally:
