@@ -94,7 +94,7 @@ async def _ask(
         question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
 
         async def note(sources: Sources) -> None:
-            shown = shown_in(passage.result for passage in sources.passages)
+            shown = [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)]
             by = access(principals, tags)
             await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
 

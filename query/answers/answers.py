@@ -189,7 +189,8 @@ class _Answering:
                 cut = sum(shown.passage.cut for shown in self.context.shown)
                 metrics.left_out.inc(self.context.left_out + cut)
         passages = self.context.passages
-        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done))
+        behind = material.history.documents if passages and material.history is not None else ()
+        yield Sources(passages, material.mode, tuple(self.notes), tuple(self.steps.done), behind)
         if not passages:
             yield Delta(NO_INFORMATION)
             yield Done(self._no_information(model=None))

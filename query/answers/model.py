@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -78,6 +78,8 @@ class Sources:
     mode: AnswerMode
     notes: Sequence[str]
     steps: Sequence[Step]
+    behind: Collection[UUID] = ()
+    """Documents that the history was made of which is read along: shown to nobody as passages."""
 
 
 @dataclass(frozen=True, slots=True)

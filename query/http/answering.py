@@ -86,9 +86,9 @@ async def _told(
 
 
 def _found(request: Request, sources: Sources) -> None:
-    """For the audit trail all that the answer is made from, cited or not."""
+    """For the audit trail all that the answer is made from, cited or not, and what history that is read along was."""
     model_writes(request)
-    note(request, shown_in(passage.result for passage in sources.passages))
+    note(request, [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)])
 
 
 def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:

@@ -34,6 +34,8 @@ from pipeline.ledger.trail import Chosen, Examined
 from pipeline.settings import Settings, TrailSettings
 from pipeline.stores.postgres import Connection
 from pipeline.trail import Trail, open_trail
+from query.conversations import History, Piece
+from query.material import Material
 from query.service import Service
 from tests.contract.http_kit import as_, problem, service_over
 from tests.contract.mcp_kit import call, connected, refused
@@ -135,6 +137,23 @@ async def test_an_answer_is_recorded_with_everything_that_it_was_made_from(place
     assert "two pumps" in response.text
     record = await place.of(response)
     assert (record.action, record.documents, record.decision) == ("answer", (GUIDE,), "allowed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_recorded_with_what_its_history_was_made_of(
+    place: Place, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = type(place.service.answers._modes)
+    gather, at, behind = modes.gather, datetime.now(UTC), uuid4()
+    said = History("whole", [Piece("The vault opens.", at, at, 9, documents=frozenset({behind}))], 0, 9)
+
+    async def with_history(*arguments: Any) -> Material:
+        return replace(await gather(*arguments), history=said)
+
+    monkeypatch.setattr(modes, "gather", with_history)
+    asked = {"question": "how is the reactor cooled", "stream": stream}
+    record = await place.of(await place.client.post("/v1/answers", json=asked, headers=as_("ann")))
+    assert record.documents == (GUIDE, behind)
 
 
 async def test_feedback_and_the_review_queue_are_recorded(place: Place) -> None:
