@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import structlog
 
-from pipeline.core.errors import PenstockError
+from pipeline.core.errors import PenstockError, Retryable
 from pipeline.stores.postgres import Pool, translated
 from pipeline.tasks import ended
 from query.embedder import bounded
@@ -158,6 +158,9 @@ class Meter:
         self._portions: dict[Subject, _Portion] = {}
         self._needs = needs(settings)
         self._noting = asyncio.Event()
+        self._away: Retryable | None = None
+        """Why the ledger could not be asked last, and …"""
+        self._away_until = 0.0
         for n, name in enumerate(NAMES):
             for of in ("tenant", "caller"):
                 metrics.budget_used.labels(name, of).set_function(partial(self._most_used, n, of))
@@ -224,7 +227,13 @@ class Meter:
                 now = asyncio.get_running_loop().time()
                 if now >= portion.empty_until:
                     wanted = self._wanted(subject, portion, needed, lacking)
-                    await self._use(subject, portion, spent=portion.owes(), wanted=wanted)
+                    if now < self._away_until and self._away is not None:
+                        raise self._away.with_traceback(None)
+                    try:
+                        await self._use(subject, portion, spent=portion.owes(), wanted=wanted)
+                    except Retryable as error:  # who queues behind this one's lock need not wait for the same
+                        self._away, self._away_until = error, asyncio.get_running_loop().time() + EMPTY_SECONDS
+                        raise
                     lacking = portion.lacks(needed)
                     portion.empty_until = now + EMPTY_SECONDS if lacking else 0.0
                 if lacking:

@@ -32,11 +32,13 @@ class Table:
     rows: dict[Subject, tuple[datetime, list[float]]] = field(default_factory=dict)
     asked: int = 0
     away: bool = False
+    refused: int = 0
 
     async def use(
         self, subject: Subject, *, since: datetime | None, spent: Amounts, wanted: Amounts, most: Most
     ) -> Used:
         if self.away:
+            self.refused += 1
             raise Retryable("Postgres is away")
         self.asked += 1
         began = self.now.replace(second=0) if subject.span == "minute" else self.now.replace(hour=0, minute=0, second=0)
@@ -168,7 +170,16 @@ async def test_while_postgres_is_away_a_process_goes_on_with_the_portion_that_it
     with pytest.raises(Retryable):
         await meter.admit(ANN, "search")
     table.away = False
+    meter._away_until = 0.0  # a second later
     assert await served(meter, ANN) == 990
+
+
+async def test_while_postgres_is_away_requests_do_not_wait_for_it_one_after_another(tmp_path: Path) -> None:
+    table = Table(away=True)
+    meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
+    asked = await asyncio.gather(*(meter.admit(ANN, "search") for _ in range(20)), return_exceptions=True)
+    assert all(isinstance(one, Retryable) for one in asked)
+    assert table.refused == 1
 
 
 async def test_a_rate_holds_for_all_processes_but_for_a_portion_each(tmp_path: Path) -> None:
