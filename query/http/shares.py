@@ -212,7 +212,7 @@ class Shares:
         """Those who have nothing here and did not come back in time."""
         for name, tenant in list(self._tenants.items()):
             for id_, caller in list(tenant.callers.items()):
-                if not caller.demand and now - caller.seen >= KEEP_SECONDS:
+                if not caller.demand and now >= caller.seen + KEEP_SECONDS:  # as look_at() says it
                     del tenant.callers[id_]
             if not tenant.callers:
                 del self._tenants[name]
