@@ -64,9 +64,18 @@ from topics.messages import IdentityChanged
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
-OWNERS_ALONE = {"schema_migrations", "generations", "builds", "fence", "producers", "producer_keys", "tenant_readers"}
+OWNERS_ALONE = {
+    "schema_migrations",
+    "generations",
+    "builds",
+    "fence",
+    "producers",
+    "producer_keys",
+    "tenant_readers",
+    "query_use",
+}
 """Which version, which generation and how far its making is, which server is accepted, who may publish, and whose
-tenant's a reader is: the owner's to say."""
+tenant's a reader is: the owner's to say. Use of budgets is written by functions alone."""
 
 
 @dataclass

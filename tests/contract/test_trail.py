@@ -456,6 +456,9 @@ async def test_with_required_nothing_is_changed_before_its_record_is_committed(p
     )  # fmt: skip
     found = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
     chunk = found.json()["results"][0]["chunk_id"]
+    async with asyncio.timeout(60):  # else two writers wait below
+        while found.headers["request-id"] not in [one.record.request for one in await place.records(action="search")]:
+            await asyncio.sleep(0.05)
     path, body, headers, look = {
         "feedback": (
             "/v1/feedback", {"chunk_id": chunk, "verdict": "up"}, as_("ann"),
