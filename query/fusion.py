@@ -15,6 +15,9 @@ WEIGHTS: Mapping[Ranker, float] = {"vector": 1.0, "keyword": 1.0}
 FEWEST = 10
 """A ranking of fewer is filled up with what was left out: three scores have no spread to speak of."""
 
+ROUNDING = 1e-12
+"""Of a score: scores that differ by no more are alike, and differ by how a store has computed them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
@@ -55,4 +58,5 @@ def _heights(ranking: Ranking) -> list[float]:
     floor = max(0.0, ranking.next_score)
     scores = [max(0.0, score - floor) for score in ranking.scores]
     spread = float(np.std([*scores, *[0.0] * max(1, FEWEST - len(scores))]))
-    return [score / spread for score in scores] if spread > 0 else [0.0] * len(scores)
+    alike = ROUNDING * max((floor, *ranking.scores))
+    return [score / spread for score in scores] if spread > alike else [0.0] * len(scores)

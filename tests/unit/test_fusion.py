@@ -6,7 +6,7 @@ from math import sqrt
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from query.fusion import Ranking, fuse
@@ -82,6 +82,7 @@ def test_the_same_rankings_give_the_same_answer(vector: Ranking, keyword: Rankin
 
 
 @given(rankings(), st.floats(0.01, 100))
+@example(Ranking([UUID(int=0)], [3.5206024007813865], 3.520602400781386), 3.0)
 def test_the_scale_of_a_store_does_not_matter(ranking: Ranking, factor: float) -> None:
     scaled = Ranking(ranking.ids, [s * factor for s in ranking.scores], ranking.next_score * factor)
     one, other = fuse({"vector": ranking}), fuse({"vector": scaled})
