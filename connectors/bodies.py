@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import Request
 
-from pipeline.serving import Shares
+from pipeline.serving import KeyedLimit
 
 RETRY_AFTER_SECONDS = 5
 
@@ -25,7 +25,7 @@ class BodyRefused(Exception):
 class Bodies:
     """Law: what is held of bodies never exceeds the shares, whatever their requests declared. Of one event loop."""
 
-    def __init__(self, shares: Shares, on_full: Callable[[], None]) -> None:
+    def __init__(self, shares: KeyedLimit, on_full: Callable[[], None]) -> None:
         """shares: bytes in all and for each key. on_full: called for each request that is turned away by them."""
         self._shares, self._on_full = shares, on_full
 

@@ -18,7 +18,7 @@ from connectors.runner.instance import Instance
 from connectors.serving_auth import tenant_for
 from connectors.source import Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.serving import Shares, address_key
+from pipeline.serving import KeyedLimit, address_key
 from pipeline.telemetry import Metrics
 from pipeline.traced.http import Traced
 from topics.producer import Producer
@@ -52,7 +52,7 @@ class Parts:
 
     def bodies(self, total: int, each: int) -> Bodies:
         """So many bytes of bodies at once, in all and for each key."""
-        return Bodies(Shares(total, each), self.metrics.ports.refused.labels(PORT, "memory").inc)
+        return Bodies(KeyedLimit(total, each), self.metrics.ports.refused.labels(PORT, "memory").inc)
 
 
 def _conversations(parts: Parts) -> APIRouter:

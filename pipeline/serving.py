@@ -51,7 +51,7 @@ LINGER_BYTES = 1024 * 1024
 RETRY_SECONDS = 2
 
 
-class Shares:
+class KeyedLimit:
     """So much of something in all, and so much of that for each key. Of one event loop."""
 
     def __init__(self, total: int, each: int) -> None:
@@ -163,8 +163,8 @@ class _Door:
 
     def __init__(self, bounds: PortSettings, metrics: PortMetrics, name: str) -> None:
         self.bounds = bounds
-        self.connections = Shares(bounds.connections, bounds.connections_per_address)
-        self.requests = Shares(bounds.connections + RESERVED, bounds.connections_per_address)
+        self.connections = KeyedLimit(bounds.connections, bounds.connections_per_address)
+        self.requests = KeyedLimit(bounds.connections + RESERVED, bounds.connections_per_address)
         self._reserved: dict[str, dict[_Connection, None]] = {}
         """By address, the oldest first."""
         self._refused, self._name = metrics.refused, name

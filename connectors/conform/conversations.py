@@ -24,7 +24,7 @@ from connectors.conversations.api import router
 from connectors.declared import Key
 from connectors.serving_auth import tenant_for
 from pipeline.kafka import deliver
-from pipeline.serving import Shares, served
+from pipeline.serving import KeyedLimit, served
 from pipeline.stores.postgres import Pool, translated
 from topics.messages import ConversationRecorded, Pair
 from topics.producer import Producer
@@ -175,7 +175,7 @@ async def desk(pool: Pool, kafka: Producer) -> AsyncIterator[Desk]:
         "uploads": Key(sha256=_digest("uploads"), expires=expires, tenant=tenant, may=frozenset({"uploads"})),
     }
     app = FastAPI(openapi_url=None)
-    app.include_router(router(kafka, tenant_for("conversations", keys), Bodies(Shares(2**26, 2**24), lambda: None)))
+    app.include_router(router(kafka, tenant_for("conversations", keys), Bodies(KeyedLimit(2**26, 2**24), lambda: None)))
     async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         try:
             yield Desk(http, pool, kafka, tenant, other)

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from pipeline.serving import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, Shares, address_key, served
+from pipeline.serving import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, KeyedLimit, address_key, served
 from pipeline.settings import PortSettings
 from pipeline.telemetry import PortMetrics
 
@@ -456,7 +456,7 @@ async def test_a_client_that_hangs_up_in_mid_body_leaves_no_traceback(caplog: py
 
 
 def test_shares_are_given_back_whole() -> None:
-    shares = Shares(10, 4)
+    shares = KeyedLimit(10, 4)
     shares.take("a", 4)
     assert shares.lacks("a") == "address"
     assert shares.lacks("b", 4) is None
