@@ -8,7 +8,7 @@ JOBS ?= 3
 BIN := $(VENV)/bin
 export PENSTOCK_HOME ?= $(CURDIR)/.penstock
 
-.PHONY: help setup demo test faults simulate mutants bench bench-peers screenshots sbom check format unit up down clean
+.PHONY: help setup demo test test-slow test-servers faults simulate mutants bench bench-peers screenshots sbom check format unit up down clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
@@ -29,15 +29,20 @@ $(VENV)/.ready: pyproject.toml $(wildcard requirements/*.txt)
 demo: setup  ## the main job on real input, from nothing
 	$(BIN)/python -m bench.demo
 
-test: setup  ## everything, against real services started by the tests
+test: test-servers  ## lint, types and every test but the slow ones, against real services that the tests start
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow" -n $(JOBS) --dist worksteal
+
+test-slow: test-servers  ## the tests marked slow: every alert, guide, connector law, upgrade, failover, fault, delivery
+	$(BIN)/pytest -m slow -n $(JOBS) --dist worksteal
+
+test-servers: setup  # what the tests start beyond the local stack
 	$(BIN)/python -m deploy.local.browser
 	$(BIN)/python -m deploy.local.prometheus
 	$(BIN)/python -m deploy.local.postgres_tls
 	$(BIN)/python -m deploy.local.elasticsearch_users
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
 
 faults: setup  ## random changes with faults in between (FAULTS_SCENARIOS of each layer, FAULTS_SEED to replay)
 	FAULTS_SCENARIOS=$${FAULTS_SCENARIOS:-200} FAULTS_FIGURES=$${FAULTS_FIGURES:-tests/faults/figures.json} \
@@ -67,7 +72,7 @@ check: setup  ## format, lint, strict types, unit tests: under a minute
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 	$(BIN)/mypy
-	$(BIN)/pytest tests/unit
+	$(BIN)/pytest tests/unit -m "not slow" -n $(JOBS) --dist worksteal
 
 up: setup  ## the local stack and its workers, left running
 	$(BIN)/penstock up

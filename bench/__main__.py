@@ -29,7 +29,7 @@ from bench.machine import description, moment
 from bench.parts import PARTS, Part
 from bench.running import FOR_LONG, PENSTOCK
 from bench.targets import KEYS, picked, table
-from pipeline.settings import home
+from pipeline.runtime.settings import home
 
 LATEST = Path(__file__).parent / "results" / "latest.json"
 

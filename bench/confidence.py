@@ -6,7 +6,7 @@ Asks two collections (Cranfield's abstracts, and the Python documentation topics
 the questions that do not: the other collection's, and everyday ones. FOLDER: Cranfield, by default
 ../shared/data/cranfield beside the project.
 Uses the local model and no server. Prints the share of right questions that would be turned away
-and of wrong ones that would be answered, for a range of floors; what was chosen stands in query/confidence.py.
+and of wrong ones that would be answered, for a range of floors; what was chosen stands in query/retrieval/ranking.py.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pipeline.core.model import ChunkParams
 from pipeline.core.normalise import normalise
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
-from pipeline.settings import EmbeddingSettings, dist
-from query.confidence import stems
-from tests.questions import QUESTIONS
+from pipeline.runtime.settings import EmbeddingSettings, dist
+from query.retrieval.ranking import stems
+from tests.support.query.questions import QUESTIONS
 
 DEFAULT = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pipeline.home import DEVELOPMENT_FILE, page_address
+from pipeline.runtime.home import DEVELOPMENT_FILE, page_address
 
 console = Console(highlight=False, soft_wrap=True)
 

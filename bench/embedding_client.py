@@ -44,7 +44,7 @@ from bench.zero_cost import DIMENSIONS, MODEL, ZeroCost, zero_cost
 from pipeline.core.errors import Retryable
 from pipeline.embedding.openai import OpenAIEmbedder
 from pipeline.embedding.tokens import byte_pairs
-from pipeline.settings import EmbeddingSettings
+from pipeline.runtime.settings import EmbeddingSettings
 
 RESULTS = Path(__file__).parent / "results" / "embedding_client.json"
 LATENCY_MS = 50.0

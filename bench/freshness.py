@@ -30,10 +30,10 @@ from rich.table import Table
 
 from bench.load_corpus import Corpus
 from bench.running import FOR_LONG, Running, machine, running, spread
-from pipeline.kafka import deliver, producer
-from pipeline.settings import KafkaSettings
+from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.producer import Producer
+from pipeline.runtime.settings import KafkaSettings
 from topics.messages import DocumentUpserted
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 WORDS = (60, 60, 200, 200, 700, 1_850)

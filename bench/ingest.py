@@ -30,7 +30,7 @@ from bench import processors
 from bench.prose import WORDS_A_CHUNK, text
 from bench.running import PENSTOCK, Running, machine
 from bench.zero_cost import zero_cost
-from pipeline.settings import home
+from pipeline.runtime.settings import home
 
 RESULTS = Path(__file__).parent / "results" / "ingest.json"
 CHUNKS = 9

@@ -30,7 +30,7 @@ from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams
 from pipeline.ledger import generations, work
 from pipeline.ledger.entry import cut
-from pipeline.settings import (
+from pipeline.runtime.settings import (
     ElasticsearchSettings,
     EmbeddingSettings,
     KafkaSettings,
@@ -43,7 +43,7 @@ from pipeline.stores.elasticsearch import connect
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import open_pool
 from query.evaluation.place import assembled
-from tests.library import Library, document
+from tests.support.query.library import Library, document
 
 TENANT = "acme"
 TEAMS = 200

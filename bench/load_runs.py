@@ -107,8 +107,8 @@ async def press(
 async def load(
     address: str, service: psutil.Process, corpus: Corpus, seconds: float, *, feedback: bool
 ) -> AsyncIterator[Run]:
-    """Wide access at every concurrency, narrow access at a few; without the second look (query/expansion.py) only wide
-    access at a few."""
+    """Wide access at every concurrency, narrow access at a few; without relevance feedback
+    (query/retrieval/feedback.py) only wide access at a few."""
     questions = corpus.questions(11 if feedback else 12)
     asked = [Run("100 %", 4, feedback)]  # warm
     for share in reversed(SHARES) if feedback else ["100 %"]:

@@ -20,8 +20,8 @@ import structlog
 from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT
 from bench.load_runs import SHARES, key, tag
-from pipeline.settings import load as load_settings
-from query.embedder import QueryEmbedder
+from pipeline.runtime.settings import load as load_settings
+from query.embedding.embedders import QueryEmbedder
 from query.http.serve import serving
 from query.settings import load as load_query
 

@@ -17,7 +17,7 @@ FEWEST_WORDS, MOST_WORDS = 5, 60
 SENTENCES_A_PARAGRAPH = 6
 PARAGRAPHS_A_HEADING = 8
 WORDS_A_CHUNK = 195
-"""Of a target of 400 tokens: 300 in the mean, five letters a token (``tests/unit/test_bench_prose.py``)."""
+"""Of a target of 400 tokens: 300 in the mean, five letters a token (``tests/unit/bench/test_prose.py``)."""
 
 
 @cache

@@ -8,7 +8,7 @@ without the summary sentence. Queries, each with its ``kind`` in the metadata:
 
 - ``summary``: the sentence that was taken out of a docstring; its own document answers it.
 - ``heading``: a heading that was taken out of a topic; every topic that holds the section's first paragraph answers it.
-- ``question``: people's questions about the topics (``tests/questions.py``).
+- ``question``: people's questions about the topics (``tests/support/query/questions.py``).
 - ``literal``: three to six neighbouring content words of a sentence, as half remembered; every document that holds them
   in this order answers it.
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from textwrap import dedent
 
-from tests.questions import QUESTIONS
+from tests.support.query.questions import QUESTIONS
 
 MODULES = (  # noqa: SIM905  (one name a line would be longer than the module)
     """

@@ -31,10 +31,10 @@ from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import TENANT, filled, opened
 from bench.load_runs import SHARES, load, percentile, tag, told
 from bench.load_service import served
-from query.access import readable
-from query.retrieval import CANDIDATES, SPARE
-from query.vectors import Asked, Tuning, choose, nearest
-from tests.library import Library
+from query.access.callers import readable
+from query.retrieval.search import CANDIDATES, SPARE
+from query.retrieval.vectors import Asked, Tuning, choose, nearest
+from tests.support.query.library import Library
 
 RECALL_QUESTIONS, GRAPH_QUESTIONS = 100, 20
 """The second for the graph alone, which under narrow access walks nearly all of itself."""

@@ -27,15 +27,15 @@ import structlog
 from bench.python_docs import write
 from pipeline.embedding.choose import embedder
 from pipeline.embedding.port import Embedder
-from pipeline.settings import Settings, dist, load
-from query.embedder import QueryEmbedder
+from pipeline.runtime.settings import Settings, dist, load
+from query.embedding.embedders import QueryEmbedder
 from query.evaluation import place
 from query.evaluation.dataset import Dataset, read
 from query.evaluation.measures import Values, compare, interval, measure
 from query.evaluation.rank import rank
-from query.fusion import Fused, Ranking
 from query.model import Mode, Ranker
-from query.retrieval import Search, Timeouts
+from query.retrieval.fusion import Fused, Ranking
+from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
 CRANFIELD = Path(__file__).parent.parent.parent / "shared" / "data" / "cranfield"
@@ -70,9 +70,9 @@ class Variant:
     """Functions of the service, by name, and what stands in for each."""
 
 
-TEXT_ONLY = ("query.keywords.clauses", plain)
-RRF = ("query.ranking.fuse", reciprocal_ranks)
-NO_WORDS = ("query.expansion.typical", no_words)
+TEXT_ONLY = ("query.retrieval.keywords.clauses", plain)
+RRF = ("query.retrieval.ranking.fuse", reciprocal_ranks)
+NO_WORDS = ("query.retrieval.feedback.typical", no_words)
 VARIANTS = (
     Variant("vector alone", "vector"),
     Variant("keyword alone, text only", "keyword", instead=(TEXT_ONLY,)),

@@ -21,7 +21,7 @@ import psycopg
 
 from bench.zero_cost import DIMENSIONS, MODEL, zero_cost
 from pipeline.core.graph import GRAPH_FROM_ROWS
-from pipeline.home import DEVELOPMENT_FILE, development_token, home
+from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home
 
 PENSTOCK = str(Path(sys.executable).with_name("penstock"))
 GRAPH_WAIT_SECONDS = 1_800.0

@@ -48,12 +48,12 @@ from pipeline.core.identifiers import terms
 from pipeline.core.identity import EVERYONE, chunk_ids, document_id
 from pipeline.core.model import Generation
 from pipeline.embedding.port import Embedded, Vectors
-from pipeline.settings import AuditSettings, home
+from pipeline.runtime.settings import AuditSettings, home
 from pipeline.stages.announce import Announcer
-from pipeline.stages.sweep import Sweeper
+from pipeline.stages.hints import Sweeper
 from pipeline.stores.postgres import Connection
 from query.evaluation.place import NoKafka
-from tests.library import Library, WordEmbedder
+from tests.support.query.library import Library, WordEmbedder
 
 TENANT, SOURCE = "acme", "wiki"
 DOCUMENTS_A_GROUP = 10

@@ -34,7 +34,7 @@ from bench.prose import WORDS_A_CHUNK, text
 from bench.running import PENSTOCK
 from bench.zero_cost import zero_cost
 from deploy.local import workers
-from pipeline.settings import home
+from pipeline.runtime.settings import home
 
 RESULTS = Path(__file__).parent / "results" / "scaling.json"
 STORES = ("vectors", "keywords")

@@ -27,10 +27,10 @@ from bench.load_corpus import Corpus, WordVectors
 from bench.load_library import CHUNKS_A_DOCUMENT, TARGET_WORDS, WORDS_A_CHUNK
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams, Generation
-from pipeline.settings import home, load
+from pipeline.runtime.settings import home, load
 from pipeline.stores.graph import create_graph
 from pipeline.stores.postgres import create_chunk_table
-from tests.library import Library, document
+from tests.support.query.library import Library, document
 
 RESULTS = Path(__file__).parent / "results" / "sizing.json"
 ROWS = {1_536: 4_000, 384: 8_000}

@@ -36,7 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "starts.json"
 
 
 def program(*arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments]
+    return [sys.executable, "-P", "-m", "cli.main", *arguments]
 
 
 def command(arguments: tuple[str, ...]) -> tuple[float, float]:

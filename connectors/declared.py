@@ -15,6 +15,7 @@ may = ["uploads", "conversations"]
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import tomllib
@@ -22,18 +23,43 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
 
-from connectors.kinds import source_class
 from connectors.runner.plan import Plan
 from connectors.source import Context, Source
 from pipeline.core.canary import is_canary
 from pipeline.core.errors import Misconfigured
-from pipeline.credentials import KeyExpiry
-from pipeline.credentials import environment as settings_environment
+from pipeline.runtime.credentials import KeyExpiry
+from pipeline.runtime.credentials import environment as settings_environment
 from topics.messages import Segment
+
+BUILT_IN = {
+    "folder": "connectors.folder.source:Folder",
+    "confluence": "connectors.confluence.source:Confluence",
+    "google-drive": "connectors.google_drive.source:GoogleDrive",
+    "slack": "connectors.slack.source:Slack",
+    "uploads": "connectors.uploads.source:Uploads",
+    "git": "connectors.git.source:Git",
+}
+
+
+def source_class(kind: str) -> type[Source]:
+    """Of a built-in kind, or of ``package.module:Class``. Raises Misconfigured with one line."""
+    path = BUILT_IN.get(kind, kind)
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        known = ", ".join(sorted(BUILT_IN))
+        raise Misconfigured(f"kind {kind!r}: one of {known}, or package.module:Class of your own")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except ImportError as error:
+        raise Misconfigured(f"kind {kind!r}: {module} cannot be imported ({error})") from error
+    if not isinstance(found, type) or not hasattr(found, "Options") or not hasattr(found, "slim"):
+        raise Misconfigured(f"kind {kind!r}: {module} has no class {name} that is a source (connectors/source.py)")
+    return cast("type[Source]", found)
+
 
 VARIABLE = "PENSTOCK_CONNECTORS_FILE"
 DEFAULT = "connectors.toml"

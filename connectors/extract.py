@@ -5,11 +5,10 @@ from __future__ import annotations
 import tempfile
 
 from connectors.extraction import kinds
-from connectors.extraction.extracted import Extracted
+from connectors.extraction.result import OF_THE_CONTENT, Extracted, Unreadable
 from connectors.extraction.sandbox import extract_blocking
 from connectors.extraction.settings import from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
-from connectors.extraction.unreadable import OF_THE_CONTENT, Unreadable
 
 __all__ = ["EXTRACTOR", "OF_THE_CONTENT", "Extracted", "Unreadable", "extract", "most_bytes"]
 

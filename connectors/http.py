@@ -1,27 +1,112 @@
-"""The HTTP side of the connectors: events of sources, and the ways in that services use (uploads, conversations)."""
+"""The HTTP side of the connectors: events, uploads and conversations.
+
+Callers are services, each with a bearer key of which the settings hold only the SHA-256. Bodies are read within limits
+of size and time, and all of them together within a limit of size.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
 
 import structlog
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import APIRouter, FastAPI, Header, HTTPException
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 
-from connectors.bodies import Bodies, BodyRefused
 from connectors.declared import Key, Way
 from connectors.runner.activity import explained
 from connectors.runner.instance import Instance
-from connectors.serving_auth import tenant_for
 from connectors.source import Refused, Request
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.serving import KeyedLimit, address_key
-from pipeline.telemetry import Metrics
-from pipeline.traced.http import Traced
-from topics.producer import Producer
+from pipeline.kafka.producer import Producer
+from pipeline.observability.metrics import Metrics
+from pipeline.observability.traced_http import Traced
+from pipeline.runtime.http_server import KeyedLimit, address_key
+
+RETRY_AFTER_SECONDS = 5
+
+
+class BodyRefused(Exception):
+    """``status`` (408, 413, 503) and one line."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail = status, detail
+        self.headers = {"Retry-After": str(RETRY_AFTER_SECONDS)} if status == 503 else {}
+
+
+class Bodies:
+    """Law: what is held of bodies never exceeds the shares, whatever their requests declared. Of one event loop."""
+
+    def __init__(self, shares: KeyedLimit, on_full: Callable[[], None]) -> None:
+        """shares: bytes in all and for each key. on_full: called for each request that is turned away by them."""
+        self._shares, self._on_full = shares, on_full
+
+    @asynccontextmanager
+    async def read(self, request: HttpRequest, *, most: int, seconds: float, key: str) -> AsyncIterator[bytes]:
+        """Its room is given back at the end: leave when nothing of it is needed. key: whose share it is counted in.
+        Raises BodyRefused, and ClientDisconnect when its sender leaves."""
+        declared = request.headers.get("content-length", "")
+        if declared.isdecimal() and (len(declared) > 18 or int(declared) > most):
+            raise BodyRefused(413, f"a request has at most {most} bytes")
+        body = bytearray()
+        taken = 0
+        try:
+            try:
+                async with asyncio.timeout(seconds):
+                    async for part in request.stream():
+                        if len(body) + len(part) > most:
+                            raise BodyRefused(413, f"a request has at most {most} bytes")
+                        if self._shares.lacks(key, len(part)) is not None:
+                            self._on_full()
+                            raise BodyRefused(503, "too much is being sent at once: send it again in a moment")
+                        self._shares.take(key, len(part))
+                        taken += len(part)
+                        body += part
+            except TimeoutError as error:
+                raise BodyRefused(408, f"the whole request has to arrive within {seconds:g} s") from error
+            yield bytes(body)
+        finally:
+            self._shares.give(key, taken)
+
+
+SCHEME = "bearer "
+
+
+def tenant_for(way: Way, keys: Mapping[str, Key]) -> Callable[..., str]:
+    """A FastAPI dependency: the tenant of a caller who may use this way in. 401: no key, or none of ours; 403: a key
+    that may not."""
+
+    def tenant(authorization: Annotated[str | None, Header()] = None) -> str:
+        given = authorization or ""
+        if given[: len(SCHEME)].lower() != SCHEME:
+            raise HTTPException(401, "send Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        found = _known(given[len(SCHEME) :].strip(), keys)
+        if found is None:
+            raise HTTPException(401, "this key is not known, or it has expired", {"WWW-Authenticate": "Bearer"})
+        if way not in found.may:
+            raise HTTPException(403, f"this key may not use {way}")
+        return found.tenant
+
+    return tenant
+
+
+def _known(given: str, keys: Mapping[str, Key]) -> Key | None:
+    """Every hash is compared, each in constant time: how long it takes tells nothing."""
+    digest = hashlib.sha256(given.encode()).hexdigest()
+    found = None
+    for key in keys.values():
+        if hmac.compare_digest(digest, key.sha256):
+            found = key
+    return found if found is not None and found.expires > datetime.now(UTC) else None
+
 
 log = structlog.get_logger()
 
@@ -56,7 +141,7 @@ class Parts:
 
 
 def _conversations(parts: Parts) -> APIRouter:
-    from connectors.conversations.api import router
+    from connectors.conversations import router
 
     bodies = parts.bodies(CONVERSATION_BYTES, CONVERSATION_BYTES_PER_TENANT)
     return router(parts.producer, parts.tenant_for("conversations"), bodies)

@@ -1,26 +1,31 @@
-"""What people do with connectors: ask a runner for something, pause it, see how it is. All through Postgres."""
+"""Commands on running instances: pause, resume, sweep and others; and ``penstock connector check`` before they run."""
 
 from __future__ import annotations
 
+import asyncio
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from psycopg.rows import class_row
 
+from connectors.protocol import Problem
+from connectors.runner.activity import explained
 from connectors.runner.plan import Plan
+from connectors.source import Context
 from connectors.uploads.options import UploadsQuota
-from connectors.uploads.table import used_by
+from connectors.uploads.store import used_by
+from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.diagnosis.connector_status import State as Condition
+from pipeline.diagnosis.connector_status import connector_state
 from pipeline.stores.postgres import Connection, Pool, translated
 
 Action = Literal["load", "full", "sweep", "changes", "groups", "document", "allow_mass_delete"]
-SILENT_SECONDS = 15.0
-"""A runner gives a sign of life every second."""
 SHOWN = 20
 """Documents with a problem that are named."""
-
-Condition = Literal["removed", "not running", "paused", "needs attention", "waiting", "first load", "following"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +87,17 @@ class Condensed:
 
 
 def condition(row: Row | None) -> tuple[Condition, str | None]:
-    """The one word for how an instance is, worst first, and why. Pure."""
+    """The state of an instance and the reason for it, as `status`, the page and `why` show it."""
     if row is None:
         return "not running", "no runner has taken it up yet"
-    if row.removed_at is not None:
-        return "removed", None
-    if row.silent_seconds is None or row.silent_seconds > SILENT_SECONDS:
-        return "not running", "no sign of life: is `penstock worker connectors` running?"
-    if row.paused:
-        return "paused", None
-    for wanted in ("needs attention", "waiting"):
-        for name, one in row.activities.items():
-            if one.get("state") == wanted:
-                return wanted, f"{name}: {one.get('reason')}"
-    if row.guard:
-        return "following", f"{row.guard.get('missing')} of {row.guard.get('published')} documents look deleted"
-    return ("following" if row.loaded_at else "first load"), None
+    return connector_state(
+        paused=row.paused,
+        loaded=row.loaded_at is not None,
+        guard=row.guard,
+        activities=row.activities,
+        silent_seconds=row.silent_seconds,
+        removed=row.removed_at is not None,
+    )
 
 
 async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
@@ -194,3 +194,48 @@ async def withdraw(pool: Pool, number: int) -> None:
     with translated("connector_asks"):
         async with pool.connection() as connection:
             await connection.execute("DELETE FROM connector_asks WHERE id = %s AND done_at IS NULL", [number])
+
+
+CHECK_SECONDS = 60.0
+
+
+class Nothing:
+    """A ``Memory`` that remembers for as long as the check takes."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    async def get(self, name: str) -> Any | None:
+        return self._values.get(name)
+
+    async def put(self, name: str, value: Any | None) -> None:
+        self._values[name] = value
+
+
+async def check_all(plans: Sequence[Plan], events_url: str | None) -> dict[str, list[Problem]]:
+    """name → problems, side by side. Raises nothing that a source does: that is a problem, too."""
+    found = await asyncio.gather(*(_check(plan, events_url) for plan in plans))
+    return {plan.name: problems for plan, problems in zip(plans, found, strict=True)}
+
+
+async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
+    with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
+        context = Context(
+            name=plan.name, tenant=plan.tenant, memory=Nothing(), folder=Path(folder),
+            events_url=plan.events_url(events_url),
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                source = plan.make(context)
+                try:
+                    return list(await source.check())
+                finally:
+                    await source.close()
+        except TimeoutError:
+            return [Problem(plan.name, "no_answer", f"it did not answer within {CHECK_SECONDS:.0f} s")]
+        except Misconfigured as error:
+            return [Problem(plan.name, "misconfigured", explained(error))]
+        except Retryable as error:
+            return [Problem(plan.name, "unavailable", explained(error))]
+        except Exception as error:  # noqa: BLE001 # a source is somebody else's code
+            return [Problem(plan.name, "fault", explained(error))]

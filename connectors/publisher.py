@@ -9,8 +9,8 @@ from datetime import datetime
 
 from connectors.checkpoint import Checkpoint, Intent, Item
 from pipeline.core.errors import Retryable
+from pipeline.kafka.producer import Delivery, NotDelivered, Producer
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
-from topics.producer import Delivery, NotDelivered, Producer
 from topics.registry import Topic
 
 DELIVERY_SECONDS = 60.0

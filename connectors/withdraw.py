@@ -16,10 +16,10 @@ from uuid import UUID
 from connectors.checkpoint import keep_stamp
 from connectors.clock import Clock
 from pipeline.core.errors import PenstockError
-from pipeline.kafka import deliver
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool, translated
 from topics.messages import DocumentDeleted, IdentityChanged
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_LIVE, IDENTITIES
 
 PAGE = 500

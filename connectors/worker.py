@@ -16,15 +16,15 @@ from connectors.extraction.remote import condition
 from connectors.http import PORT, Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Services
-from pipeline import tracing
 from pipeline.core.errors import Misconfigured
-from pipeline.health import health
-from pipeline.kafka import publisher
-from pipeline.serving import served
-from pipeline.settings import Settings, home
+from pipeline.kafka.client import publisher
+from pipeline.observability import tracing
+from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
+from pipeline.runtime.health import health
+from pipeline.runtime.http_server import served
+from pipeline.runtime.settings import Settings, home
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.postgres import open_pool
-from pipeline.tasks import ended
-from pipeline.telemetry import EXTRACTION_STATES, Metrics
 
 log = structlog.get_logger()
 
@@ -79,7 +79,7 @@ async def run(settings: Settings, declared: Declared) -> None:
         try:
             await _until_stopped(stop, running)
         finally:
-            await ended(running)
+            await cancel_and_wait(running)
     log.info("worker_stopped", worker="connectors")
 
 

@@ -26,9 +26,9 @@ from deploy.local.process import write_atomically
 
 HOSTS = ("127.0.0.1", "localhost")
 LIFE = timedelta(days=1)
-"""Of a trial's."""
+"""Validity of a trial's certificates."""
 LASTING = timedelta(days=3650)
-"""Of an installation's, which nobody renews: docs/security.md says how to make them anew."""
+"""Validity of an installation's certificates, which nothing renews: docs/security.md says how to replace them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +115,16 @@ def _builder(
 
 def _usage(*, signs: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, crl_sign=signs, content_commitment=False,
-        key_encipherment=False, data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
-    )  # fmt: skip
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _host(host: str) -> x509.GeneralName:
@@ -132,7 +139,7 @@ def _pem(certificate: x509.Certificate) -> str:
 
 
 def provide(folder: Path, owners: Mapping[str, int]) -> bool:
-    """What this module's head says; owners: server → the number of its user. Returns whether something was made."""
+    """Create missing certificates. owners: by server, the number of its user. Returns False if none was missing."""
     if (folder / "ca" / "ca.crt").exists() and all(_whole(folder / name, name, owners[name]) for name in owners):
         return False
     authority = Authority(folder / "ca", "Penstock's own authority", LASTING)

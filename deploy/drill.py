@@ -35,7 +35,7 @@ class Shell:
     process: subprocess.Popen[str]
 
     def run(self, typed: str) -> tuple[str, int]:
-        """What it printed, and its exit code."""
+        """Run a command; returns its output and its exit code."""
         mark = uuid.uuid4().hex
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -43,9 +43,9 @@ class Shell:
         self.process.stdin.flush()
         printed = []
         for line in self.process.stdout:
-            before, found, code = line.partition(mark)
+            before, separator, code = line.partition(mark)
             printed.append(before)
-            if found:
+            if separator:
                 return _COLOUR.sub("", "".join(printed)), int(code)
         raise RuntimeError(f"the shell ended in the middle of: {typed}")
 
@@ -53,21 +53,30 @@ class Shell:
 @contextmanager
 def _shell(folder: Path, env: Mapping[str, str]) -> Iterator[Shell]:
     with subprocess.Popen(
-        ["bash", "--noprofile", "--norc"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True,
-    ) as process:  # fmt: skip
+        ["bash", "--noprofile", "--norc"],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
         yield Shell(process)
 
 
 def _environment(folder: Path) -> dict[str, str]:
     """Nothing of ours but where the stack lies; the programs of this environment and of its Postgres first."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
-    programs = [str(Path(sys.executable).parent), str(postgres_bin()), kept.get("PATH", "")]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+    programs = [str(Path(sys.executable).parent), str(postgres_bin()), environment.get("PATH", "")]
     return {
-        **kept, "PATH": os.pathsep.join(programs), "PENSTOCK_HOME": str(folder / "state"), "COLUMNS": str(WIDTH),
-        "TERM": "dumb", "PYTHONSAFEPATH": "1",
+        **environment,
+        "PATH": os.pathsep.join(programs),
+        "PENSTOCK_HOME": str(folder / "state"),
+        "COLUMNS": str(WIDTH),
+        "TERM": "dumb",
+        "PYTHONSAFEPATH": "1",
         "PENSTOCK_AUDIT_REPAIR": "none",  # what is lost stays lost until a step mends it
-    }  # fmt: skip
+    }
 
 
 def rehearse(folder: Path, out: IO[str]) -> bool:
@@ -78,11 +87,11 @@ def rehearse(folder: Path, out: IO[str]) -> bool:
     try:
         with _shell(folder, _environment(folder)) as shell:
             shell.run("exec 2>&1")
-            for one in SCENES:
-                match one:
+            for scene in SCENES:
+                match scene:
                     case Say(text):
                         out.write(f"\n{_wrapped(text)}\n")
-                    case Step() if not _play(one, shell, folder, out):
+                    case Step() if not _play(scene, shell, folder, out):
                         return False
                 out.flush()
             assert shell.process.stdin is not None

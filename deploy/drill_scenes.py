@@ -1,4 +1,4 @@
-"""What the disaster drill does, in its order (deploy/drill.py plays it)."""
+"""The steps of the disaster drill in order (deploy/drill.py runs them)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Say:
 class Step:
     typed: tuple[str, ...]
     shows: str = ""
-    """What each of them must print: a regular expression."""
+    """A regular expression that the output of each command must match."""
 
 
 def do(*typed: str, shows: str = "") -> Step:

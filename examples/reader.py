@@ -18,7 +18,7 @@ from pgvector.psycopg import register_vector_async
 from psycopg.rows import dict_row
 
 from pipeline.embedding.choose import embedder  # any client of the model that readers.generation names will do
-from pipeline.settings import dist, load
+from pipeline.runtime.settings import dist, load
 
 CHECKED = """
     WITH found AS MATERIALIZED (SELECT * FROM readers.chunks WHERE id = ANY (%(ids)s))

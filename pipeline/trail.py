@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import getpass
 import os
 import platform
+import pwd
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -23,9 +23,9 @@ from psycopg.conninfo import make_conninfo
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.trail import HEAD_SECONDS, NO_KEY, Decision, Head, Keys, Record, Sealed, seal
 from pipeline.ledger import trail as table
-from pipeline.settings import Settings, TrailSettings
+from pipeline.runtime.settings import Settings, TrailSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.postgres import Connection, translated
-from pipeline.tasks import ended
 
 log = structlog.get_logger()
 
@@ -38,6 +38,10 @@ BATCH = 200
 MOST_WAITING = 10_000
 """Records; what comes while so many wait (Postgres is away) is lost, counted, and noted in the trail."""
 STATEMENT_SECONDS = 5.0
+LOCK_SECONDS = 1.0
+"""For a record's place, or a head's number, that somebody's open transaction holds."""
+HELD_SECONDS = 30.0
+"""Until the next attempt at a head whose number was held: records are written meanwhile."""
 RETRY_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 """For what still waits when a process ends."""
@@ -45,7 +49,7 @@ CLOSE_SECONDS = 5.0
 
 def keys_of(settings: TrailSettings) -> Keys:
     key = settings.key.get_secret_value() if settings.key is not None else None
-    return Keys(key, [one.get_secret_value() or None for one in settings.previous_keys])
+    return Keys(key, [secret.get_secret_value() or None for secret in settings.previous_keys])
 
 
 @dataclass(slots=True)
@@ -65,6 +69,10 @@ class _Chain:
         """Committed."""
         self.headed = 0
         self.headed_at = float("-inf")
+
+    def held(self) -> None:
+        self.headed_at = monotonic() - HEAD_SECONDS + HELD_SECONDS
+        log.error("trail_head_held", chain=str(self.id), says="an open transaction holds the next head's number")
 
     @property
     def is_loose(self) -> bool:
@@ -93,7 +101,7 @@ class Trail:
         self._closing = False
         self._chain: _Chain | None = None
         self._sealed: list[Sealed] = []
-        """What an attempt to write it has failed for, in mode ``on``."""
+        """Sealed records that an attempt failed to write, in mode ``on``."""
         self._connection: Connection | None = None
         self._writing: asyncio.Task[None] | None = None
 
@@ -151,7 +159,7 @@ class Trail:
         self._closing = True
         self._wake.set()
         await asyncio.wait({self._writing}, timeout=CLOSE_SECONDS)
-        await ended([self._writing])
+        await cancel_and_wait([self._writing])
         if self.waiting:
             self._lose(self.waiting)
             log.error("trail_lost_at_end", records=self.waiting)
@@ -245,7 +253,7 @@ class Trail:
         return seal(self._keys, record, chain, number + 1, self._process, previous)
 
     async def _insert(self, sealed: Sequence[Sealed]) -> None:
-        """Of one chain."""
+        """Insert records of one chain."""
         last = sealed[-1]
         chain = self._chain
         if chain is None or chain.id != last.chain:
@@ -262,9 +270,16 @@ class Trail:
                 await table.prepare(connection, last.record.day)
             async with connection.transaction():
                 await table.add(connection, sealed)
-                head = await table.add_head(connection, self._keys, datetime.now(UTC), last)
+                head = await self._next_head(connection, last)
             chain.last = last
-            chain.covered_by(head)
+            chain.covered_by(head) if head is not None else chain.held()
+
+    async def _next_head(self, connection: Connection, last: Sealed) -> Head | None:
+        """None: its number is held. Nobody can keep records out by that: their head follows."""
+        try:
+            return await table.add_head(connection, self._keys, datetime.now(UTC), last)
+        except table.Held:
+            return None
 
     async def _attempt_head(self) -> None:
         try:
@@ -282,8 +297,8 @@ class Trail:
         with translated("the audit trail"):
             connection = await self._connected()
             async with connection.transaction():
-                head = await table.add_head(connection, self._keys, datetime.now(UTC), chain.last)
-            chain.covered_by(head)
+                head = await self._next_head(connection, chain.last)
+            chain.covered_by(head) if head is not None else chain.held()
 
     async def _connected(self) -> Connection:
         if self._connection is None or self._connection.closed:
@@ -299,7 +314,7 @@ class Trail:
 async def connect(dsn: str) -> Connection:
     """One of the trail's own: it waits for nobody, and no fence keeps it from noting what was refused. Raises
     psycopg.Error."""
-    timeout = f"-c statement_timeout={int(1000 * STATEMENT_SECONDS)} -c lock_timeout={int(1000 * STATEMENT_SECONDS)}"
+    timeout = f"-c statement_timeout={int(1000 * STATEMENT_SECONDS)} -c lock_timeout={int(1000 * LOCK_SECONDS)}"
     alone = make_conninfo(
         dsn, application_name="penstock trail", connect_timeout=5, tcp_user_timeout=10_000, options=timeout
     )
@@ -310,7 +325,7 @@ async def connect(dsn: str) -> Connection:
 async def open_trail(
     settings: Settings, name: str, *, count: Count = lambda outcome, records: None
 ) -> AsyncIterator[Trail]:
-    """What waits at its end is written first."""
+    """Waiting records are written before it closes."""
     trail = Trail(settings, name, count=count)
     trail.start()
     try:
@@ -325,21 +340,55 @@ def access(principals: Sequence[str], tags: Sequence[str]) -> tuple[str, ...]:
 
 
 def recorded(
-    action: str, *, tenant: str = "", access: Sequence[str] = (), object: str = "", documents: Sequence[UUID] = (),
-    decision: Decision = "allowed", reason: str = "",
-) -> Record:  # fmt: skip
-    """What whoever runs a command does, now."""
+    action: str,
+    *,
+    tenant: str = "",
+    access: Sequence[str] = (),
+    object: str = "",
+    documents: Sequence[UUID] = (),
+    decision: Decision = "allowed",
+    reason: str = "",
+) -> Record:
+    """A record of the present action of the operator who runs a command."""
     return Record(
-        datetime.now(UTC), operating_user(), "command", action, tenant, tuple(access), object, tuple(documents),
-        decision, reason,
-    )  # fmt: skip
+        datetime.now(UTC),
+        operating_user(),
+        "command",
+        action,
+        tenant,
+        tuple(access),
+        object,
+        tuple(documents),
+        decision,
+        reason,
+    )
 
 
 def operating_user() -> str:
+    """As the system has it: what USER and LOGNAME say, whoever runs the command says."""
     try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user often has no name
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user often has no name
         return f"uid {os.getuid()}"
+
+
+async def check_key(settings: Settings) -> None:
+    """For a command that is about to add records one by one. Raises as ``record_now`` does."""
+    keys = keys_of(settings.trail_keys)
+    if settings.trail != "off" and keys.newest is None:
+        with translated("the audit trail"):
+            async with await connect(settings.postgres.dsn.get_secret_value()) as connection:
+                await _check_key(connection, keys)
+
+
+async def _check_key(connection: Connection, keys: Keys) -> None:
+    if keys.newest is None:
+        newest = await table.newest_head(connection)
+        if newest is not None and newest.key_id != NO_KEY:
+            raise Misconfigured(
+                "the audit trail is written with a key, and PENSTOCK_TRAIL_KEY is not set here: set it as it is set for"
+                " the query service"
+            )
 
 
 async def record_now(settings: Settings, name: str, record: Record) -> None:
@@ -352,13 +401,11 @@ async def record_now(settings: Settings, name: str, record: Record) -> None:
     sealed = seal(keys, record, uuid4(), 1, process, b"")
     with translated("the audit trail"):
         async with await connect(settings.postgres.dsn.get_secret_value()) as connection:
-            newest = await table.newest_head(connection)
-            if keys.newest is None and newest is not None and newest.key_id != NO_KEY:
-                raise Misconfigured(
-                    "the audit trail is written with a key, and PENSTOCK_TRAIL_KEY is not set here: set it as it is set"
-                    " for the query service"
-                )
+            await _check_key(connection, keys)
             await table.prepare(connection, record.day)
             async with connection.transaction():
                 await table.add(connection, [sealed])
-                await table.add_head(connection, keys, datetime.now(UTC), sealed)
+                try:
+                    await table.add_head(connection, keys, datetime.now(UTC), sealed)
+                except table.Held as error:
+                    log.error("trail_head_held", chain=str(sealed.chain), says=str(error))

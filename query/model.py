@@ -14,6 +14,8 @@ from pipeline.core.normalise import clean
 
 Mode = Literal["hybrid", "vector", "keyword"]
 MODES: tuple[Mode, ...] = ("hybrid", "vector", "keyword")
+AnswerMode = Literal["focused", "long_context", "semantic", "hybrid", "keyword", "vector"]
+CallerClass = Literal["standard", "extended"]
 Ranker = Literal["vector", "keyword"]
 RANKERS: tuple[Ranker, Ranker] = ("vector", "keyword")
 
@@ -122,7 +124,7 @@ class Found:
     steps: Sequence[Step]
     took_ms: float
     relevant: bool = True
-    """False: nothing that was found is about the question, and nothing is shown (query/confidence.py)."""
+    """False: nothing that was found is about the question, and nothing is shown (query/retrieval/ranking.py)."""
 
     @property
     def degraded(self) -> tuple[str, ...]:
@@ -142,9 +144,9 @@ def check(query: str, top: int, mode: str) -> str:
     # that a Mac wrote (NFD), or a word with an invisible hyphen, is the one that stands there.
     text = clean(query.encode("utf-8", "replace").decode().replace("\x00", " ")).strip()
     if not text:
-        raise BadQuery("the query is empty: say what to search for")
+        raise BadQuery("the query is empty")
     if len(text) > MAX_QUERY_CHARACTERS:
-        raise BadQuery(f"the query has {len(text)} characters, at most {MAX_QUERY_CHARACTERS} are taken")
+        raise BadQuery(f"the query has {len(text)} characters; the maximum is {MAX_QUERY_CHARACTERS}")
     if not 1 <= top <= MAX_TOP:
         raise BadQuery(f"top is {top}, must be 1 to {MAX_TOP}")
     if mode not in MODES:

@@ -8,22 +8,21 @@ from dataclasses import dataclass
 
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.settings import Settings, dist
+from pipeline.diagnosis.pipeline_view import PipelineView
+from pipeline.runtime.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Pool, open_pool
 from pipeline.trail import Trail, open_trail
 from query.answers import chat as chats
 from query.answers.answers import Answers
-from query.budget import Budget, share
-from query.embedder import Embedders
-from query.embedders import GenerationEmbedders
-from query.following import Following
-from query.modes import Modes
-from query.pipeline_view import PipelineView
-from query.rerank.choose import open_reranker
-from query.retrieval import Search, Timeouts
+from query.embedding.embedders import Embedders, GenerationEmbedders
+from query.embedding.generations import Following
+from query.evaluation.shadow import Shadow, open_shadow
+from query.modes.gather import Modes
+from query.rerank.guarded import open_reranker
+from query.retrieval.search import Search, Timeouts
+from query.retrieval.timeouts import Budget, share
 from query.settings import QuerySettings
-from query.shadow import Shadow, open_shadow
 from query.telemetry import QueryMetrics
 
 GATHER_SECONDS = 10.0
@@ -91,9 +90,15 @@ async def open_service(
             closing.push_async_callback(chat.aclose)
         timeouts = Timeouts(keywords=budget.keywords, vectors=budget.vectors, ledger=budget.ledger, embed=budget.embed)
         search = Search(
-            pool, es, embedders, timeouts=timeouts,
-            settings=query.retrieval, metrics=metrics, reranker=reranker, rerank_pool=query.rerank.pool,
-        )  # fmt: skip
+            pool,
+            es,
+            embedders,
+            timeouts=timeouts,
+            settings=query.retrieval,
+            metrics=metrics,
+            reranker=reranker,
+            rerank_pool=query.rerank.pool,
+        )
         modes = Modes(search, pool, query.retrieval, query.chat, rerank=query.rerank, embedders=embedders)
         answers = Answers(modes, chat, pool, query.chat, metrics=metrics)
         view = PipelineView(pool, es, settings)

@@ -1,4 +1,4 @@
-"""The query service's settings. Sources and errors as in ``pipeline.settings``."""
+"""The query service's settings. Sources and errors as in ``pipeline.runtime.settings``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import SettingsConfigDict
 
-from pipeline.home import FEEDBACK_FILE, SHORTEST_SECRET, home, made_secret, secret
-from pipeline.settings import Part, explained
+from pipeline.runtime.home import FEEDBACK_FILE, SHORTEST_SECRET, home, made_secret, secret
+from pipeline.runtime.settings import Part, explained
 
 
 class RetrievalSettings(Part):
@@ -19,7 +19,7 @@ class RetrievalSettings(Part):
     per_document: int = Field(2, ge=1)
     """Passages of one document among the first, as long as others have something to say."""
     feedback: bool = True
-    """Whether a hybrid search looks a second time, with what it found (query/second_look.py): better, for nearly
+    """Whether a hybrid search looks a second time, with what it found (query/retrieval/feedback.py): better, for nearly
     half as much time again."""
     feedback_at_once: int = Field(4, ge=0)
     """Of so many searches at once each looks a second time; as soon as more are under way, one look has to do. 0: none
@@ -120,7 +120,7 @@ class ServeSettings(Part):
     ``requests_per_day``, ``tokens_per_day``, ``money_per_day``, and the same three in ``caller`` for each caller. Read
     again when it changes. None: there is no budget."""
     search_seconds: float = Field(10.0, gt=0)
-    """For a whole search, reranking included; its parts are given shares of it (query.budget.py)."""
+    """For a whole search, reranking included; its parts are given shares of it (query.retrieval.timeouts.py)."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that a request's Host header may have, without the port. Empty: any (in development: loopback's only)."""
     allowed_origins: tuple[str, ...] = ()
@@ -178,14 +178,14 @@ class FeedbackSettings(Part):
 
     def secrets(self, *, make: bool = False) -> list[bytes]:
         """The keys, or the one in PENSTOCK_HOME. make: if there is none. Raises Misconfigured."""
-        found = self.keys.get_secret_value().split() if self.keys else []
+        keys = self.keys.get_secret_value().split() if self.keys else []
         file = home() / FEEDBACK_FILE
-        if not found and make:
+        if not keys and make:
             made_secret(file)
-        if not found:
+        if not keys:
             with suppress(FileNotFoundError):
-                found = [secret(file)]
-        return [key.encode() for key in found]
+                keys = [secret(file)]
+        return [key.encode() for key in keys]
 
 
 class ShadowSettings(Part):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pipeline.telemetry import EmbeddingOutcome, PortMetrics
-from query.charging import charge
+from pipeline.observability.metrics import EmbeddingOutcome, PortMetrics
+from query.limits.charging import charge
 
 ANSWER_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 3, 5, 10, 20, 60)
 """Seconds, with exact edges at the objectives: 0.1 for a search, 3 for a reranked and written answer."""
@@ -44,7 +44,8 @@ class QueryMetrics:
             "penstock_query_shed",
             "Requests sent away: busy (no place in the waiting room), waited (too long in it), share (either, while its"
             " tenant or caller had more than its share), caller (its own limit on requests at once), rate (its own"
-            " limit on requests a minute), budget (of the day, its own or its tenant's)",
+            " limit on requests a minute), budget (of the day, its own or its tenant's), memory (too much is sent at"
+            " once)",
             ["reason"],
             registry=r,
         )
@@ -107,9 +108,11 @@ class QueryMetrics:
             registry=r,
         )
         self.cache = Counter(
-            "penstock_query_cache", "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss",
-            ["cache", "outcome"], registry=r,
-        )  # fmt: skip
+            "penstock_query_cache",
+            "Look-ups by cache (embeddings, results, rerank) and outcome: hit, miss",
+            ["cache", "outcome"],
+            registry=r,
+        )
         self.answers = Counter(
             "penstock_query_answers",
             "Answers by outcome: grounded, unsupported, no_information, passages (no model is set), failed",
@@ -165,9 +168,11 @@ class QueryMetrics:
             registry=r,
         )
         self.degraded = Counter(
-            "penstock_query_degraded", "Answers that one part was missing from: vectors, keywords, rerank, …",
-            ["part"], registry=r,
-        )  # fmt: skip
+            "penstock_query_degraded",
+            "Answers that one part was missing from: vectors, keywords, rerank, …",
+            ["part"],
+            registry=r,
+        )
 
         self.trail = Counter(
             "penstock_query_trail_records",

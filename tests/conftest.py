@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 
 from deploy.local.stack import SERVERS, Stack
 from tests.faults.wires import WiredKafka, wire_ports
-from tests.space import Space
+from tests.support.space import Space
 
 LOG_SHOWN = 6_000
 """Characters of each worker's log with a failure: where the machine is gone when it is read, there is nothing else."""
@@ -34,11 +34,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack of our own. PENSTOCK_TEST_HOME names a state folder whose running stack is used instead (for quick
     rounds while developing)."""
-    servers = {**SERVERS, WiredKafka.name: WiredKafka()}
     if home := os.environ.get("PENSTOCK_TEST_HOME"):
         plain = Stack(Path(home))
-        yield Stack(Path(home), servers=servers) if wire_ports(plain) is not None else plain
+        ports = wire_ports(plain)
+        yield plain if ports is None else Stack(Path(home), servers={**SERVERS, WiredKafka.name: WiredKafka(ports[1])})
         return
+    servers = {**SERVERS, WiredKafka.name: WiredKafka()}
     stack = Stack(tmp_path_factory.mktemp("stack") / "home", die_with_parent=True, servers=servers)
     stack.up()
     try:

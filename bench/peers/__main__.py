@@ -32,7 +32,7 @@ from bench.peers.environments import PEERS, NotInstalled, Peer, python_of
 from bench.peers.trial import Embedding, Trial
 from bench.zero_cost import zero_cost
 from deploy.local.stack import Stack
-from pipeline.settings import home
+from pipeline.runtime.settings import home
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers.json"
 stderr = Console(stderr=True, highlight=False)

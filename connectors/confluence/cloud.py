@@ -1,7 +1,10 @@
-"""Confluence Cloud: REST v2 for content and spaces, v1 for search, restrictions, groups and downloads.
+"""Confluence Cloud: REST v2 for content, spaces and comments; v1 for search, restrictions, groups and downloads.
 
-https://developer.atlassian.com/cloud/confluence/rest/v2/ and …/rest/v1/. Listings of pages are v2's, which lag behind
-nothing; attachments and comments of a whole space can only be searched for.
+https://developer.atlassian.com/cloud/confluence/rest/v2/ and …/rest/v1/. Listings of pages are v2's and do not lag;
+attachments and comments of a whole space can only be searched for. Cloud returns no inherited restrictions. One search
+returns pages with their ancestors and the restrictions of all of them. But v1 omits what it does not know (folders,
+whiteboards), and search may not know a page yet. So every step of a chain must be the parent that v2 names; where it is
+not, the chain is read from v2 and the restrictions one at a time. What stays unknown is denied.
 """
 
 from __future__ import annotations
@@ -10,17 +13,170 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from connectors.confluence import cloud_comments, parsing
-from connectors.confluence.api import Api, Json, batched, quoted, safe, shaped
-from connectors.confluence.cloud_access import Restrictions
-from connectors.confluence.common import all_readers, found_below, listing_size, myself, wanted_spaces
-from connectors.confluence.model import Changed, Content, Kind, Listing, Person, Position, Readers, Remark, Space
+from connectors.confluence import client
+from connectors.confluence.client import (
+    Api,
+    Json,
+    all_readers,
+    batched,
+    found_below,
+    listing_size,
+    myself,
+    quoted,
+    safe,
+    shaped,
+    wanted_spaces,
+)
+from connectors.confluence.model import (
+    Changed,
+    Content,
+    Kind,
+    Listing,
+    Person,
+    Position,
+    Readers,
+    Remark,
+    Space,
+    restriction_tag,
+)
 from connectors.confluence.options import ConfluenceOptions
-from connectors.web import Missing
+from connectors.web import Denied, Missing
 
+_OWN = "restrictions.read.restrictions.user,restrictions.read.restrictions.group"
+_CHAIN = f"{_OWN},ancestors.restrictions.read.restrictions.user,ancestors.restrictions.read.restrictions.group"
 MAX_IDS = 100
-"""Ids in one request: v2 takes 250, but they stand in an address of limited length."""
+DEEPEST = 250
+"""Ancestors that v2 shows at once; nothing is told of what lies above more."""
+
+
+class Restrictions:
+    """Good for one page of results: nothing of it is kept for the next."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._own: dict[str, bool | None] = {}
+        """Content id → whether it has a view restriction of its own; None: that cannot be read."""
+        self._above: dict[str, tuple[str, ...] | None] = {}
+        """Parent id → ids from the top down to it."""
+
+    async def of(self, pages: Sequence[Content]) -> Mapping[str, tuple[str, ...] | None]:
+        """Required tags by id; None: they could not be read for certain."""
+        chains = await self._shown([page.id for page in pages], _CHAIN)
+        parents = {page.id: page.parent for page in pages}
+        parents |= await self._parents({one for chain in chains.values() for one in chain} - set(parents))
+        return {page.id: await self._required(page, chains.get(page.id), parents) for page in pages}
+
+    async def own(self, pages: Sequence[Content]) -> Sequence[str]:
+        """Of these pages, and of the folders above them, those with restrictions of their own."""
+        await self._shown([page.id for page in pages], _OWN)
+        asked = [page.id for page in pages]
+        for page in pages:
+            if page.parent and page.parent_kind != "page":
+                asked += await self._chain_above(page) or ()
+        return [one for one in dict.fromkeys(asked) if await self._is_restricted(one)]
+
+    async def _shown(self, ids: Sequence[str], expand: str) -> dict[str, tuple[str, ...]]:
+        """Page id → its ancestors as v1 shows them. Notes the restrictions that come along."""
+        chains: dict[str, tuple[str, ...]] = {}
+        for batch in batched(ids, MAX_IDS):
+            some = self._api.every(
+                "rest/api/content/search", cql=f"id in ({quoted(batch)})", expand=expand, limit=MAX_IDS
+            )
+            async for json in some:
+                with shaped(self._api.web.name):
+                    above = json.get("ancestors") or []
+                    for one in [*above, json]:
+                        if (restricted := client.is_restricted(one)) is not None:
+                            self._own[str(one["id"])] = restricted
+                    chains[str(json["id"])] = tuple(str(one["id"]) for one in above)
+        return chains
+
+    async def _parents(self, ids: set[str]) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for batch in batched(sorted(ids), MAX_IDS):
+            async for json in self._api.every("api/v2/pages", id=",".join(batch), limit=DEEPEST):
+                with shaped(self._api.web.name):
+                    found[str(json["id"])] = str(json["parentId"]) if json.get("parentId") else None
+        return found
+
+    async def _required(
+        self, page: Content, shown: tuple[str, ...] | None, parents: Mapping[str, str | None]
+    ) -> tuple[str, ...] | None:
+        above = shown if shown is not None and is_linked(page, shown, parents) else await self._chain_above(page)
+        if above is None:
+            return None
+        found = []
+        for one in (*above, page.id):
+            restricted = await self._is_restricted(one)
+            if restricted is None:
+                return None
+            if restricted:
+                found.append(restriction_tag(one))
+        return tuple(found)
+
+    async def _chain_above(self, page: Content) -> tuple[str, ...] | None:
+        """From v2, folders and all."""
+        if page.parent is None:
+            return ()
+        if page.parent not in self._above:
+            try:
+                answer = await self._api.get(f"api/v2/{page.kind}s/{safe(page.id)}/ancestors", limit=DEEPEST)
+            except (Missing, Denied) as error:
+                if isinstance(error, Denied) and error.status == 401:
+                    raise
+                return None
+            with shaped(self._api.web.name):
+                found = tuple(str(one["id"]) for one in answer["results"])
+            if len(found) >= DEEPEST or found[-1:] != (page.parent,):  # cut off, or moved since
+                return None
+            self._above[page.parent] = found
+        return self._above[page.parent]
+
+    async def _is_restricted(self, id_: str) -> bool | None:
+        if id_ not in self._own:
+            path = f"rest/api/content/{safe(id_)}/restriction/byOperation/read"
+            try:
+                answer = await self._api.get(path, expand="restrictions.user,restrictions.group", limit=1)
+            except (Missing, Denied) as error:
+                if isinstance(error, Denied) and error.status == 401:
+                    raise
+                self._own[id_] = None
+            else:
+                with shaped(self._api.web.name):
+                    self._own[id_] = client.is_restricted({"restrictions": {"read": answer}})
+        return self._own[id_]
+
+
+def is_linked(page: Content, above: Sequence[str], parents: Mapping[str, str | None]) -> bool:
+    """Whether the chain has no gap: each is the parent of the next, and the first has none."""
+    expected = page.parent
+    for one in reversed(above):
+        if one != expected or one not in parents:
+            return False
+        expected = parents[one]
+    return expected is None
+
+
 MAX_LISTED = 250
+MAX_COMMENTS = 2_000
+"""Of one page. What comes after is left out: who discusses that long has another tool for it."""
+
+
+async def of(api: Api, page: Content) -> list[Remark]:
+    found: list[Remark] = []
+    for where in ("footer-comments", "inline-comments"):
+        waiting: list[tuple[str, str | None]] = [(f"api/v2/{page.kind}s/{safe(page.id)}/{where}", None)]
+        while waiting and len(found) < MAX_COMMENTS:
+            path, parent = waiting.pop(0)
+            async for json in api.every(path, limit=MAX_LISTED, **{"body-format": "storage"}):
+                with shaped(api.web.name):
+                    remark = client.remark_v2(json, parent)
+                found.append(remark)
+                waiting.append((f"api/v2/{where}/{safe(remark.id)}/children", remark.id))
+    return found
+
+
+"""Ids in one request: v2 takes 250, but they stand in an address of limited length."""
 IN_CQL = 40
 """More spaces than this are searched for without naming them."""
 TYPES = "(page, blogpost, comment, attachment)"
@@ -58,7 +214,7 @@ class Cloud:
             params["body-format"] = "storage"
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, position)
         with shaped(self._api.web.name):
-            found = [parsing.content_v2(json, kind, space.key) for json in results]
+            found = [client.content_v2(json, kind, space.key) for json in results]
         found = await self._with_access(found)
         return Listing(await self._with_remarks(found, full=full), following)
 
@@ -68,7 +224,7 @@ class Cloud:
             f'type = attachment and space = "{space.key}" order by created asc', position
         )
         with shaped(self._api.web.name):
-            found = [parsing.content_v1(json, space.key) for json in results]
+            found = [client.content_v1(json, space.key) for json in results]
         return Listing(await self._within(found), following)
 
     async def _search(self, cql: str, position: Position | None = None, expand: str = "version,container,space,history"
@@ -94,8 +250,8 @@ class Cloud:
             except Missing:
                 continue
             with shaped(self._api.web.name):
-                if json["status"] == "current" and parsing.container_v2(json):
-                    attached.append(parsing.attachment_v2(json, ""))
+                if json["status"] == "current" and client.container_v2(json):
+                    attached.append(client.attachment_v2(json, ""))
         return [*pages, *await self._within(attached)]
 
     async def _tree(self, ids: Sequence[str], *, bodies: bool) -> list[Content]:
@@ -114,7 +270,7 @@ class Cloud:
                     with shaped(self._api.web.name):
                         left.remove(str(json["id"]))
                         if key := self._keys.get(str(json["spaceId"])):
-                            found.append(parsing.content_v2(json, cast("Kind", kind), key))
+                            found.append(client.content_v2(json, cast("Kind", kind), key))
         return found
 
     async def _with_access(self, found: Sequence[Content]) -> list[Content]:
@@ -140,10 +296,10 @@ class Cloud:
             cql = f"type = comment and container in ({quoted([one.id for one in found])})"
             for json in await self._all_found(cql):
                 with shaped(self._api.web.name):
-                    marks.setdefault(str(json["container"]["id"]), []).append(parsing.remark_v1(json))
+                    marks.setdefault(str(json["container"]["id"]), []).append(client.remark_v1(json))
         if full:
             asked = [one for one in found if certain or one.id in marks]
-            marks = {one.id: await cloud_comments.of(self._api, one) for one in asked}
+            marks = {one.id: await of(self._api, one) for one in asked}
         return [replace(one, remarks=tuple(marks.get(one.id, ()))) for one in found]
 
     async def changed(self, minutes: int) -> Sequence[Changed]:
@@ -155,7 +311,7 @@ class Cloud:
         for json in await self._all_found(cql):
             with shaped(self._api.web.name):
                 if str(json["space"]["key"]) in spaces:
-                    found.append(parsing.changed_v1(json))
+                    found.append(client.changed_v1(json))
         return found
 
     async def trashed(self) -> Sequence[str]:
@@ -195,7 +351,7 @@ class Cloud:
         inner = (position or {}).get("next")
         results, following = await self._api.page(f"api/v2/spaces/{space.id}/{kind}s", params, inner)
         with shaped(self._api.web.name):
-            found = [parsing.content_v2(json, cast("Kind", kind), space.key) for json in results]
+            found = [client.content_v2(json, cast("Kind", kind), space.key) for json in results]
         named = await Restrictions(self._api).own(found)
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
@@ -205,7 +361,7 @@ class Cloud:
         found = []
         async for json in self._api.every(f"rest/api/group/{safe(group)}/membersByGroupId", limit=200):
             with shaped(self._api.web.name):
-                found.append(parsing.person(json))
+                found.append(client.person(json))
         return found
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
@@ -213,5 +369,5 @@ class Cloud:
         for batch in batched(dict.fromkeys(ids), MAX_LISTED):
             answer = await self._api.post("api/v2/users-bulk", {"accountIds": list(batch)})
             with shaped(self._api.web.name):
-                found |= {(one := parsing.person(json)).id: one for json in answer["results"]}
+                found |= {(one := client.person(json)).id: one for json in answer["results"]}
         return found

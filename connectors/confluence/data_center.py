@@ -11,10 +11,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from connectors.confluence import parsing
-from connectors.confluence.api import Api, Json, quoted, safe, shaped
+from connectors.confluence import client
+from connectors.confluence.client import (
+    Api,
+    Json,
+    all_readers,
+    found_below,
+    listing_size,
+    myself,
+    quoted,
+    safe,
+    shaped,
+    wanted_spaces,
+)
 from connectors.confluence.cloud import IN_CQL, TYPES
-from connectors.confluence.common import all_readers, found_below, listing_size, myself, wanted_spaces
 from connectors.confluence.model import Changed, Content, Kind, Listing, Person, Position, Readers, Space
 from connectors.confluence.options import ConfluenceOptions
 from connectors.web import Missing
@@ -79,19 +89,19 @@ class DataCenter:
     async def _with_all(self, json: Json, space: str, *, full: bool) -> list[Content]:
         """A page, and its attachments under the same access."""
         with shaped(self._api.web.name):
-            page = replace(parsing.content_v1(json, space), required=parsing.required(json))
-            self._met |= {one.id: one for one in parsing.people_in(json)}
+            page = replace(client.content_v1(json, space), required=client.required(json))
+            self._met |= {one.id: one for one in client.people_in(json)}
         if self._options.comments:
             more = _REMARKS + (",body.storage" if full else "") if full else "version"
             remarks = await self._rest(json.get("descendants"), page.id, "descendant/comment", more)
             with shaped(self._api.web.name):
-                page = replace(page, remarks=tuple(parsing.remark_v1(one) for one in remarks))
-                self._met |= {who.id: who for one in remarks for who in parsing.people_in(one)}
+                page = replace(page, remarks=tuple(client.remark_v1(one) for one in remarks))
+                self._met |= {who.id: who for one in remarks for who in client.people_in(one)}
         found = [page]
         if self._options.attachments:
             attached = await self._rest(json.get("children"), page.id, "child/attachment", "version,history,container")
             with shaped(self._api.web.name):
-                some = [parsing.content_v1(one, space) for one in attached]
+                some = [client.content_v1(one, space) for one in attached]
             found += [replace(one, container=page.id, required=page.required) for one in some]
         return found
 
@@ -135,8 +145,8 @@ class DataCenter:
             return ()
         with shaped(self._api.web.name):
             key = str(page["space"]["key"])
-            attached = parsing.content_v1(json, key)
-        return [replace(attached, container=container, required=parsing.required(page))] if key in self._spaces else ()
+            attached = client.content_v1(json, key)
+        return [replace(attached, container=container, required=client.required(page))] if key in self._spaces else ()
 
     async def _content(self, id_: str, expand: str, gate: asyncio.Semaphore) -> Json | None:
         """None: not there, or not current."""
@@ -157,7 +167,7 @@ class DataCenter:
         async for json in some:
             with shaped(self._api.web.name):
                 if str(json["space"]["key"]) in spaces:
-                    found.append(parsing.changed_v1(json))
+                    found.append(client.changed_v1(json))
         return found
 
     async def trashed(self) -> Sequence[str]:
@@ -201,7 +211,7 @@ class DataCenter:
         params = {"spaceKey": space.key, "type": kind, "status": "current", "limit": MAX_LISTED, "expand": _WHO}
         results, following = await self._api.page("rest/api/content", params, inner)
         with shaped(self._api.web.name):
-            named = [str(json["id"]) for json in results if parsing.is_restricted(json) is not False]
+            named = [str(json["id"]) for json in results if client.is_restricted(json) is not False]
         if following is None and kind == "page" and "blogpost" in self._options.kinds:
             return named, {"kind": "blogpost"}
         return named, None if following is None else {"kind": kind, "next": following}
@@ -210,7 +220,7 @@ class DataCenter:
         found = []
         async for json in self._api.every(f"rest/api/group/{safe(group)}/member", limit=MAX_LISTED):
             with shaped(self._api.web.name):
-                found.append(parsing.person(json))
+                found.append(client.person(json))
         return found
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
@@ -223,6 +233,6 @@ class DataCenter:
                 except Missing:
                     continue
                 with shaped(self._api.web.name):
-                    self._met[one] = parsing.person(json)
+                    self._met[one] = client.person(json)
             found[one] = self._met[one]
         return found

@@ -9,10 +9,9 @@ from html import escape
 from typing import Any, ClassVar
 
 from connectors.confluence.source import Confluence
-from connectors.fakes.confluence import FakeConfluence, Flavour
-from connectors.fakes.confluence_events import requests
+from connectors.fakes.confluence import FakeConfluence, Flavour, requests
 from connectors.source import Playing, Request
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 
 TOKEN_VARIABLE, SECRET_VARIABLE = "CONFLUENCE_TOKEN", "CONFLUENCE_WEBHOOK_SECRET"  # names, no secrets
 

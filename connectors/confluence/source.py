@@ -1,4 +1,4 @@
-"""Confluence as a source of documents."""
+"""Confluence as a source of documents, and a check that tries each thing that reading needs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from datetime import UTC, datetime
-from typing import ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 import httpx
 
-from connectors.confluence import checking, documents, events, memberships
-from connectors.confluence.api import Api
-from connectors.confluence.attachments import Files
+from connectors.confluence import access, content
+from connectors.confluence.access import principal
+from connectors.confluence.changes import Event, Progress, by_document, parse, verify
+from connectors.confluence.client import Api
 from connectors.confluence.cloud import Cloud
-from connectors.confluence.cursors import Progress, by_document
+from connectors.confluence.content import Files
 from connectors.confluence.data_center import DataCenter
-from connectors.confluence.model import Content, Kind, Names, Site, Space, restriction_tag, space_tag
+from connectors.confluence.model import Content, Kind, Names, Readers, Site, Space, restriction_tag, space_tag
 from connectors.confluence.options import ConfluenceOptions
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
@@ -33,8 +35,137 @@ from connectors.source import (
     Reaction,
     Request,
 )
-from connectors.web import Denied, Forbidden, Missing, Rejected, TooLarge, Web
+from connectors.web import Answered, Denied, Forbidden, Missing, Rejected, TooLarge, Web
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+
+T = TypeVar("T")
+SETTING = {
+    "address": "base_url", "refused": "base_url", "settings": "spaces", "no_spaces": "spaces", "nobody": "spaces",
+    "events_unsigned": "webhook_secret", "addresses_hidden": "principals",
+}  # fmt: skip
+"""Where a problem would be mended, by its code; else it is what the token may."""
+SPACES = 20
+"""So many spaces are looked into."""
+
+
+def address_advice(options: ConfluenceOptions) -> str:
+    if options.flavour == "cloud" and not options.base_url.endswith("/wiki"):
+        return f"base_url {options.base_url} lacks /wiki at its end"
+    return f"is base_url {options.base_url} the address of Confluence itself, and flavour = {options.flavour} right?"
+
+
+async def check(site: Site, options: ConfluenceOptions, context: Context) -> Sequence[Problem]:
+    return await _Check(site, options, context).run()
+
+
+class _Check:
+    def __init__(self, site: Site, options: ConfluenceOptions, context: Context) -> None:
+        self._site, self._options, self._context = site, options, context
+        self._problems: list[Problem] = []
+
+    async def run(self) -> Sequence[Problem]:
+        options = self._options
+        if self._context.events_url and options.webhook_secret is None:
+            self._add("events_unsigned", "webhook_secret is not set: every event is refused, only polling works")
+        me = await self._try("the account itself", "read:user:confluence", "a valid token", self._site.me)
+        if me is None and any(one.code in ("token", "address") for one in self._problems):
+            return self._problems
+        spaces = await self._try("spaces", "read:space:confluence", "“View” of the spaces", self._site.spaces)
+        if spaces is None:
+            return self._problems
+        if not spaces:
+            self._add("no_spaces", "the account sees no space at all: let it view the spaces to be read")
+        if me is not None and me.id:
+            await self._addresses(me.id)
+        groups: set[str] = set()
+        for space in list(spaces.values())[:SPACES]:
+            groups |= await self._space(space)
+        if spaces:
+            await self._reading(next(iter(spaces.values())))
+        for group in sorted(groups)[:1]:
+            await self._try(
+                "members of groups", "read:group:confluence and read:user:confluence",
+                "“Can use” and, for large groups, browsing users", partial(self._site.members, group),
+            )  # fmt: skip
+        return self._problems
+
+    async def _space(self, space: Space) -> set[str]:
+        what = f"who may read space {space.key}"
+        readers: Readers | None = await self._try(
+            what, "read:space.permission:confluence (or read:space:confluence)",
+            "“Admin” of that space, and Confluence 9.1 or later", lambda: self._site.readers(space),
+        )  # fmt: skip
+        if readers is None:
+            return set()
+        if not readers.people and not readers.groups and not (readers.anonymous and self._options.anonymous_tag):
+            self._add("nobody", f"space {space.key}: no person and no group may view it, so nobody finds what is in it")
+        return set(readers.groups)
+
+    async def _reading(self, space: Space) -> None:
+        search = "search:confluence (granular: read:content-details:confluence)"
+        await self._try("search", search, "“View” of the spaces", lambda: self._site.changed(5))
+        content = "read:page:confluence, read:content.metadata:confluence, " + search
+        listing = await self._try(
+            f"pages of space {space.key}", content, "“View” of the space",
+            lambda: self._site.listing(space, "page", None, full=False),
+        )  # fmt: skip
+        if listing is None or not listing.found:
+            return
+        first = listing.found[0].id
+        await self._try("view restrictions", "read:content.restriction:confluence", "“View” of the page",
+                        lambda: self._site.restriction(first))  # fmt: skip
+        found: Sequence[Content] | None = await self._try(
+            "a page with its comments", "read:comment:confluence, read:attachment:confluence", "“View” of the page",
+            lambda: self._site.get([first]),
+        )  # fmt: skip
+        if found and found[0].required is None:
+            self._add("access_unknown", f"who may read page {first} cannot be told: nobody would find it")
+
+    async def _addresses(self, me: str) -> None:
+        scope = "read:user:confluence"
+        people = await self._try("names of people", scope, "“Can use”", lambda: self._site.people([me], fresh=True))
+        if people and principal(people[me], self._options).startswith("account:"):
+            self._add(
+                "addresses_hidden",
+                "Confluence does not tell the e-mail addresses of people: they are known as account:ID, which matches"
+                " nobody elsewhere; set principals"
+                + (" or email_domain" if self._options.flavour == "data-center" else ""),
+            )
+
+    async def _try(self, what: str, scope: str, permission: str, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """None: it went wrong, and is told. Retryable goes on: whether anything is missing cannot be said now."""
+        cloud = self._options.flavour == "cloud"
+        try:
+            return await ask()
+        except Denied as error:
+            if error.status == 401 and not cloud:
+                self._add("token", "the personal access token is not taken (401): is it expired or mistyped?")
+            elif error.status == 401 and what == "the account itself":
+                advice = "are email and token of the same account, and does base_url fit the kind of token?"
+                self._add("token", f"the token is not taken (401), or lacks the scope {scope}: {advice}")
+            else:
+                needed = f"the scope {scope}" if cloud else f"the permission {permission}"
+                self._add(
+                    "scope" if cloud else "permission", f"{what} cannot be read ({error.status}): give it {needed}"
+                )
+        except Missing as error:
+            if what == "the account itself":
+                self._add("address", f"there is no Confluence ({error.status}): {address_advice(self._options)}")
+            else:
+                needed = f"needs {permission}" if not cloud else f"needs {permission} and {scope}"
+                self._add("missing", f"{what} cannot be read ({error.status}): that {needed}")
+        except (Misconfigured, CursorExpired) as error:
+            self._add("settings", str(error))
+        except Forbidden as error:
+            self._add("address", f"{error}: {address_advice(self._options)}")
+        except Answered as error:
+            self._add("refused", f"{what} cannot be read ({error.status}): {address_advice(self._options)}")
+        return None
+
+    def _add(self, code: str, message: str) -> None:
+        if not any(one.code == code == "token" for one in self._problems):
+            self._problems.append(Problem(SETTING.get(code, "token"), code, message))
+
 
 FETCH = 50
 FILES_AT_ONCE = 3
@@ -78,7 +209,7 @@ class Confluence:
         await self._site.close()
 
     async def check(self) -> Sequence[Problem]:
-        return await checking.check(self._site, self._options, self._context)
+        return await check(self._site, self._options, self._context)
 
     # Reading
 
@@ -145,7 +276,7 @@ class Confluence:
 
     async def _entries(self, found: Sequence[Content]) -> list[Entry]:
         readable = [one for one in found if one.is_readable]
-        people = {id_ for one in readable for id_ in documents.mentioned(one)} - set(self._names.known)
+        people = {id_ for one in readable for id_ in content.mentioned(one)} - set(self._names.known)
         if people:
             self._names.keep(await self._site.people(sorted(people)))
         gate = asyncio.Semaphore(FILES_AT_ONCE)
@@ -155,23 +286,23 @@ class Confluence:
         async with gate:
             if one.kind == "attachment":
                 return await self._files.read(one, self._names.known, self._base)
-            return await asyncio.to_thread(documents.page, one, self._names.known, self._base)
+            return await asyncio.to_thread(content.page, one, self._names.known, self._base)
 
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
         with self._told(), self._whole():
-            async for group in memberships.groups(self._site, self._options, tags, self._context.name):
+            async for group in access.groups(self._site, self._options, tags, self._context.name):
                 yield group
 
     # Events
 
     async def on_event(self, request: Request) -> Reaction:
         secret = self._options.webhook_secret
-        is_signed = events.verify(
+        is_signed = verify(
             request, secret.get_secret_value() if secret else None, token_allowed=self._options.flavour == "cloud"
         )
-        event = events.parse(request)
+        event = parse(request)
         # Without a time two events may be equal and both be true, and the second may withdraw access: both are taken.
         if not (is_signed and require_recent(event.sent)):
             return await self._reaction(event)
@@ -181,7 +312,7 @@ class Confluence:
         await self._received.add(request.body)
         return reaction
 
-    async def _reaction(self, event: events.Event) -> Reaction:
+    async def _reaction(self, event: Event) -> Reaction:
         verb, ids = event.verb, event.ids
         match event.noun:
             case "page" if verb in ("permissions_updated", "moved"):
@@ -207,7 +338,7 @@ class Confluence:
             case "space" if verb in ("removed", "deleted", "created", "updated", "archived", "restored"):
                 return Reaction(sweep=True)
             case "group":
-                return Reaction(groups=(memberships.group_of(event.name),)) if event.name else Reaction()
+                return Reaction(groups=(access.group_of(event.name),)) if event.name else Reaction()
             case _:
                 return Reaction()
 
@@ -246,7 +377,7 @@ class Confluence:
             advice = "is the token valid, and has it the scopes that docs/connectors/confluence.md names?"
             raise Misconfigured(f"{error}; {advice}") from error
         except Missing as error:
-            raise Misconfigured(f"{error}; {checking.address_advice(self._options)}") from error
+            raise Misconfigured(f"{error}; {address_advice(self._options)}") from error
         except (Forbidden, Rejected) as error:
             raise Misconfigured(f"{error}; penstock connector check {self._context.name} tells more") from error
         except TooLarge as error:

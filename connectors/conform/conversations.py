@@ -18,16 +18,15 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from connectors.bodies import Bodies
 from connectors.conform.trial import PATIENCE_SECONDS, Broken
-from connectors.conversations.api import router
+from connectors.conversations import router
 from connectors.declared import Key
-from connectors.serving_auth import tenant_for
-from pipeline.kafka import deliver
-from pipeline.serving import KeyedLimit, served
+from connectors.http import Bodies, tenant_for
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
+from pipeline.runtime.http_server import KeyedLimit, served
 from pipeline.stores.postgres import Pool, translated
 from topics.messages import ConversationRecorded, Pair
-from topics.producer import Producer
 from topics.registry import CONVERSATIONS
 
 MEMBER = "ann@acme.example"

@@ -1,11 +1,15 @@
-"""What every connector keeps, whatever its source: each law tries it on a playground and returns what it saw."""
+"""Laws that every connector keeps, also during failures: events, cursors, limits, crashes and listings that lie."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime
 
 from connectors.conform.trial import Broken, Trial
-from connectors.source import Document, Gone, Listed, Unreadable
+from connectors.source import Document, Gone, Listed, Refused, Request, Unreadable
 from topics.messages import AnyMessage, DocumentDeleted, DocumentMessage, DocumentUpserted
 
 Law = Callable[[Trial], Awaitable[str]]
@@ -198,4 +202,242 @@ LAWS: dict[str, Law] = {
     "restricted": restricted,
     "member-removed": member_removed,
     "slim-is-full": slim_is_full,
+}
+
+
+EVENT_SECONDS = 5.0
+"""How long a source may take to send what it sends, and to open its channels before."""
+TRUNCATED_SECONDS = 20.0
+"""How long a sweep that may rightly refuse a cut listing is waited for."""
+MANY = 30
+"""More documents than the guard lets go, and a larger share."""
+
+
+async def webhook_lost(t: Trial) -> str:
+    """Every event is lost: the sweep (and the next poll) close the gap."""
+    ids = await written(t)
+    await t.loaded()
+    t.take()
+    await t.play.write("alpha", text("alpha", "A wombat was added here."))
+    await t.play.remove("beta")
+    new = await t.play.write("theta", text("theta"))
+    t.play.sent()
+    await t.asked("sweep")
+    alive = await t.alive()
+    require(ids["beta"] not in alive, "the sweep did not find what was removed")
+    require(new in alive, "the sweep did not find what is new")
+    found = t.take()
+    by = "sweep"
+    if ids["alpha"] not in about(found):
+        await t.asked("changes")
+        found, by = [*found, *t.take()], "sweep and poll"
+    edits = [m for m in found if isinstance(m, DocumentUpserted) and m.external_id == ids["alpha"]]
+    require(any("wombat" in m.content for m in edits), "neither sweep nor poll found the edit")
+    return f"{told(found)} by {by}"
+
+
+async def webhook_doubled(t: Trial) -> str:
+    """Events that come twice and backwards do no harm, and those that prove nothing are refused."""
+    ids = await written(t)
+    await t.loaded()
+    instance = t.instance
+    assert instance is not None
+    t.take()
+    t.play.sent()
+    await t.play.write("alpha", text("alpha", "First a numbat."))
+    await t.play.write("alpha", text("alpha", "Then a bilby."))
+    await t.play.write("beta", text("beta", "And a potoroo."))
+    requests = await _sent(t)
+    for request in [*reversed(requests), *requests]:
+        await instance.on_event(request)
+    await t.until(
+        lambda: all(instance.activities[one].status.state == "idle" for one in ("events", "changes", "sweep", "tags")),
+        "what the events asked for",
+    )
+    await t.asked("changes", "sweep")
+    found = t.take()
+    upserts = [m for m in found if isinstance(m, DocumentUpserted)]
+    per_document = Counter(m.external_id for m in upserts)
+    require(set(per_document) == {ids["alpha"], ids["beta"]}, f"of two edited documents {told(found)} was published")
+    newest = [m for m in upserts if m.external_id == ids["alpha"]][-1]
+    require("bilby" in newest.content and "numbat" not in newest.content, "an older text won")
+    require(per_document[ids["alpha"]] <= 2 and per_document[ids["beta"]] == 1, "the same was published again")
+    if not requests:
+        return "it sends no events; polling did it"
+    try:
+        await instance.on_event(Request({}, {}, requests[0].body))
+    except Refused:
+        return f"{len(requests)} events, twice and backwards: {told(found)}; a forged one was refused"
+    raise Broken("an event without its signature was accepted")
+
+
+async def _sent(t: Trial) -> Sequence[Request]:
+    deadline = time.monotonic() + EVENT_SECONDS
+    requests = list(t.play.sent())
+    while not requests and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+        requests += t.play.sent()
+    return requests
+
+
+async def cursor_expired(t: Trial) -> str:
+    """A cursor that the source forgets in mid-crawl, and another one between polls: nothing is lost for it."""
+    ids = await written(t)
+    expired: list[int] = []
+
+    async def before(method: str, number: int) -> None:
+        if method == "full" and number == 1 and not expired:
+            expired.append(number)
+            await t.play.trouble(expired=True)
+
+    t.record.before = before
+    await t.loaded()
+    t.record.before = None
+    found = t.take()
+    require(set(ids.values()) <= await t.alive(), "after an expired cursor documents are missing")
+    again = [
+        id_ for id_, n in Counter(m.external_id for m in found if isinstance(m, DocumentUpserted)).items() if n > 1
+    ]
+    require(not again, f"{len(again)} documents were published twice although they had not changed")
+    await t.play.write("alpha", text("alpha", "A dunnart was added here."))
+    await t.play.trouble(expired=True)
+    await t.asked("changes")
+    await t.asked("sweep", "changes")
+    upserts = [m for m in t.take() if isinstance(m, DocumentUpserted)]
+    require(
+        any("dunnart" in m.content for m in upserts if m.external_id == ids["alpha"]),
+        "an edit before an expired cursor of changes was lost",
+    )
+    return "everything arrived, nothing twice, and the edit in the gap was found"
+
+
+async def throttled(t: Trial) -> str:
+    """Sent away with 429, then with 500, again and again: it is waited for, and nothing is lost."""
+    ids = set((await written(t)).values())
+    await t.play.trouble(throttled=12)
+    await t.loaded()
+    await t.play.trouble(failing=4)
+    await t.play.write("alpha", text("alpha", "A quoll was added here."))
+    await t.asked("changes", "sweep", "groups")
+    require(ids <= await t.alive(), "documents are missing after a storm of 429")
+    upserts = [m for m in t.take() if isinstance(m, DocumentUpserted)]
+    edits = [m for m in upserts if "quoll" in m.content]
+    require(len(edits) == 1, f"an edit during a storm of 500 was published {len(edits)} times")
+    return "12 times 429, 4 times 500: everything arrived"
+
+
+async def crash(t: Trial) -> str:
+    """Killed in mid-crawl, after Kafka has a page and before the runner knows: it resumes, and publishes at most that
+    page again. What the source takes back while nobody runs is taken back: a document that is removed, an edit, a
+    removal."""
+    names = await written(t, [f"page-{n:02}" for n in range(10)])
+    ids = set(names.values())
+    t.witness.silent_after = heard = 4  # of upserts: how many messages go before them (groups) is a matter of luck
+    t.start()
+
+    def unrecorded() -> list[str]:
+        """Published, and the runner has not heard so."""
+        upserts = [m.external_id for m in t.witness.messages if isinstance(m, DocumentUpserted)]
+        return [name for name, id_ in names.items() if id_ in upserts[heard:]]
+
+    await t.until(lambda: bool(unrecorded()), "the crawl to get under way")
+    await t.stop()
+    t.witness.silent_after = None
+    largest = max(len(call.ids) for call in t.record.pages("full"))
+    removed = unrecorded()[0]
+    await t.play.remove(removed)
+    await t.loaded()
+    await t.asked("changes", "sweep")
+    upserts = Counter(m.external_id for m in t.take() if isinstance(m, DocumentUpserted))
+    removed_id = names.pop(removed)
+    ids.remove(removed_id)
+    alive = await t.alive()
+    require(ids <= upserts.keys() and ids <= alive, "documents are missing after a crash")
+    require(removed_id not in alive, "what was published, and removed before the runner came back, is still there")
+    again = [id_ for id_, n in upserts.items() if n > 1]
+    require(len(again) <= largest, f"{len(again)} documents were published again; a page has {largest}")
+    await _taken_back(t, names)
+    return f"{len(again)} of {len(ids)} documents again; a page has {largest}; what was taken back meanwhile is back"
+
+
+async def _taken_back(t: Trial, names: Mapping[str, str]) -> None:
+    edited, removed = sorted(names)[:2]
+    await t.play.write(edited, text(edited, "A wombat was added here."))
+    await t.killed_after(lambda message: "wombat" in getattr(message, "content", ""))
+    await t.play.write(edited, text(edited))
+    t.start()
+    await t.asked("changes", "sweep")
+    await t.play.remove(removed)
+    await t.killed_after(lambda m: isinstance(m, DocumentDeleted) and m.external_id == names[removed])
+    await t.play.restore(removed)
+    t.start()
+    await t.asked("changes", "sweep")
+    upserts = [m for m in t.take() if isinstance(m, DocumentUpserted) and m.external_id == names[edited]]
+    newest = max(upserts, key=lambda message: (message.version, message.observed_at))
+    require("wombat" not in newest.content, "an edit that was taken back before the runner came back stays")
+    require(names[removed] in await t.alive(), "what was removed and restored before the runner came back is lost")
+
+
+async def truncated(t: Trial) -> str:
+    """A listing that ends early deletes nothing, not even when somebody allows a mass deletion."""
+    ids = set((await written(t, [f"item-{n:02}" for n in range(MANY)])).values())
+    await t.loaded()
+    t.take()
+    await t.play.trouble(truncated=True)
+    first = await t.attempt("sweep", within_seconds=TRUNCATED_SECONDS)
+    guard = any("none is deleted" in str(problem) for problem in first.get("problems", ()))
+    refused = "waiting" in first or "error" in first
+    complete = first.get("listed", 0) >= len(ids)
+    require(guard or refused or complete, "a listing that lacks most documents raised no guard")
+    if guard:
+        outcome = await t.attempt("allow_mass_delete")
+        still = any("still there" in str(problem) for problem in outcome.get("problems", ()))
+        require(still, "what was missing from the listing was not looked for by name")
+    await t.folded()
+    deleted = [m for m in t.take() if isinstance(m, DocumentDeleted)]
+    require(not deleted, f"a truncated listing deleted {len(deleted)} documents")
+    await t.play.trouble()
+    await t.asked("sweep")
+    require(ids <= await t.alive(), "documents are missing after a truncated listing")
+    if guard:
+        return f"{MANY} documents: guarded, and confirmed by name: none deleted"
+    return "the source does not let itself be cut short" if refused else "the source has no listing to be cut"
+
+
+async def stamps(t: Trial) -> str:
+    """Every message is stamped before the source was asked for what it says, and nothing is read ahead: what changes
+    between two pages is in the later one."""
+    ids = await written(t)
+    edited: dict[str, datetime] = {}
+
+    async def before(method: str, number: int) -> None:
+        if method == "full" and number == 1 and not edited:
+            seen = {id_ for call in t.record.pages("full") for id_ in call.ids}
+            for name, id_ in ids.items():
+                if id_ not in seen:
+                    await t.play.write(name, text(name, "An echidna was added here."))
+                    edited[id_] = datetime.now(UTC)
+
+    t.record.before = before
+    await t.loaded()
+    t.record.before = None
+    messages = [m for m in t.take() if isinstance(m, DocumentMessage)]
+    for message in messages:
+        asked = [call.asked_at for call in t.record.calls if message.external_id in call.ids]
+        require(any(message.observed_at <= at for at in asked), "a message is stamped after its source was asked")
+    upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
+    stale = [m for m in upserts if m.external_id in edited and m.observed_at > edited[m.external_id]
+             and "echidna" not in m.content]  # fmt: skip
+    require(not stale, f"{len(stale)} messages say what had been read before they were stamped")
+    return f"{len(messages)} messages; {len(edited)} documents changed between two pages"
+
+
+LAWS_OF_FAILURE: dict[str, Law] = {
+    "webhook-lost": webhook_lost,
+    "webhook-doubled": webhook_doubled,
+    "cursor-expired": cursor_expired,
+    "throttled": throttled,
+    "crash": crash,
+    "truncated-listing": truncated,
+    "stamps": stamps,
 }

@@ -10,18 +10,16 @@ from time import monotonic
 from typing import Any
 
 from connectors.conform import conversations
-from connectors.conform.laws import LAWS, Law
-from connectors.conform.laws_of_failure import LAWS_OF_FAILURE
-from connectors.conform.trial import Broken, Trial, trial
-from connectors.conform.watched import Witness
-from connectors.kinds import source_class
+from connectors.conform.laws import LAWS, LAWS_OF_FAILURE, Law
+from connectors.conform.trial import Broken, Trial, Witness, trial
+from connectors.declared import source_class
 from connectors.runner.activity import explained
 from connectors.source import Source
 from pipeline.core.errors import Misconfigured, PenstockError
-from pipeline.kafka import producer
-from pipeline.settings import Settings
+from pipeline.kafka.client import producer
+from pipeline.kafka.producer import Producer
+from pipeline.runtime.settings import Settings
 from pipeline.stores.postgres import Pool, open_pool
-from topics.producer import Producer
 
 EVERY: dict[str, Law] = {**LAWS, **LAWS_OF_FAILURE}
 CONVERSATIONS = "conversations"

@@ -8,17 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from connectors.extraction.extracted import Extracted
+    from connectors.extraction.result import Extracted, Unreadable
     from connectors.extraction.sandbox import extract_file
     from connectors.extraction.settings import ExtractionSettings
-    from connectors.extraction.unreadable import Unreadable
 
 __all__ = ["Extracted", "ExtractionSettings", "Unreadable", "extract_file"]
 
 _WHERE = {
-    "Extracted": "extracted",
+    "Extracted": "result",
     "ExtractionSettings": "settings",
-    "Unreadable": "unreadable",
+    "Unreadable": "result",
     "extract_file": "sandbox",
 }
 

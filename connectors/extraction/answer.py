@@ -12,10 +12,9 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any, cast
 
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
+from connectors.extraction.result import OF_THE_CONTENT, OF_THE_MACHINE, Code, Extracted, Unreadable
 from connectors.extraction.titles import tidy
-from connectors.extraction.unreadable import OF_THE_CONTENT, OF_THE_MACHINE, Code, Unreadable
 
 MAX_HEAD_BYTES = 16 * 1024
 MAX_TEXT_BYTES = Limits().text_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Unreadable
 
 Kind = Literal["text", "pdf", "office", "ole", "mail"]
 """``office``: a zip of XML, which tells itself whether it is a document, a deck or a workbook. ``ole``: the container

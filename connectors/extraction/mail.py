@@ -9,9 +9,8 @@ from email.message import EmailMessage, MIMEPart
 from email.parser import BytesParser
 
 from connectors.extraction import markdown
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Extracted, Unreadable
 from pipeline.core.normalise import normalise
 
 _SHOWN = ("From", "To", "Cc", "Date")

@@ -1,21 +1,220 @@
-"""PDF → Markdown where it has headings or tables, else plain text."""
+"""A PDF as Markdown where it has headings or tables, else as plain text. What repeats on every page is dropped."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pypdfium2
 from pypdfium2 import raw
 
-from connectors.extraction.extracted import Extracted
+from connectors.extraction import markdown
 from connectors.extraction.limits import Limits
-from connectors.extraction.pdf_blocks import Page, render
-from connectors.extraction.pdf_lines import page_text
-from connectors.extraction.pdf_order import in_reading_order
-from connectors.extraction.pdf_tables import Tables
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.pdf_layout import Piece, Tables, in_reading_order, page_text
+from connectors.extraction.result import Extracted, Unreadable
+
+EDGE_SHARE = 0.1
+"""Of a page's height, at its top and at its bottom: where headers and footers are. (An inch of 11 inches.)"""
+MIN_REPEATS = 3
+REPEAT_SHARE = 0.5
+"""Of the pages (of the odd or even ones, in a book): a line on more of them is no content."""
+LARGER = 1.15
+"""Times the body's size: a heading."""
+MAX_HEADING_CHARS = 200
+MAX_HEADING_LINES = 3
+MAX_LEVELS = 4
+FULL = 0.85
+"""Of its column's width: a line that reaches as far goes on in the next one."""
+PARAGRAPH_GAP = 0.75
+"""Times the line's height between two lines: a new paragraph."""
+
+MIN_PARAGRAPH = 80
+"""Characters: a shorter one before a page's end is no sentence that goes on."""
+
+_NUMBERS = re.compile(r"\d+|\b[ivxlc]+\b", re.I)
+_ITEM = re.compile(r"(?:[•‣▪◦·●○■–*-]|\d{1,3}[.)]|\([a-z\d]{1,3}\)|[a-z][.)])\s", re.I)
+_LEADER = re.compile(r"\s*(?:\. ?){4,}\.?\s*(?=\d+$|[ivxlc]+$|$)")
+"""Dots that lead to a page's number, in a table of contents."""
+_BULLET = re.compile(r"[•‣▪◦·●○■]\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    text: str
+    structured: bool
+    """Whether it holds a heading or a table."""
+    first_heading: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    flows: Sequence[Sequence[Piece]]
+    """Of pdf_order."""
+    height: float
+
+
+def render(pages: Sequence[Page]) -> Rendered:
+    running = _running_lines(pages)
+    kept = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
+    styles = _Styles([p for flows in kept for flow in flows for p in flow if not p.is_table])
+    blocks: list[_Block] = []
+    first = None
+    for flows in kept:
+        page: list[_Block] = []
+        for group in (group for flow in flows for group in _paragraphs(flow, styles)):
+            if group[0].is_table:
+                page.append(_Block(group[0].text, True))
+            elif level := styles.level(group):
+                words = _one_line(group)
+                first = first or words
+                page.append(_Block(markdown.heading(level, words), True))
+            else:
+                page.append(_Block(_flowing(group), False))
+        _continue(blocks, page)
+    structured = any(block.is_markup for block in blocks)
+    texts = [markdown.text(block.text) if structured and not block.is_markup else block.text for block in blocks]
+    return Rendered("\n\n".join(texts), structured, first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    text: str
+    is_markup: bool
+    """A heading or table of ours; of all else what merely looks like one is escaped."""
+
+
+def _place(piece: Piece, page: Page) -> tuple[str, bool] | None:
+    """What tells a header or footer from one page to the next: its words without numbers, and at which end it stands.
+    None: it is neither."""
+    middle = (piece.top + piece.bottom) / 2
+    if piece.is_table or EDGE_SHARE * page.height < middle < (1 - EDGE_SHARE) * page.height:
+        return None
+    return _NUMBERS.sub("#", " ".join(piece.text.split())).lower(), middle < page.height / 2
+
+
+def _running_lines(pages: Sequence[Page]) -> frozenset[tuple[str, bool] | None]:
+    """Headers, footers and page numbers: the same line, but for its numbers, at the same end of most pages."""
+    counts: Counter[tuple[str, bool] | None] = Counter()
+    for page in pages:
+        counts.update({_place(p, page) for flow in page.flows for p in flow} - {None})
+    with_text = sum(any(page.flows) for page in pages)
+    least = max(MIN_REPEATS, REPEAT_SHARE * with_text / 2 + 1)  # left and right pages may differ
+    return frozenset(line for line, count in counts.items() if count >= least)
+
+
+class _Styles:
+    """What is a heading in this document, and of which level."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        sizes: Counter[float] = Counter()
+        bold = 0
+        for piece in pieces:
+            sizes[piece.size] += len(piece.text)
+            bold += len(piece.text) if piece.bold else 0
+        self._body = sizes.most_common(1)[0][0] if sizes else 0.0
+        total = sum(sizes.values())
+        self._bold_means = bold < 0.3 * total
+        large = sorted((size for size in sizes if size >= LARGER * self._body), reverse=True)
+        self._levels = {size: min(n, MAX_LEVELS) for n, size in enumerate(large, 1)}
+        if sizes and sum(sizes[size] for size in large) > 0.4 * total:
+            self._levels = {}  # sizes are all over the place: a poster, not headings
+
+    def level(self, group: Sequence[Piece]) -> int:
+        """0: no heading."""
+        words = " ".join(p.text for p in group)
+        if (
+            _LEADER.search(words)
+            or len(words) > MAX_HEADING_CHARS
+            or len(group) > MAX_HEADING_LINES
+            or not any(c.isalpha() for c in words)
+        ):
+            return 0
+        if level := self._levels.get(group[0].size):
+            return level
+        if self._is_bold_heading(group, words):
+            return min(len(set(self._levels.values())) + 1, MAX_LEVELS + 1)
+        return 0
+
+    def _is_bold_heading(self, group: Sequence[Piece], words: str) -> bool:
+        return (
+            self._bold_means and all(p.bold for p in group) and len(group) == 1 and len(words) <= 80
+            and group[0].size >= self._body and not words.endswith((".", ",", ";", ":"))
+        )  # fmt: skip
+
+    def kind(self, piece: Piece) -> object:
+        """Lines of unlike kinds are not one paragraph."""
+        return (piece.is_table, self._levels.get(piece.size), piece.bold and self._bold_means)
+
+
+def _paragraphs(flow: Sequence[Piece], styles: _Styles) -> list[list[Piece]]:
+    groups: list[list[Piece]] = []
+    for piece in flow:
+        last = groups[-1][-1] if groups else None
+        if last is not None and _goes_on(last, piece, styles):
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _goes_on(last: Piece, piece: Piece, styles: _Styles) -> bool:
+    if last.is_table or piece.is_table or styles.kind(last) != styles.kind(piece):
+        return False
+    if abs(last.size - piece.size) > 0.2 * max(last.size, piece.size):
+        return False
+    return -last.height <= piece.top - last.bottom <= PARAGRAPH_GAP * max(last.size, piece.size)
+
+
+def _flowing(group: Sequence[Piece]) -> str:
+    """Full lines run on, short ones end where they end; divided words are joined."""
+    left, right = min(p.x0 for p in group), max(p.x1 for p in group)
+    text = ""
+    before: Piece | None = None
+    for piece in group:
+        line = _LEADER.sub(" … ", _BULLET.sub("- ", piece.text, count=1) if _BULLET.match(piece.text) else piece.text)
+        if before is None:
+            text = line
+        elif (joined := _hyphenated(text, line)) is not None:
+            text = joined
+        else:
+            ends = before.x1 - left < FULL * (right - left) or _LEADER.search(before.text)
+            full = not ends and not _ITEM.match(piece.text)
+            text += (" " if full else "\n") + line
+        before = piece
+    return text.replace("\u00ad", "")
+
+
+def _hyphenated(text: str, line: str) -> str | None:
+    """The two joined, where a word was divided between them: "exam-" and "ple"."""
+    if not text or not line or not line[0].islower():
+        return None
+    if text.endswith("\u00ad") or (text.endswith(("-", "\u2010")) and text[-2:-1].isalpha()):
+        return text[:-1] + line
+    return None
+
+
+def _one_line(group: Sequence[Piece]) -> str:
+    words = group[0].text
+    for piece in group[1:]:
+        words = _hyphenated(words, piece.text) or f"{words} {piece.text}"
+    return " ".join(words.replace("\u00ad", "").split())
+
+
+def _continue(blocks: list[_Block], page: list[_Block]) -> None:
+    """A page's blocks after those before it; a word or sentence divided over the pages is joined."""
+    if blocks and page and not (blocks[-1].is_markup or page[0].is_markup):
+        before, after = blocks[-1].text, page[0].text
+        joined = _hyphenated(before, after)
+        if joined is None and after[:1].islower() and before[-1:].isalnum() and len(before) > MIN_PARAGRAPH:
+            joined = f"{before} {after}"
+        if joined is not None:
+            blocks[-1] = _Block(joined, False)
+            page = page[1:]
+    blocks += [block for block in page if block.text]
+
 
 TAIL_BYTES = 4096
 """In which a complete file says where its index is (``startxref``) and that it ends (``%%EOF``); ISO 32000-2, 7.5.5,

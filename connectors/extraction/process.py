@@ -22,10 +22,9 @@ from pkgutil import iter_modules
 from typing import IO
 
 from connectors.extraction.answer import packed, whole
-from connectors.extraction.confine import Unconfined, confine, confine_program, forbid, limit
-from connectors.extraction.extracted import Extracted
+from connectors.extraction.confinement import Unconfined, confine, confine_program, forbid, limit
 from connectors.extraction.limits import Limits
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Extracted, Unreadable
 
 Reader = Callable[[IO[bytes], Limits], "Extracted | str"]
 """Gives what a document holds, or of an Office file its family, which is the kind to read it as. Raises Unreadable, and

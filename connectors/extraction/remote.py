@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from connectors.extraction import answer
-from connectors.extraction.extracted import Extracted
+from connectors.extraction.result import Extracted
 from connectors.extraction.settings import ExtractionSettings, confinement, from_environment
 from connectors.extraction.titles import tidy
 from pipeline.core.errors import Deferred, Misconfigured

@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import re
+import secrets
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -23,14 +25,13 @@ from pathlib import Path
 from typing import IO
 
 from connectors.extraction import answer, kinds, ocr
-from connectors.extraction.confine import available
-from connectors.extraction.extracted import Extracted
+from connectors.extraction.confinement import available
 from connectors.extraction.kinds import Kind
 from connectors.extraction.limits import Limits
 from connectors.extraction.remote import RemoteJob
+from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
-from connectors.extraction.unreadable import Unreadable
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
 MUCH = 0.6
@@ -139,7 +140,10 @@ class Job:
                     raise
                 if not self.settings.ocr or (program := ocr.program()) is None:
                     raise Unreadable("needs_ocr", f"{error}; {ocr.advice(self.settings)}") from error
-            return self._recognised(folder, program)
+            try:
+                return self._recognised(folder, program)
+            finally:
+                _flatten(folder)
 
     def _recognised(self, folder: Path, program: str) -> Extracted:
         given, made = folder / "given.pdf", folder / "recognised.pdf"
@@ -150,9 +154,10 @@ class Job:
         ended, _ = self._watch("run", folder, limits, ocr.command(program, given, made, self.settings))
         if not ended.in_time:
             raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR took more than {limits.wall_seconds} s")
-        if ended.code != 0 or not made.is_file():
+        file = _plain_file(made) if ended.code == 0 else None
+        if file is None:
             raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR failed: {ocr.reason(ended.code)}")
-        with made.open("rb", buffering=0) as file:
+        with file:
             found = Job(file, self.kind, self.settings, self._killed)._read(folder)
         return Extracted(found.text, found.media_type, found.title, found.author, {**found.metadata, "ocr": True})
 
@@ -212,6 +217,35 @@ class Job:
 
 
 AnyJob = Job | RemoteJob
+
+
+def _plain_file(path: Path) -> FileIO | None:
+    """What a program made that may have been taken over: a link of its making would have us read for it what it may not
+    read itself. None: there is no file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return FileIO(descriptor)
+    os.close(descriptor)
+    return None
+
+
+def _flatten(folder: Path) -> None:
+    """Leave no folders within folders: a program that was taken over nests them more deeply than Python's removal of
+    the whole can follow (RecursionError; before 3.13), and with rights that keep it out."""
+    prefix, waiting, moved = secrets.token_hex(8), [folder], 0
+    while waiting:
+        here = waiting.pop()
+        for entry in list(os.scandir(here)):
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            os.chmod(entry.path, 0o700)
+            target = folder / f"{prefix}-{moved}"
+            os.rename(entry.path, target)
+            waiting.append(target)
+            moved += 1
 
 
 def _peak_bytes(pid: int) -> int:

@@ -26,15 +26,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from connectors.extraction import answer
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.remote import NAME_CHARACTERS, PATH
+from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.sandbox import read_or_job
 from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
-from connectors.extraction.unreadable import Unreadable
 from pipeline.core.errors import Misconfigured
-from pipeline.serving import served
-from pipeline.settings import PortSettings
-from pipeline.telemetry import PortMetrics
+from pipeline.observability.metrics import PortMetrics
+from pipeline.runtime.http_server import served
+from pipeline.runtime.settings import PortSettings
 
 log = structlog.get_logger()
 

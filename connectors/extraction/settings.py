@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from connectors.extraction.confine import available
+from connectors.extraction.confinement import available
 from connectors.extraction.limits import Limits
 from pipeline.core.errors import Misconfigured
 

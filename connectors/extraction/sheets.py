@@ -10,8 +10,8 @@ from typing import IO, Any
 import openpyxl
 
 from connectors.extraction import markdown
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
+from connectors.extraction.result import Extracted
 
 CUT_OFF = "(The rest of this workbook is left out: it is longer than what is indexed.)"
 MAX_COLUMNS = 16_384

@@ -9,9 +9,8 @@ from pptx import Presentation
 from pptx.enum.shapes import PP_PLACEHOLDER
 
 from connectors.extraction import markdown
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Extracted, Unreadable
 
 _ON_EVERY_SLIDE = frozenset(
     {PP_PLACEHOLDER.DATE, PP_PLACEHOLDER.FOOTER, PP_PLACEHOLDER.SLIDE_NUMBER, PP_PLACEHOLDER.HEADER}

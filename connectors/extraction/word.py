@@ -15,9 +15,8 @@ from docx.oxml import parse_xml
 from docx.oxml.ns import qn
 
 from connectors.extraction import markdown
-from connectors.extraction.extracted import Extracted
 from connectors.extraction.limits import Limits
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Extracted, Unreadable
 
 _SKIPPED = frozenset(
     qn(name) for name in ("w:del", "w:moveFrom", "w:rPr", "w:pPr", "w:instrText", "w:delText", "w:footnotePr",

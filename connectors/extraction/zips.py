@@ -7,7 +7,7 @@ import zipfile
 from typing import IO, Literal
 
 from connectors.extraction.limits import Limits
-from connectors.extraction.unreadable import Unreadable
+from connectors.extraction.result import Unreadable
 
 Family = Literal["word", "slides", "sheets"]
 

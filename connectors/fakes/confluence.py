@@ -8,24 +8,26 @@ minute, and a page shows only its own restrictions.
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 import json
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import anyio
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount
 from starlette.types import Message, Receive, Scope, Send
 
 from connectors.fakes import confluence_v1, confluence_v2
-from connectors.fakes.confluence_errors import Refusal
-from connectors.fakes.confluence_state import State, User
+from connectors.fakes.confluence_state import Happening, Item, Refusal, State, User
+from connectors.source import Request
 
 Flavour = Literal["cloud", "data-center"]
 
@@ -100,7 +102,7 @@ class FakeConfluence:
             raise Refusal(400, "INVALID_REQUEST_PARAMETER", "The cursor is invalid or has expired")
         return found
 
-    def caller(self, request: Request, scope: str) -> User:
+    def caller(self, request: HttpRequest, scope: str) -> User:
         """Who asks; scope: what a scoped Cloud token needs for this. Raises Refusal."""
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         email = None
@@ -115,7 +117,7 @@ class FakeConfluence:
             raise Refusal(401, "Unauthorized", "Unauthorized; scope does not match")
         return credential.user
 
-    async def _refused(self, request: Request, error: Exception) -> Response:
+    async def _refused(self, request: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, Refusal)
         return JSONResponse(error.body(v2="/api/v2/" in request.url.path), status_code=error.status)
 
@@ -123,7 +125,7 @@ class FakeConfluence:
         if scope["type"] != "http":
             await self._inner(scope, receive, send)
             return
-        request = Request(scope)
+        request = HttpRequest(scope)
         self.base = f"{request.url.scheme}://{request.url.netloc}{self.context}"
         shown = f"{request.method} {request.url.path.removeprefix(self.context)}?{request.url.query}"
         self.requests.append(shown)
@@ -154,9 +156,62 @@ class FakeConfluence:
 @asynccontextmanager
 async def confluence(flavour: Flavour = "cloud") -> AsyncIterator[tuple[FakeConfluence, str]]:
     """One that is served: (fake, base address)."""
-    from pipeline.serving import served
+    from pipeline.runtime.http_server import served
 
     fake = FakeConfluence(flavour)
     async with served(fake) as address:
         fake.base = address + fake.context
         yield fake, fake.base
+
+
+FORGE = {"blog": "blogpost", "page": "page", "comment": "comment", "attachment": "attachment"}
+VERBS = {"removed": "deleted"}
+
+
+def requests(happened: Sequence[Happening], secret: str, *, cloud: bool) -> list[Request]:
+    shape = _forge if cloud else _webhook
+    return [signed(shape(one), secret) for one in happened]
+
+
+def signed(body: dict[str, Any], secret: str) -> Request:
+    raw = json.dumps(body).encode()
+    digest = hmac.new(secret.encode(), raw, hashlib.sha256).hexdigest()
+    headers = {"content-type": "application/json", "x-hub-signature": f"sha256={digest}"}
+    return Request(headers, {}, raw)
+
+
+def _webhook(happening: Happening) -> dict[str, Any]:
+    item, name = happening.item, happening.name
+    what = "content" if name.startswith("content_") else name.partition("_")[0]
+    subject: dict[str, Any] = {
+        "id": int(item.id.removeprefix("att")), "idAsString": item.id, "title": item.title, "spaceKey": item.space,
+        "contentType": item.kind, "version": item.number, "creationDate": _millis(item.versions[0]),
+        "modificationDate": _millis(item.versions[-1]), "self": f"/pages/viewpage.action?pageId={item.id}",
+    }  # fmt: skip
+    if item.container:
+        subject["parent"] = {"id": int(item.container), "contentType": "page"}
+    return {"timestamp": _millis(happening.at), "event": name, "userKey": item.author, what: subject}
+
+
+def _forge(happening: Happening) -> dict[str, Any]:
+    item, name = happening.item, happening.name
+    noun, _, verb = name.partition("_")
+    noun = FORGE.get(noun, item.kind)
+    subject: dict[str, Any] = {
+        "id": item.id, "type": item.kind, "status": item.status, "title": item.title,
+        "space": {"key": item.space, "status": "current"},
+    }  # fmt: skip
+    if item.container:
+        subject["container"] = {"id": item.container, "type": "page"}
+    return {
+        "eventType": f"avi:confluence:{VERBS.get(verb, verb)}:{noun}", "atlassianId": item.author,
+        "eventCreatedDate": happening.at.isoformat(), ("attachment" if _is_file(item) else "content"): subject,
+    }  # fmt: skip
+
+
+def _is_file(item: Item) -> bool:
+    return item.kind == "attachment"
+
+
+def _millis(at: Any) -> int:
+    return int(at.timestamp() * 1000)

@@ -1,7 +1,8 @@
 """Content as the two REST APIs show it.
 
 v1: https://developer.atlassian.com/cloud/confluence/rest/v1/intro (Cloud), and Data Center's of the same shape; v2:
-https://developer.atlassian.com/cloud/confluence/rest/v2/intro. tests/contract/test_confluence_shapes.py pins them.
+https://developer.atlassian.com/cloud/confluence/rest/v2/intro. tests/contract/connectors/confluence/test_shapes.py
+pins them.
 """
 
 from __future__ import annotations

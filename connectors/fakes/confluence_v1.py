@@ -15,9 +15,8 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from connectors.fakes import confluence_cql as cql
-from connectors.fakes.confluence_errors import Refusal, nothing
 from connectors.fakes.confluence_shapes import V1, expansions, listed
-from connectors.fakes.confluence_state import Item, User
+from connectors.fakes.confluence_state import Item, Refusal, User, nothing
 
 if TYPE_CHECKING:
     from connectors.fakes.confluence import FakeConfluence

@@ -10,9 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from connectors.fakes.confluence_errors import Refusal, nothing
 from connectors.fakes.confluence_shapes import V2
-from connectors.fakes.confluence_state import Item, Kind, Space, User
+from connectors.fakes.confluence_state import Item, Kind, Refusal, Space, User, nothing
 
 if TYPE_CHECKING:
     from connectors.fakes.confluence import FakeConfluence

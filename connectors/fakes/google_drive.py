@@ -14,33 +14,35 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from connectors.fakes.google_drive_answers import Faults, answer_error, body_of, flag, partial
-from connectors.fakes.google_drive_channels import Channels
-from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Item
-from connectors.fakes.google_drive_directory import AUTH, Directory
-from connectors.fakes.google_drive_errors import (
-    ApiError,
-    OAuthError,
-    drive_not_found,
-    file_not_found,
-    insufficient_scopes,
-    missing,
-    not_enabled,
-)
-from connectors.fakes.google_drive_fields import Mask, parse
-from connectors.fakes.google_drive_listing import Pages, matching
-from connectors.fakes.google_drive_resources import (
+from connectors.fakes.google_drive_answers import (
     CHANGE,
     DRIVE,
     FILE,
     GOOGLE,
     PERMISSION,
+    ApiError,
+    Faults,
+    Mask,
+    OAuthError,
+    Pages,
+    answer_error,
+    body_of,
     change,
     drive,
+    drive_not_found,
     file,
+    file_not_found,
+    flag,
+    insufficient_scopes,
+    matching,
+    missing,
+    not_enabled,
+    parse,
+    partial,
     permission,
 )
-from connectors.fakes.google_drive_tokens import Tokens
+from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Item
+from connectors.fakes.google_drive_services import AUTH, Channels, Directory, Tokens
 
 DRIVE_SCOPES = (f"{AUTH}drive", f"{AUTH}drive.readonly")
 

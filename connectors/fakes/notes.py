@@ -24,7 +24,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from connectors.source import Request
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 
 TOKEN = "token-of-the-notes"  # noqa: S105 # opens nothing else
 SECRET = "secret-of-the-notes"  # noqa: S105

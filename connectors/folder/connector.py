@@ -1,23 +1,246 @@
-"""The folder connector: files of this machine → documents."""
+"""The folder connector: sweeps files of this machine, watches them, and compares what it published with the ledger.
+
+Events of the operating system are hints about where to look; the state of the disk decides.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Self
 
-from connectors.checkpoint import Checkpoint
+import structlog
+from watchfiles import Change, awatch
+
+from connectors.checkpoint import Checkpoint, Intent
 from connectors.clock import Clock
-from connectors.folder.compare import Comparison
+from connectors.folder.access import FILE, is_skipped
 from connectors.folder.options import FolderOptions
-from connectors.folder.policy import is_skipped
 from connectors.folder.sweep import Sweep
 from connectors.folder.walk import is_within, root_problem
-from connectors.folder.watch import Hints
 from connectors.protocol import Problem, Progress, ScanReport
+from connectors.runner.compare import Row
+from connectors.runner.reconcile import MOST_REST_SECONDS, REST, difference
+from connectors.runner.rows import Holder, Rows
 from pipeline.core.errors import Retryable
-from topics.producer import Producer
+from pipeline.core.identity import document_id
+from pipeline.kafka.producer import Producer
+
+DEBOUNCE_MS = 400
+"""An editor's save is several events; they are looked at together."""
+MAX_HINTS = 500
+"""More than this at once: a scan of everything is cheaper."""
+RESTART_SECONDS = 5.0
+
+
+class Hints:
+    """Collects changed paths under the roots while it is open. Law: whatever is not heard is found by the next scan."""
+
+    def __init__(self, roots: Sequence[str]) -> None:
+        self._roots = list(roots)
+        self._changed: set[str] = set()
+        self._everything = False
+        self._some = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._problems: list[Problem] = []
+
+    async def __aenter__(self) -> Self:
+        folders = [root for root in self._roots if not os.path.isfile(root)]
+        parents = sorted({os.path.dirname(root) for root in self._roots if os.path.isfile(root)})
+        for watched, recursive in [(folder, True) for folder in folders] + [(parent, False) for parent in parents]:
+            self._tasks.append(asyncio.create_task(self._follow(watched, recursive)))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def next(self, stop: asyncio.Event, within_seconds: float) -> list[tuple[str, str]] | None:
+        """(root, target) for what changed, as soon as something did; None: look at everything."""
+        waiting = [asyncio.create_task(self._some.wait()), asyncio.create_task(stop.wait())]
+        await asyncio.wait(waiting, timeout=within_seconds, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        changed, self._changed = self._changed, set()
+        everything, self._everything = self._everything, False
+        self._some.clear()
+        if everything or not changed or len(changed) > MAX_HINTS:
+            return None
+        return self._targets(changed)
+
+    def lose(self) -> None:
+        """What was handed out last could not be looked at: everything is due."""
+        self._everything = True
+
+    def problems(self) -> list[Problem]:
+        """What cannot be followed at present."""
+        return list(self._problems)
+
+    def _targets(self, changed: set[str]) -> list[tuple[str, str]]:
+        """A changed ``.penstock.toml`` concerns its whole folder; what lies within another target is swept with it."""
+        paths = sorted(os.path.dirname(path) if os.path.basename(path) == FILE else path for path in changed)
+        targets: list[tuple[str, str]] = []
+        for path in paths:
+            for root in self._roots:
+                target = path if is_within(path, root) else root if path == os.path.dirname(root) else None
+                if target and not any(r == root and is_within(target, t) for r, t in targets):
+                    targets.append((root, target))
+        return targets
+
+    async def _follow(self, watched: str, recursive: bool) -> None:
+        """Starts again when the folder vanishes or the system's limits are met; meanwhile the scans do the work."""
+        while not self._stop.is_set():
+            trouble: Problem | None = None
+            try:
+                async for changes in awatch(
+                    watched, watch_filter=self._concerns, recursive=recursive, debounce=DEBOUNCE_MS, step=50,
+                    stop_event=self._stop, ignore_permission_denied=True,
+                ):  # fmt: skip
+                    self._changed |= {path for _, path in changes}
+                    self._some.set()
+            except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for what inotify refuses
+                trouble = Problem(watched, "not_watched", f"its changes are found by scans only ({error})")
+                self._problems.append(trouble)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RESTART_SECONDS):
+                    await self._stop.wait()
+            if trouble is not None:
+                self._problems.remove(trouble)
+            self._everything = True
+
+    def _concerns(self, _change: Change, path: str) -> bool:
+        """Whether the path may be a document of ours, or rules for one."""
+        for root in self._roots:
+            if path in (root, os.path.join(os.path.dirname(root), FILE)):
+                return True
+            if is_within(path, root):
+                folder, name = os.path.split(path)
+                if not is_skipped(folder if name == FILE else path, root):
+                    return True
+        return False
+
+
+log = structlog.get_logger()
+
+PAGE = 500
+MOST = 1_000
+"""Documents marked after one scan: the rest is found after the next one."""
+MOST_NOTED = 20_000
+"""Differences that are remembered, some megabytes: after a first load they are its backlog."""
+AGAIN = timedelta(days=1)
+"""What was published again and differs still is published again so often."""
+
+
+@dataclass(slots=True)
+class _Difference:
+    root: str
+    version: int
+    published: tuple[object, ...] | None
+    """All that a row says was published: while it stays the same, nothing more was sent."""
+    seen_at: datetime
+    marked_at: datetime | None = None
+
+
+class Comparison:
+    """Of the documents under some roots. Law: nothing is marked that may be merely on its way: a difference counts when
+    it was seen twice, unchanged, and everything sent before the first time has been handled. Nothing is published or
+    deleted here: a document that is marked as in doubt is, by the next scan, under its own conditions."""
+
+    def __init__(self, checkpoint: Checkpoint, roots: Sequence[str], *, tenant: str, source: str) -> None:
+        self._checkpoint = checkpoint
+        self._roots = roots
+        self._holder = Holder(tenant, source)
+        self._rows = Rows(checkpoint.pool, self._holder)  # to read alone: a folder has no lease
+        self._known: dict[str, _Difference] = {}
+
+    async def run(self, clock: Clock) -> int:
+        """After a scan of all roots. Returns how many documents the next scan has to publish or delete. Raises
+        Retryable."""
+        handled = (await self._rows.handled()).get("detect")
+        now = await self._rows.now()
+        found: dict[str, _Difference] = {}
+        await self._living(found, now)
+        await self._published(found, now)
+        for name, one in found.items():
+            if (before := self._known.get(name)) is not None:
+                one.seen_at = before.seen_at if before.published == one.published else now
+                one.marked_at = before.marked_at
+        kept = {n: one for n, one in self._known.items() if n not in found and not _may_mark(one, now)}
+        self._known = kept | found
+        if handled is None:
+            return 0
+        due = [name for name, one in found.items() if one.seen_at < handled and _may_mark(one, now)][:MOST]
+        stamp = clock.stamp()
+        for root in {found[name].root for name in due}:
+            intents = [Intent(name, found[name].version, stamp) for name in due if found[name].root == root]
+            await self._checkpoint.intend(self._holder.tenant, self._holder.source, root, intents)
+        for name in due:
+            found[name].marked_at = now
+        if due:
+            log.warning("reconciliation_difference", source=self._holder.source, count=len(due))
+        return len(due)
+
+    async def _living(self, found: dict[str, _Difference], now: datetime) -> None:
+        """What is alive in the ledger. A row goes when its delete was sent: a missing one may be on its way."""
+        after, began = "", monotonic()
+        while page := await self._rows.ledger(after, PAGE):
+            mine = [(accepted, root) for _, accepted in page if (root := self._root(accepted.external_id)) is not None]
+            rows = await self._rows.find([accepted.external_id for accepted, _ in mine])
+            for accepted, root in mine:
+                row = rows.get(accepted.external_id)
+                differs = difference(row, accepted, self._holder.source) is not None
+                if differs and not accepted.has_letter and len(found) < MOST_NOTED:
+                    found[accepted.external_id] = _Difference(root, accepted.version, _of(row), now)
+            after = str(page[-1][0])
+            began = await _rested(began)
+
+    async def _published(self, found: dict[str, _Difference], now: datetime) -> None:
+        """What was published and is not alive there."""
+        after, began = "", monotonic()
+        while page := await self._rows.page(after, PAGE):
+            mine = {
+                document_id(self._holder.tenant, self._holder.source, row.external_id): (row, root)
+                for row in page
+                if row.is_published and not row.is_in_doubt and (root := self._root(row.external_id)) is not None
+            }
+            for id_ in await self._rows.ledger_lacks(list(mine)):
+                row, root = mine[id_]
+                if len(found) < MOST_NOTED:
+                    found[row.external_id] = _Difference(root, row.version or 0, _of(row), now)
+            after = page[-1].external_id
+            began = await _rested(began)
+
+    def _root(self, external_id: str) -> str | None:
+        """The one that answers for it: the innermost."""
+        return max((root for root in self._roots if is_within(external_id, root)), key=len, default=None)
+
+
+async def _rested(began: float) -> float:
+    """After a page: as the runner's comparison does, so that Postgres is left to others for most of the time."""
+    await asyncio.sleep(min(REST * (monotonic() - began), MOST_REST_SECONDS))
+    return monotonic()
+
+
+def _may_mark(one: _Difference, now: datetime) -> bool:
+    return one.marked_at is None or now - one.marked_at >= AGAIN
+
+
+def _of(row: Row | None) -> tuple[object, ...] | None:
+    return None if row is None else (row.version, row.acl_tags, row.required_tags)
+
 
 __all__ = ["FolderConnector", "FolderOptions", "Problem", "Progress", "ScanReport"]
 

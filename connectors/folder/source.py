@@ -19,12 +19,11 @@ from pydantic import Field
 
 from connectors.base import SmallSource, StrictOptions
 from connectors.checkpoint import Stat
-from connectors.folder.connector import outermost
+from connectors.folder.connector import Hints, outermost
+from connectors.folder.content import EMPTY, FileRead, content_of, describe, read
 from connectors.folder.identity import Identities
 from connectors.folder.options import FolderOptions
-from connectors.folder.read import EMPTY, FileRead, content_of, describe, read
 from connectors.folder.walk import Candidate, Walk, is_within, root_problem
-from connectors.folder.watch import Hints
 from connectors.protocol import Problem
 from connectors.source import (
     Context,

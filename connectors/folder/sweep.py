@@ -13,14 +13,14 @@ from itertools import islice
 from connectors.checkpoint import Checkpoint, Item, ListedIds, Unwritten
 from connectors.clock import Clock, version_at
 from connectors.extract import OF_THE_CONTENT, Unreadable
+from connectors.folder.content import EMPTY, Content, FileRead, content_of, describe, read, upserted
 from connectors.folder.options import FolderOptions
-from connectors.folder.read import EMPTY, Content, FileRead, content_of, describe, read, upserted
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
 from connectors.publisher import Event, Publisher
 from pipeline.core.errors import Retryable
+from pipeline.kafka.producer import Producer
 from topics.messages import AccessChanged, DocumentDeleted
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 BATCH = 256

@@ -1,4 +1,4 @@
-"""Which files a folder holds for us, found without reading any of them."""
+"""Lists the files of a folder that are documents, without reading any of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import stat as modes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from connectors.folder.access import FILE, Policy, PolicyError
 from connectors.folder.options import FolderOptions
-from connectors.folder.policy import FILE, Policy, PolicyError
 from connectors.protocol import Problem
 
 MAX_PATH_BYTES = 2_000

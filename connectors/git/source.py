@@ -11,12 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from contextlib import asynccontextmanager
 from typing import ClassVar
 
-from connectors.git.history import History
-from connectors.git.ids import Ids, advanced, refounded
-from connectors.git.mirror import Head, Mirror
+from connectors.git.client import Head, Mirror
+from connectors.git.content import Reader, revision
+from connectors.git.history import History, Ids, Snapshot, advanced, changes, files, is_taken, refounded
 from connectors.git.options import Access, GitOptions
-from connectors.git.read import Reader, revision
-from connectors.git.tree import Snapshot, changes, files, is_taken
 from connectors.protocol import Problem
 from connectors.replay import Received
 from connectors.source import (
@@ -159,9 +157,9 @@ class Git:
         """A push, as GitHub, Gitea and Forgejo sign it (``X-Hub-Signature-256``), or with GitLab's token. A signed one
         is taken once: no two pushes have the same body. A token is no signature: who has it makes events at will."""
         secret = self._options.webhook_secret
-        if secret is None:
+        key = secret.get_secret_value() if secret is not None else ""
+        if not key:  # a variable that is there and empty is no secret either: everybody knows it
             raise Refused("events are not taken: webhook_secret is not set")
-        key = secret.get_secret_value()
         signed = "sha256=" + hmac.new(key.encode(), request.body, hashlib.sha256).hexdigest()
         given = request.headers.get("x-hub-signature-256")
         expected, given = (signed, given) if given else (key, request.headers.get("x-gitlab-token", ""))

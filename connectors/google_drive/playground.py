@@ -8,9 +8,9 @@ from typing import Any
 
 from connectors.fakes.google_drive import FakeGoogleDrive
 from connectors.fakes.google_drive_corpus import FOLDER, Grant
-from connectors.google_drive.auth import MEMBER_SCOPE
+from connectors.google_drive.client import MEMBER_SCOPE
 from connectors.source import Request
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 
 ACCOUNT = "penstock@penstock-test.iam.gserviceaccount.com"
 ADMIN = "directory@example.com"

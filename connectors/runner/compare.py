@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from connectors.clock import version_at
-from connectors.extraction.unreadable import OF_THE_MACHINE
+from connectors.extraction.result import OF_THE_MACHINE
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from topics.messages import MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
 

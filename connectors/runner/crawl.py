@@ -13,8 +13,8 @@ from connectors.runner.plan import FETCH
 from connectors.runner.publish import Publisher
 from connectors.runner.state import Reading, State
 from connectors.source import Cursor, CursorExpired, Page, Source
-from pipeline import tracing
 from pipeline.core.errors import Retryable
+from pipeline.observability import tracing
 
 EXPIRED_AGAIN_SECONDS = 60.0
 """A source whose cursors expire faster than a full read takes is asked again only so often."""

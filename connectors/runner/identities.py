@@ -1,4 +1,7 @@
-"""Groups of the source → ``identities.v1``: for everybody whose set of tags changed, the full set."""
+"""Members of the source's groups become messages in ``identities.v1``, with groups within groups resolved.
+
+Each principal whose set of groups changed is published with the full set.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,23 @@ from typing import Any, cast
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import is_tag
-from connectors.runner.membership import Held, holders, is_group, merged
-from connectors.runner.membership_tables import PRINCIPALS_PER_PAGE, MembershipTables, NewSet, Published, new_sets
+from connectors.runner.membership import (
+    PRINCIPALS_PER_PAGE,
+    Held,
+    MembershipTables,
+    NewSet,
+    Published,
+    holders,
+    is_group,
+    merged,
+    new_sets,
+)
 from connectors.runner.rows import Holder
 from connectors.source import Source
-from pipeline.kafka import deliver
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
 from pipeline.stores.postgres import Pool
 from topics.messages import IdentityChanged
-from topics.producer import Producer
 from topics.registry import IDENTITIES
 
 

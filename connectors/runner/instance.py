@@ -16,12 +16,11 @@ from connectors.protocol import Problem
 from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, left_seconds
 from connectors.runner.crawl import Crawl
 from connectors.runner.identities import Identities
-from connectors.runner.lease import Lease, lease
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Rows
-from connectors.runner.state import Ask, PostgresMemory, State
+from connectors.runner.state import Ask, Lease, PostgresMemory, State, lease
 from connectors.runner.sweep import MASS_COUNT, Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled

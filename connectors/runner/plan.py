@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.source import Context, Source
-from pipeline.settings import PostgresSettings
+from pipeline.kafka.producer import Producer
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores.postgres import Pool
-from pipeline.telemetry import Metrics
-from topics.producer import Producer
 
 FETCH = 50
 """Most documents that a source is asked for at once (``connectors.source.Source.fetch``)."""

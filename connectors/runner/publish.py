@@ -1,23 +1,51 @@
-"""Answers of a source → intent in Postgres → events in Kafka → rows, and only then the cursor."""
+"""Publishes entries of a source: intent in Postgres, events in Kafka, rows, and only then the cursor."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 
 from connectors.runner.compare import Decision, Event, Seen, decide, is_storable_id, listed
-from connectors.runner.locks import Locks
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
-from pipeline import tracing
 from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
+from pipeline.kafka.producer import Delivery, NotDelivered, Producer
+from pipeline.observability import tracing
 from topics.messages import DocumentUpserted
-from topics.producer import Delivery, NotDelivered, Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
+
+
+class Locks:
+    """Law: whoever holds some ids is alone with them, and nobody waits for ids that he did not ask for."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def held(self, ids: Collection[str]) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for one in sorted(set(ids)):  # in one order for everybody: nobody waits in a circle
+                await stack.enter_async_context(self._one(one))
+            yield
+
+    @asynccontextmanager
+    async def _one(self, one: str) -> AsyncIterator[None]:
+        lock, users = self._locks.get(one, (asyncio.Lock(), 0))
+        self._locks[one] = (lock, users + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, users = self._locks[one]
+            if users == 1:
+                del self._locks[one]
+            else:
+                self._locks[one] = (lock, users - 1)
+
 
 DELIVERY_SECONDS = 60.0
 MAX_BYTES = 16 * 1024 * 1024

@@ -1,4 +1,4 @@
-"""Compares what was published with what the ledger has accepted, and has whatever differs published again.
+"""Compares what was published with the ledger, and stores the differences in ``connector_differences`` between runs.
 
 The comparison itself publishes nothing: it marks documents and principals as in doubt, and the next look at the source
 publishes them as they are then. Law: nothing is marked that may merely be on its way, and a document that only the
@@ -22,15 +22,89 @@ import structlog
 from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import Row, is_storable_id
-from connectors.runner.differences import Differences, Key, Remembered
 from connectors.runner.identities import Identities
-from connectors.runner.membership_tables import IN_DOUBT, MembershipTables
-from connectors.runner.membership_tables import Published as PublishedSet
+from connectors.runner.membership import IN_DOUBT, MembershipTables
+from connectors.runner.membership import Published as PublishedSet
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import Accepted
+from connectors.runner.rows import Accepted, Holder, require_lease
 from connectors.runner.state import State
 from pipeline.core.identity import document_id, qualify
-from pipeline.stores.postgres import Pool
+from pipeline.stores.postgres import Connection, Pool, translated
+
+Key = tuple[Literal["document", "principal"], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """A document or principal that differed."""
+
+    published: bytes
+    """Digest of what had been published of it."""
+    seen_at: datetime
+    """When it was first seen to differ while that was published, by Postgres' clock."""
+    repaired_at: datetime | None = None
+    """When it was last marked to be published again."""
+
+
+class Differences:
+    """Of one instance. Law: a process that is killed at any moment leaves what an earlier comparison saw, and never the
+    word that something was repaired that was not. Methods raise Retryable while Postgres is away; those that write
+    raise LeaseLost."""
+
+    def __init__(self, pool: Pool, holder: Holder) -> None:
+        self._pool = pool
+        self._holder = holder
+
+    async def load(self) -> dict[Key, Remembered]:
+        with translated("connector_differences"):
+            async with self._pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT subject, name, published, seen_at, repaired_at FROM connector_differences"
+                    " WHERE tenant = %s AND source = %s",
+                    self._me,
+                )
+                return {
+                    (subject, name): Remembered(bytes(published), seen_at, repaired_at)
+                    async for subject, name, published, seen_at, repaired_at in cursor
+                }
+
+    async def save(self, found: Mapping[Key, Remembered], gone: Collection[Key]) -> None:
+        """Write what was found, and forget what is gone."""
+        columns = zip(*((*key, one.published, one.seen_at) for key, one in found.items()), strict=True)
+        with translated("connector_differences"):
+            async with self._pool.connection() as connection:
+                await require_lease(connection, self._holder)
+                if found:
+                    await connection.execute(
+                        "INSERT INTO connector_differences AS mine (tenant, source, subject, name, published, seen_at)"
+                        " SELECT %s, %s, * FROM unnest(%s::text[], %s::text[], %s::bytea[], %s::timestamptz[])"
+                        " ON CONFLICT (tenant, source, subject, name) DO UPDATE SET"
+                        " published = EXCLUDED.published, seen_at = EXCLUDED.seen_at",
+                        [*self._me, *(list(column) for column in columns)],
+                    )
+                await self._of(connection, "DELETE FROM connector_differences mine", gone)
+
+    async def repaired(self, keys: Collection[Key]) -> None:
+        """These were marked to be published again."""
+        with translated("connector_differences"):
+            async with self._pool.connection() as connection:
+                await require_lease(connection, self._holder)
+                await self._of(
+                    connection, "UPDATE connector_differences mine SET repaired_at = clock_timestamp()", keys
+                )
+
+    async def _of(self, connection: Connection, statement: str, keys: Collection[Key]) -> None:
+        await connection.execute(
+            f"{statement} {'USING' if statement.startswith('DELETE') else 'FROM'}"
+            " unnest(%s::text[], %s::text[]) given (subject, name) WHERE mine.tenant = %s AND mine.source = %s"
+            " AND mine.subject = given.subject AND mine.name = given.name".encode(),
+            [[subject for subject, _ in keys], [name for _, name in keys], *self._me],
+        )
+
+    @property
+    def _me(self) -> tuple[str, str]:
+        return self._holder.tenant, self._holder.source
+
 
 log = structlog.get_logger()
 

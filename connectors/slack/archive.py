@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from connectors.slack.threads import root
+from connectors.slack.content import root
 from pipeline.core.errors import Misconfigured
 
 Object = Mapping[str, Any]

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from connectors.slack.threads import external_id, root, split_id, tag
+from connectors.slack.content import external_id, root, split_id, tag
 from connectors.source import Reaction
 
 REMEMBERED = 10_000

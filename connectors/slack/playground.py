@@ -11,7 +11,7 @@ from typing import Any
 from connectors.fakes.slack import FakeSlack
 from connectors.fakes.slack_workspace import Object
 from connectors.source import Request
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 
 TOKEN_VARIABLE, SECRET_VARIABLE = "SLACK_TOKEN", "SLACK_SIGNING_SECRET"
 

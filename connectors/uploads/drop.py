@@ -15,10 +15,9 @@ import structlog
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, root_problem
 from connectors.protocol import Problem, printable
-from connectors.uploads.desk import Busy, Desk
+from connectors.uploads.intake import Busy, Desk
 from connectors.uploads.options import UploadsOptions
-from connectors.uploads.store import Incoming, TooLarge
-from connectors.uploads.table import QuotaReached, Uploaded, Words
+from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Uploaded, Words
 from pipeline.core.errors import Retryable
 
 log = structlog.get_logger()

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_settings import SettingsConfigDict
 
 from pipeline.core.errors import Misconfigured
-from pipeline.settings import Part, explained
+from pipeline.runtime.settings import Part, explained
 from topics.fields import AclTags, Member, RequiredTags, Tag
 
 

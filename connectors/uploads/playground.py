@@ -12,12 +12,11 @@ import httpx
 from fastapi import FastAPI
 
 from connectors.source import Request
-from connectors.uploads.desk import Desk
 from connectors.uploads.http import PATH, router
-from connectors.uploads.store import Store
-from connectors.uploads.table import Table
+from connectors.uploads.intake import Desk
+from connectors.uploads.store import Store, Table
 from pipeline.core.errors import PenstockError
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 from pipeline.stores.postgres import Pool
 
 MAX_BYTES = 1_000_000

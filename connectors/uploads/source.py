@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from connectors.extract import EXTRACTOR
 from connectors.extraction import extract_file
-from connectors.extraction.unreadable import Unreadable as NoText
+from connectors.extraction.result import Unreadable as NoText
 from connectors.protocol import Problem
 from connectors.runner.instance import Instance
 from connectors.source import (
@@ -28,14 +28,12 @@ from connectors.source import (
     Request,
     Unreadable,
 )
-from connectors.together import together
-from connectors.uploads.desk import Desk
 from connectors.uploads.drop import Drop
+from connectors.uploads.intake import Desk, revision_of
 from connectors.uploads.options import UploadsOptions, UploadsQuota
-from connectors.uploads.status import revision_of
-from connectors.uploads.store import Store
-from connectors.uploads.table import Table, Uploaded
+from connectors.uploads.store import Store, Table, Uploaded
 from pipeline.core.errors import Misconfigured, Retryable
+from pipeline.runtime.tasks import gather_or_cancel
 
 LISTED = 500
 MEASURE_SECONDS = 30.0
@@ -167,7 +165,7 @@ class Uploads:
     async def _entries(self, rows: Sequence[Uploaded]) -> list[Entry]:
         alive = [one for one in rows if one.deleted_at is None]
         await self.desk.table.begun([one.external_id for one in alive])
-        read = await together(self._entry(one) for one in alive)
+        read = await gather_or_cancel(*(self._entry(one) for one in alive))
         return [*read, *(Gone(one.external_id) for one in rows if one.deleted_at is not None)]
 
     async def _entry(self, one: Uploaded) -> Entry:

@@ -1,17 +1,131 @@
-"""Connections to the addresses that were judged, and to no others."""
+"""Connections to permitted addresses only: rules over names, ports and IP addresses, applied to each connection."""
 
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import re
+import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import httpcore
 import httpx
 
-from connectors.web.addresses import Hosts, Resolver
+from connectors.web.errors import Forbidden
 from pipeline.core.errors import Misconfigured
+
+Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
+"""(host, port) → IP addresses in the order to try them. Raises OSError when the name does not resolve."""
+
+PORTS = {"http": 80, "https": 443}
+
+_NOT_PUBLIC = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        # IANA's special-purpose registries, v4 then v6. Only 2000::/3 is given out to hosts at all, so that mapped
+        # (::ffff:0:0/96) and NAT64 (64:ff9b::/96, 64:ff9b:1::/48) forms, unique local and link-local ones are outside.
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.0.0.0/24",
+        "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16", "192.175.48.0/24",
+        "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4",
+        "2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20",
+    )
+)  # fmt: skip
+_UNICAST = ipaddress.ip_network("2000::/3")
+
+
+async def system_resolver(host: str, port: int) -> Sequence[str]:
+    """As the operating system resolves names."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def is_public(address: str) -> bool:
+    """Whether a host on the public Internet may have it. False for whatever is no plain IP address."""
+    try:
+        ip = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, ipaddress.IPv6Address) and (ip not in _UNICAST or ip.scope_id):
+        return False
+    return not any(ip in network for network in _NOT_PUBLIC if network.version == ip.version)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    scheme: str
+    host: str
+    """In lower case, ASCII (IDNA), without the brackets of an IPv6 address."""
+    port: int
+
+    def __str__(self) -> str:
+        """Without path and query, for people. What comes from outside and looks like no host is not shown."""
+        if self.scheme not in PORTS or not re.fullmatch(r"[a-z0-9._:\-]{1,100}", self.host):
+            return "something that is no https address"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}" + ("" if PORTS[self.scheme] == self.port else f":{self.port}")
+
+
+def origin(url: httpx.URL) -> Origin:
+    return Origin(url.scheme, url.raw_host.decode("ascii").lower(), url.port or PORTS.get(url.scheme, 0))
+
+
+class Hosts:
+    """The base address and the further hosts. ``also``: ``files.example.com`` (that host), ``.example.com`` (hosts
+    under it), both at the scheme's own port and at public addresses; ``files.corp.example:8443`` or
+    ``127.0.0.1:1234`` (that host and port), which a person has named so exactly that it may be private."""
+
+    def __init__(self, base: httpx.URL, also: Collection[str]) -> None:
+        """Raises Misconfigured."""
+        self.base = origin(base)
+        self._names: set[str] = set()
+        self._suffixes: set[str] = set()
+        self._exact: set[tuple[str, int]] = set()
+        for entry in also:
+            self._add(entry)
+
+    def _add(self, entry: str) -> None:
+        try:
+            parts = urlsplit(f"//{entry.lower()}")
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host, port = None, None
+        plain = host is not None and entry.lower() in (host, f"{host}:{port}", f"[{host}]:{port}")
+        if host is None or not plain or (port is not None and host.startswith(".")) or host.strip(".") == "":
+            raise Misconfigured(f"{entry!r} is no host to allow: write files.example.com, .example.com or host:port")
+        if port is not None:
+            self._exact.add((host, port))
+        else:
+            (self._suffixes if host.startswith(".") else self._names).add(host)
+
+    def is_base(self, url: httpx.URL) -> bool:
+        """Whether credentials may go there."""
+        return origin(url) == self.base
+
+    def check(self, url: httpx.URL) -> None:
+        """Raises Forbidden, unless that address may be asked (its IP address is judged when it is known)."""
+        where = origin(url)
+        if url.userinfo:
+            raise Forbidden(f"{where}: an address with a user name or password in it is not asked")
+        if where == self.base:
+            return
+        if where.scheme not in PORTS or (where.scheme == "http" and self.base.scheme != "http"):
+            raise Forbidden(f"{where}: only https is asked")
+        if (where.host, where.port) in self._exact:
+            return
+        named = where.host in self._names or any(where.host.endswith(suffix) for suffix in self._suffixes)
+        if not named or where.port != PORTS[where.scheme]:
+            raise Forbidden(f"{where} is neither the configured address nor a host allowed beside it")
+
+    def check_address(self, host: str, port: int, address: str) -> None:
+        """Raises Forbidden when ``host``, which resolved to ``address``, must be public and is not."""
+        named = (host, port) == (self.base.host, self.base.port) or (host, port) in self._exact
+        if not named and not is_public(address):
+            raise Forbidden(f"{host[:100]} resolves to an address that is not public: not asked")
+
 
 LOCATION = "location"
 """The extension of a response that holds the header of this name, which is not among its headers."""

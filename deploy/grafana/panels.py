@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
-"""Of Grafana's grid."""
+"""Columns of Grafana's grid."""
 
 Unit = Literal["s", "percentunit", "short", "none", "reqps", "ops", "dateTimeFromNow"]
 
@@ -20,7 +20,7 @@ class Panel:
     """PromQL, and the legend."""
     unit: Unit = "short"
     says: str = ""
-    """What it shows, where the title does not."""
+    """Explanation, where the title is not enough."""
     kind: Literal["stat", "timeseries", "table"] = "timeseries"
     warn: float | None = None
     alarm: float | None = None
@@ -43,14 +43,19 @@ class Panel:
             "gridPos": {"x": x, "y": y, "w": self.width, "h": self.height},
             "targets": [
                 {
-                    "refId": chr(ord("A") + n), "datasource": DATASOURCE, "expr": expression, "legendFormat": legend,
-                    "instant": instant, "range": not instant, **({"format": "table"} if self.kind == "table" else {}),
+                    "refId": chr(ord("A") + n),
+                    "datasource": DATASOURCE,
+                    "expr": expression,
+                    "legendFormat": legend,
+                    "instant": instant,
+                    "range": not instant,
+                    **({"format": "table"} if self.kind == "table" else {}),
                 }
                 for n, (expression, legend) in enumerate(self.queries)
             ],
             "fieldConfig": {"defaults": {"unit": self.unit, "thresholds": self._thresholds()}, "overrides": []},
             "options": {},
-        }  # fmt: skip
+        }
         if self.kind == "stat":
             shown["options"] = {"colorMode": "background", "reduceOptions": {"calcs": ["lastNotNull"]}}
         if self.kind == "timeseries" and (self.warn is not None or self.alarm is not None):
@@ -77,16 +82,22 @@ class Dashboard:
     title: str
     rows: Sequence[tuple[str, Sequence[Panel]]]
     by_source: bool = False
-    """Whether it has the variable ``$source``."""
+    """True: it has the variable ``$source``."""
 
     def json(self) -> dict[str, Any]:
         panels: list[dict[str, Any]] = []
         y = 0
         for title, row in self.rows:
-            panels.append({
-                "id": len(panels) + 1, "type": "row", "title": title, "collapsed": False, "panels": [],
-                "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
-            })  # fmt: skip
+            panels.append(
+                {
+                    "id": len(panels) + 1,
+                    "type": "row",
+                    "title": title,
+                    "collapsed": False,
+                    "panels": [],
+                    "gridPos": {"x": 0, "y": y, "w": WIDTH, "h": 1},
+                }
+            )
             y += 1
             x = tallest = 0
             for panel in row:
@@ -96,22 +107,44 @@ class Dashboard:
                 x, tallest = x + panel.width, max(tallest, panel.height)
             y += tallest
         return {
-            "uid": self.uid, "title": self.title, "tags": ["penstock"], "schemaVersion": 41, "version": 1,
-            "editable": False, "timezone": "browser", "refresh": "30s", "time": {"from": "now-3h", "to": "now"},
+            "uid": self.uid,
+            "title": self.title,
+            "tags": ["penstock"],
+            "schemaVersion": 41,
+            "version": 1,
+            "editable": False,
+            "timezone": "browser",
+            "refresh": "30s",
+            "time": {"from": "now-3h", "to": "now"},
             "links": [{"type": "dashboards", "tags": ["penstock"], "asDropdown": False, "title": "Penstock"}],
-            "templating": {"list": self._variables()}, "panels": panels,
-        }  # fmt: skip
+            "templating": {"list": self._variables()},
+            "panels": panels,
+        }
 
     def _variables(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = [
+        panels: list[dict[str, Any]] = [
             {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-            {"name": "runbooks", "label": "Where the repository is shown", "type": "textbox", "query": ".",
-             "current": {"text": ".", "value": "."}},
-        ]  # fmt: skip
+            {
+                "name": "runbooks",
+                "label": "Where the repository is shown",
+                "type": "textbox",
+                "query": ".",
+                "current": {"text": ".", "value": "."},
+            },
+        ]
         if self.by_source:
-            found.append({
-                "name": "source", "label": "Source", "type": "query", "datasource": DATASOURCE, "includeAll": True,
-                "allValue": ".*", "multi": False, "refresh": 2, "current": {"text": "All", "value": "$__all"},
-                "query": {"query": "label_values(penstock_connector_entries_total, source)", "refId": "source"},
-            })  # fmt: skip
-        return found
+            panels.append(
+                {
+                    "name": "source",
+                    "label": "Source",
+                    "type": "query",
+                    "datasource": DATASOURCE,
+                    "includeAll": True,
+                    "allValue": ".*",
+                    "multi": False,
+                    "refresh": 2,
+                    "current": {"text": "All", "value": "$__all"},
+                    "query": {"query": "label_values(penstock_connector_entries_total, source)", "refId": "source"},
+                }
+            )
+        return panels

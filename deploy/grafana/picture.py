@@ -23,7 +23,7 @@ POINTS = 120
 RATE = "1m"
 """For ``$__rate_interval``: four times the interval at which prometheus.yml scrapes."""
 INCH = 0.68, 0.34
-"""Of one cell of the grid, across and down."""
+"""Inches of one cell of the grid, across and down."""
 COLOURS = {"green": "#3a9a55", "yellow": "#d9a514", "red": "#cc3b3b"}
 MOST_LINES = 8
 """In a legend."""
@@ -32,27 +32,33 @@ Series = tuple[str, Sequence[float], Sequence[float]]
 """Name, seconds before now (negative), values."""
 
 
-def asked(prometheus: httpx.Client, target: Mapping[str, Any], minutes: float, now: float) -> list[Series]:
-    """What one query gives: over the last minutes, or now where the panel asks for that. Raises httpx.HTTPError."""
+def query_series(prometheus: httpx.Client, target: Mapping[str, Any], minutes: float, now: float) -> list[Series]:
+    """The result of one query over the last minutes, or now for an instant query. Raises httpx.HTTPError."""
     expression = target["expr"].replace("$__rate_interval", RATE)
     if target["instant"]:
         answer = prometheus.get("/api/v1/query", params={"query": expression, "time": now})
     else:
-        answer = prometheus.get("/api/v1/query_range", params={
-            "query": expression, "start": now - 60 * minutes, "end": now, "step": 60 * minutes / POINTS,
-        })  # fmt: skip
+        answer = prometheus.get(
+            "/api/v1/query_range",
+            params={
+                "query": expression,
+                "start": now - 60 * minutes,
+                "end": now,
+                "step": 60 * minutes / POINTS,
+            },
+        )
     answer.raise_for_status()
-    found: list[Series] = []
-    for one in answer.json()["data"]["result"]:
+    series: list[Series] = []
+    for result in answer.json()["data"]["result"]:
         name = target["legendFormat"]
-        for label, value in one["metric"].items():
+        for label, value in result["metric"].items():
             name = name.replace("{{" + label + "}}", value)
-        values = one["values"] if "values" in one else [one["value"]]
+        values = result["values"] if "values" in result else [result["value"]]
         points = [(at - now, float(value)) for at, value in values if not math.isnan(float(value))]
         if points:
             xs, ys = zip(*points, strict=True)
-            found.append((name.partition("{{")[0].strip(), xs, ys))
-    return found
+            series.append((name.partition("{{")[0].strip(), xs, ys))
+    return series
 
 
 def worded(value: float, unit: str) -> str:
@@ -68,7 +74,7 @@ def worded(value: float, unit: str) -> str:
 
 
 def colour(value: float, steps: Sequence[Mapping[str, Any]]) -> str:
-    """Of the last threshold that the value has come to."""
+    """Colour of the last threshold that the value has reached."""
     passed = [step["color"] for step in steps if step["value"] is None or value >= step["value"]]
     return COLOURS[passed[-1]]
 
@@ -79,15 +85,24 @@ def draw(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series], minutes
     axes.set_title(panel["title"], loc="left", fontsize=8.5, fontweight="bold")
     if panel["type"] != "timeseries":
         axes.set_axis_off()
-        told = [(name, ys[-1]) for name, _, ys in series]
+        last_values = [(name, ys[-1]) for name, _, ys in series]
         if panel["type"] == "table":
-            rows = "\n".join(f"{worded(value, unit)}  {name}" for name, value in told)
+            rows = "\n".join(f"{worded(value, unit)}  {name}" for name, value in last_values)
             axes.text(0, 0.9, rows, va="top", fontsize=8, linespacing=1.6, transform=axes.transAxes)
             return
-        for n, (name, value) in enumerate(told):
-            x = (n + 0.5) / len(told)
-            axes.text(x, 0.55, worded(value, unit), ha="center", va="center", fontsize=22 if len(told) < 4 else 14,
-                      color=colour(value, steps), fontweight="bold", transform=axes.transAxes)  # fmt: skip
+        for n, (name, value) in enumerate(last_values):
+            x = (n + 0.5) / len(last_values)
+            axes.text(
+                x,
+                0.55,
+                worded(value, unit),
+                ha="center",
+                va="center",
+                fontsize=22 if len(last_values) < 4 else 14,
+                color=colour(value, steps),
+                fontweight="bold",
+                transform=axes.transAxes,
+            )
             axes.text(x, 0.16, name, ha="center", va="center", fontsize=7, color="#555", transform=axes.transAxes)
         return
     for name, xs, ys in series:
@@ -105,8 +120,12 @@ def draw(axes: Axes, panel: Mapping[str, Any], series: Sequence[Series], minutes
     axes.grid(visible=True, linewidth=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if any(name for name, _, _ in series):
-        axes.legend(*(found[:MOST_LINES] for found in axes.get_legend_handles_labels()), fontsize=6, frameon=False,
-                    loc="upper left")  # fmt: skip
+        axes.legend(
+            *(entries[:MOST_LINES] for entries in axes.get_legend_handles_labels()),
+            fontsize=6,
+            frameon=False,
+            loc="upper left",
+        )
 
 
 def picture(prometheus: httpx.Client, minutes: float) -> Figure:
@@ -123,14 +142,16 @@ def picture(prometheus: httpx.Client, minutes: float) -> Figure:
             figure.text(0.01, y + 0.3 / whole, panel["title"], fontsize=11, fontweight="bold", color="#1f4e79")
             continue
         axes = figure.add_axes((x + 0.035, y + 1.1 / whole, at["w"] / WIDTH - 0.05, (at["h"] - 2.4) / whole))
-        found = [one for target in panel["targets"] for one in asked(prometheus, target, minutes, now)]
-        draw(axes, panel, found, minutes)
+        lines = [line for target in panel["targets"] for line in query_series(prometheus, target, minutes, now)]
+        draw(axes, panel, lines, minutes)
     figure.text(
-        0.01, 0.4 / whole,
+        0.01,
+        0.4 / whole,
         f"Drawn by deploy/grafana/picture.py from the queries of {BOARD.name} and a running system's Prometheus (the"
         f" last {minutes:g} minutes); Grafana draws the same otherwise.",
-        fontsize=8, color="#555",
-    )  # fmt: skip
+        fontsize=8,
+        color="#555",
+    )
     return figure
 
 
@@ -139,9 +160,9 @@ def main() -> None:
     parser.add_argument("prometheus", help="its address, http://host:9090")
     parser.add_argument("file", type=Path, help="what to write: .png or .svg")
     parser.add_argument("--minutes", type=float, default=180.0, help="how far back (default: 180, as the dashboard)")
-    given = parser.parse_args()
-    with httpx.Client(base_url=given.prometheus, timeout=30, trust_env=False) as prometheus:
-        picture(prometheus, given.minutes).savefig(given.file, dpi=110)
+    options = parser.parse_args()
+    with httpx.Client(base_url=options.prometheus, timeout=30, trust_env=False) as prometheus:
+        picture(prometheus, options.minutes).savefig(options.file, dpi=110)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from deploy.local import debian
-from deploy.local.found import console, show
+from deploy.local.tools import console, run_debian, show
 from pipeline.core.errors import Misconfigured
 
 NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
@@ -27,19 +26,19 @@ def find() -> Path | None:
         if path is None:
             raise Misconfigured(f"PENSTOCK_CHROMIUM names {named}, which cannot be run: correct it, or unset it")
         return Path(path)
-    found = next(filter(None, map(shutil.which, NAMES)), None)
-    return Path(found) if found else None
+    path = next(filter(None, map(shutil.which, NAMES)), None)
+    return Path(path) if path else None
 
 
 def require() -> Path:
     """Raises Misconfigured with one line."""
-    found = find()
-    if found is None:
+    path = find()
+    if path is None:
         raise Misconfigured(
             "no Chromium was found: `apt-get install chromium` (as root `make test` does it),"
             " or name one with PENSTOCK_CHROMIUM"
         )
-    return found
+    return path
 
 
 def install() -> None:
@@ -47,8 +46,8 @@ def install() -> None:
     apt = shutil.which("apt-get")
     if apt is None or os.geteuid() != 0:
         return
-    debian.run(apt, "update", "-qq")
-    debian.run(apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
+    run_debian(apt, "update", "-qq")
+    run_debian(apt, "install", "-y", "-qq", "--no-install-recommends", *PACKAGES)
 
 
 def look() -> Iterator[tuple[str, Path]]:

@@ -7,8 +7,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipeline import settings
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime import settings
 
 VERSIONS = {
     "kafka": "4.1.0",
@@ -26,14 +26,14 @@ def servers() -> Path:
     return settings.dist() / "servers"
 
 
-def wanted() -> dict[str, str]:
+def expected_versions() -> dict[str, str]:
     """The versions that must lie in ``servers()``: ours and the Java runtime's, whose class archive is kept there."""
     return {**VERSIONS, "java": _java_version()}
 
 
 def is_fetched() -> bool:
     try:
-        return bool(json.loads((servers() / STAMP).read_text()) == wanted())
+        return bool(json.loads((servers() / STAMP).read_text()) == expected_versions())
     except (FileNotFoundError, json.JSONDecodeError):
         return False
 

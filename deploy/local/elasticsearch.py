@@ -41,14 +41,14 @@ class Elasticsearch:
         own_folder(place.config / "tmp")
         own_folder(place.log.parent / "elasticsearch")
         (place.config / "elasticsearch.keystore.tmp").unlink(missing_ok=True)  # of a start that was cut short
-        given = {**_settings(place, ports), **self.more_settings(place)}
+        configuration = {**_settings(place, ports), **self.more_settings(place)}
         # JSON is YAML: no quoting to get wrong.
-        write_atomically(place.config / "elasticsearch.yml", json.dumps(given, indent=1) + "\n")
+        write_atomically(place.config / "elasticsearch.yml", json.dumps(configuration, indent=1) + "\n")
         write_atomically(place.config / "jvm.options", "\n".join(_jvm_options(place, settings)) + "\n")
         write_atomically(place.config / "log4j2.properties", LOG4J)
 
     def more_settings(self, place: Place) -> dict[str, object]:
-        """Of a kind of this server."""
+        """Further settings of a variant of this server."""
         return {}
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
@@ -56,13 +56,24 @@ class Elasticsearch:
         It starts the server, waits until it is up, and ends."""
         home = self.distribution()
         argv = [
-            str(dist.java()), "-Xms4m", "-Xmx64m", "-XX:+UseSerialGC", FIRST_COMPILER,
+            str(dist.java()),
+            "-Xms4m",
+            "-Xmx64m",
+            "-XX:+UseSerialGC",
+            FIRST_COMPILER,
             f"-XX:SharedArchiveFile={dist.java_archive()}",
-            "-Dcli.name=server", "-Dcli.script=elasticsearch", "-Dcli.libs=lib/tools/server-cli",
-            f"-Des.path.home={home}", f"-Des.path.conf={place.config}", "-Des.distribution.type=zip",
-            "-Des.java.type=ES_JAVA_HOME", "-cp", f"{home}/lib/*:{home}/lib/cli-launcher/*",
-            "org.elasticsearch.launcher.CliToolLauncher", "-d",
-        ]  # fmt: skip
+            "-Dcli.name=server",
+            "-Dcli.script=elasticsearch",
+            "-Dcli.libs=lib/tools/server-cli",
+            f"-Des.path.home={home}",
+            f"-Des.path.conf={place.config}",
+            "-Des.distribution.type=zip",
+            "-Des.java.type=ES_JAVA_HOME",
+            "-cp",
+            f"{home}/lib/*:{home}/lib/cli-launcher/*",
+            "org.elasticsearch.launcher.CliToolLauncher",
+            "-d",
+        ]
         env = {**clean_env(), "ES_TMPDIR": str(place.config / "tmp"), "LIBFFI_TMPDIR": str(place.config / "tmp")}
         return Command(as_server_user(argv, place.home, home, dist.servers(), dist.java()), env, home, daemonizes=True)
 

@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.local import dist, maven
-from deploy.local.found import show
 from deploy.local.lock import exclusive
 from deploy.local.plugins import build_plugin
-from pipeline import settings
+from deploy.local.tools import show
+from pipeline.runtime import settings
 
 EMAIL = Path(__file__).parent / "email"
 LAYOUT = 1
-"""Of the folder: raise it when the plugin changes."""
+"""Version of the folder: raise it when the plugin changes."""
 
 
 def folder() -> Path:

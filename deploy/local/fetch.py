@@ -27,8 +27,8 @@ from rich.console import Console
 from deploy.local import dist, maven, postgres_tls
 from deploy.local.lock import exclusive
 from deploy.local.plugins import build_plugin, run
-from pipeline import settings
 from pipeline.core.errors import Misconfigured, PenstockError
+from pipeline.runtime import settings
 
 NEEDED_BYTES = 700 * 1024 * 1024
 """Maven's own cache (230 MB), the unpacked servers (220 MB) and both at once while they are moved into place."""
@@ -147,7 +147,7 @@ def _build(folder: Path) -> None:
         )
     shutil.rmtree(folder / "archives")
     (folder / "pom.xml").unlink()
-    (folder / dist.STAMP).write_text(json.dumps(dist.wanted(), indent=1) + "\n")
+    (folder / dist.STAMP).write_text(json.dumps(dist.expected_versions(), indent=1) + "\n")
 
 
 def record_checksums() -> None:

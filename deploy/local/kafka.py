@@ -54,15 +54,15 @@ class Kafka:
         place.config.mkdir(parents=True, exist_ok=True)
         if "," in str(place.data):
             raise Misconfigured(f"Kafka cannot keep data under a path with a comma: {place.home} (set PENSTOCK_HOME)")
-        given = {**_properties(place, ports), **self.more_properties(place, ports)}
-        lines = [f"{name}={_escaped(str(value))}\n" for name, value in given.items() if value is not None]
+        properties = {**_properties(place, ports), **self.more_properties(place, ports)}
+        lines = [f"{name}={_escaped(str(value))}\n" for name, value in properties.items() if value is not None]
         write_atomically(_properties_file(place), "".join(lines), mode=0o600)
         own_file(_properties_file(place))
         if not (place.data / "meta.properties").exists():
             _format(place)
 
     def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
-        """Of a kind of this server; None takes one away."""
+        """Further properties of a variant of this server; None removes a property."""
         return {}
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
@@ -149,14 +149,26 @@ def _format(place: Place) -> None:
     """Give the data folder its cluster id, once. It is whole when meta.properties is there."""
     offset = place.log.stat().st_size if place.log.exists() else 0
     argv = [
-        *java_command(place, 128), "-cp", dist.kafka_classpath(), FORMATTER, "format",
-        "--ignore-formatted", "--cluster-id", _cluster_id(), "--config", str(_properties_file(place)),
-    ]  # fmt: skip
+        *java_command(place, 128),
+        "-cp",
+        dist.kafka_classpath(),
+        FORMATTER,
+        "format",
+        "--ignore-formatted",
+        "--cluster-id",
+        _cluster_id(),
+        "--config",
+        str(_properties_file(place)),
+    ]
     with place.log.open("ab") as log:
         done = subprocess.run(
             as_server_user(argv, place.home, dist.servers(), dist.java()),
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=clean_env(), check=False,
-        )  # fmt: skip
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean_env(),
+            check=False,
+        )
     if done.returncode != 0:
         raise Misconfigured(f"kafka cannot format {place.data}: {reason(place.log, offset)} (log: {place.log})")
 

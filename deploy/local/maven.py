@@ -85,10 +85,10 @@ def verify(files: Iterable[Path]) -> None:
                 f"{file.name} has no line in {CHECKSUMS.name}: after a change of versions, run {REFRESH}"
             )
         expected, path = known[file.name]
-        if (found := sha256(file)) != expected:
+        if (actual := sha256(file)) != expected:
             file.unlink()
             (Path.home() / ".m2" / "repository" / path).unlink(missing_ok=True)
             raise Misconfigured(
-                f"{file.name} is not what was recorded (SHA-256 {found[:16]}…, not {expected[:16]}…) and was removed:"
+                f"{file.name} is not what was recorded (SHA-256 {actual[:16]}…, not {expected[:16]}…) and was removed:"
                 " fetch it again; if that does not help, do not use what this Maven repository hands out"
             )

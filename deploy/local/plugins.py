@@ -22,10 +22,24 @@ def build_plugin(source: Path, elasticsearch: Path, compiler: Path, classes: Pat
     plugin.mkdir(parents=True)
     classpath = [*lib.glob("elasticsearch-plugin-*.jar"), *lib.glob("lucene-*.jar")]
     run(
-        [str(dist.java()), "-jar", str(compiler), "-source", "21", "-target", "21", "-proc:none", "-nowarn",
-         "-classpath", os.pathsep.join(map(str, classpath)), "-d", str(classes), *map(str, source.glob("*.java"))],
+        [
+            str(dist.java()),
+            "-jar",
+            str(compiler),
+            "-source",
+            "21",
+            "-target",
+            "21",
+            "-proc:none",
+            "-nowarn",
+            "-classpath",
+            os.pathsep.join(map(str, classpath)),
+            "-d",
+            str(classes),
+            *map(str, source.glob("*.java")),
+        ],
         f"compiling Elasticsearch's plugin {name}",
-    )  # fmt: skip
+    )
     with zipfile.ZipFile(plugin / f"{name}.jar", "w") as jar:
         for file in classes.rglob("*.class"):
             jar.write(file, file.relative_to(classes))

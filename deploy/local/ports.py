@@ -1,4 +1,4 @@
-"""Which port each service gets: the one that is set, else the one it had, else a free one."""
+"""Assigns ports to services: the configured one, else the previous one, else a free one."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Ports:
         """Ports for these names, none of them in use. Raises Misconfigured for a set port that is taken."""
         known = self.remembered()
         for name in names:
-            wanted = getattr(self._settings, f"port_{name}", None)
-            if wanted is not None:
-                if not is_free(wanted):
+            configured = getattr(self._settings, f"port_{name}", None)
+            if configured is not None:
+                if not is_free(configured):
                     raise Misconfigured(
-                        f"port {wanted} (PENSTOCK_PORT_{name.upper()}) is taken by another program: stop it,"
+                        f"port {configured} (PENSTOCK_PORT_{name.upper()}) is taken by another program: stop it,"
                         " set another port, or unset the variable to find a free one"
                     )
-                known[name] = wanted
+                known[name] = configured
             elif name not in known or not _becomes_free(known[name]):
                 known[name] = free_port(taken=frozenset(known.values()))
         write_atomically(self._file, json.dumps(known) + "\n")

@@ -44,8 +44,8 @@ class Postgres:
         own_folder(place.data, mode=0o700)
         _refuse_other_version(place.data, self.binaries())
         _release_stale_lock(place.data / "postmaster.pid")
-        given = {**_settings(ports["postgres"], settings), **self.more_settings(place)}
-        conf = "".join(f"{name} = {value}\n" for name, value in given.items())
+        configuration = {**_settings(ports["postgres"], settings), **self.more_settings(place)}
+        conf = "".join(f"{name} = {value}\n" for name, value in configuration.items())
         write_atomically(place.data / "penstock.conf", conf)
         included = "include_if_exists = 'penstock.conf'\n"
         main = place.data / "postgresql.conf"
@@ -58,7 +58,7 @@ class Postgres:
         return dist.postgres_bin()
 
     def more_settings(self, place: Place) -> dict[str, object]:
-        """Of a kind of this server."""
+        """Further settings of a variant of this server."""
         return {}
 
     def launch(self, place: Place, settings: LocalSettings) -> Command:
@@ -141,12 +141,27 @@ def _create_cluster(place: Place, binaries: Path) -> None:
     write_atomically(password_file, secrets.token_urlsafe(18) + "\n", mode=0o600)
     own_folder(scratch, mode=0o700)
     binary = binaries / "initdb"
-    argv = [str(binary), "-D", str(cluster), "-U", USER, "--auth=scram-sha-256",
-            f"--pwfile={password_file}", "--encoding=UTF8", "--no-locale", "--no-instructions"]  # fmt: skip
+    argv = [
+        str(binary),
+        "-D",
+        str(cluster),
+        "-U",
+        USER,
+        "--auth=scram-sha-256",
+        f"--pwfile={password_file}",
+        "--encoding=UTF8",
+        "--no-locale",
+        "--no-instructions",
+    ]
     done = subprocess.run(
         with_a_name(argv, place.home, binary),
-        stdin=subprocess.DEVNULL, env=clean_env(), capture_output=True, text=True, errors="replace", check=False,
-    )  # fmt: skip
+        stdin=subprocess.DEVNULL,
+        env=clean_env(),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     with place.log.open("a") as log:
         log.write(done.stdout + done.stderr)
     if done.returncode != 0:
@@ -178,8 +193,8 @@ def _refuse_other_version(data: Path, binaries: Path) -> None:
     server = subprocess.run(
         [str(binaries / "postgres"), "--version"], capture_output=True, text=True, check=True
     ).stdout
-    found = re.search(r"\d+", server)
-    if found is None or found.group() != control:
+    match = re.search(r"\d+", server)
+    if match is None or match.group() != control:
         raise Misconfigured(
             f"{data} was written by Postgres {control}, this is {server.strip()}: dump it with the old one,"
             " or remove the state folder"
@@ -188,8 +203,8 @@ def _refuse_other_version(data: Path, binaries: Path) -> None:
 
 def _require_pgvector(binaries: Path) -> None:
     control = next(binaries.parent.glob("share/**/extension/vector.control"), None)
-    found = re.search(r"default_version = '(\d+)\.(\d+)\.(\d+)'", control.read_text()) if control else None
-    version = tuple(map(int, found.groups())) if found else None
+    match = re.search(r"default_version = '(\d+)\.(\d+)\.(\d+)'", control.read_text()) if control else None
+    version = tuple(map(int, match.groups())) if match else None
     if version is None or version < PGVECTOR_AT_LEAST:
         has = ".".join(map(str, version)) if version else "none"
         need = ".".join(map(str, PGVECTOR_AT_LEAST))

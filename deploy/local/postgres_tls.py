@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deploy.local import dist, maven
-from deploy.local.found import show
 from deploy.local.lock import exclusive
-from pipeline import settings
+from deploy.local.tools import show
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime import settings
 
 VERSION = "18.6.0"
 GROUP = "io.zonky.test.postgres"

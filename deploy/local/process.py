@@ -28,7 +28,7 @@ _children_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the pid file says: enough to tell the process from a later one of the same pid."""
+    """The content of the pid file: enough to distinguish the process from a later one with the same pid."""
 
     pid: int
     created: float
@@ -104,7 +104,7 @@ def running(entry: Record | None) -> psutil.Process | None:
 
 
 def exit_code(pid: int) -> int | None:
-    """Of a child that has ended (negative: killed by that signal); None while it runs, or if it is no child of ours."""
+    """Exit code of a child that has ended (negative: the signal that killed it); None while it runs, or for others."""
     child = _children.get(pid)
     return child.poll() if child is not None else None
 
@@ -118,12 +118,12 @@ def reap(pid: int) -> None:
 
 def find(is_mine: Callable[[Sequence[str]], bool]) -> list[psutil.Process]:
     """Live processes by their command line: those whose pid file was lost."""
-    found = []
+    matches = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if is_mine(process.cmdline()) and _lives(process):
-                found.append(process)
-    return found
+                matches.append(process)
+    return matches
 
 
 def stop(processes: Iterable[psutil.Process], *, ask: signal.Signals | None, grace_seconds: float) -> None:
@@ -131,13 +131,13 @@ def stop(processes: Iterable[psutil.Process], *, ask: signal.Signals | None, gra
 
     Raises Misconfigured if one cannot be stopped: it is another user's, or hangs in the kernel.
     """
-    asked = list(processes)
-    family = {process.pid: process for process in asked}
-    for process in asked:
+    victims = list(processes)
+    family = {process.pid: process for process in victims}
+    for process in victims:
         with contextlib.suppress(psutil.NoSuchProcess):
             family |= {child.pid: child for child in process.children(recursive=True)}
     if ask is not None:
-        _signal(asked, ask)
+        _signal(victims, ask)
         _wait_gone(family.values(), grace_seconds)
     _signal(family.values(), signal.SIGKILL)
     if left := _wait_gone(family.values(), 10.0):

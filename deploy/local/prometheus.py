@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from deploy.local import debian
-from deploy.local.found import show
 from deploy.local.lock import exclusive
-from pipeline import settings
+from deploy.local.tools import run_debian, show
 from pipeline.core.errors import Misconfigured
+from pipeline.runtime import settings
 
 PACKAGE = "prometheus"
 
@@ -50,13 +49,13 @@ def require(program: Program) -> Path:
     """The one to use, unpacked now if need be. Raises Misconfigured with one line."""
     if find(program) is None:
         unpack()
-    found = find(program)
-    if found is None:
+    path = find(program)
+    if path is None:
         raise Misconfigured(
             f"no {program} was found: `apt-get install prometheus` (and stop the service that it starts),"
             " or name a folder that has it with PENSTOCK_PROMETHEUS"
         )
-    return found
+    return path
 
 
 def unpack() -> None:
@@ -71,15 +70,15 @@ def unpack() -> None:
         if all(os.access(place / "usr" / "bin" / program, os.X_OK) for program in PROGRAMS):
             return  # somebody else was faster
         try:
-            debian.run(apt, "download", "-qq", PACKAGE, at=work)
+            run_debian(apt, "download", "-qq", PACKAGE, at=work)
         except Misconfigured:
             if os.geteuid() != 0:
                 raise
-            debian.run(apt, "update", "-qq")
-            debian.run(apt, "download", "-qq", PACKAGE, at=work)
+            run_debian(apt, "update", "-qq")
+            run_debian(apt, "download", "-qq", PACKAGE, at=work)
         whole = work / "whole"
         [package] = work.glob("*.deb")
-        debian.run(dpkg, "-x", str(package), str(whole), at=work)
+        run_debian(dpkg, "-x", str(package), str(whole), at=work)
         shutil.rmtree(place, ignore_errors=True)
         whole.rename(place)
 

@@ -16,7 +16,7 @@ from deploy.local import process
 from deploy.local.ports import Ports
 from deploy.local.service import HOST
 from deploy.local.workers import STOP_GRACE_SECONDS, answers, wait_ready
-from pipeline.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, page_address
+from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, page_address
 
 NAME = "query"
 
@@ -29,7 +29,7 @@ class QueryService:
     ready: bool
 
     @property
-    def is_wanted(self) -> bool:
+    def is_started(self) -> bool:
         """It was started, and not stopped."""
         return bool(self.url)
 
@@ -44,7 +44,7 @@ def start(home: Path, ports: Ports, *, env: Mapping[str, str]) -> QueryService:
         # Whoever listened on its old address may have been shown the old token.
         (home / DEVELOPMENT_FILE).unlink(missing_ok=True)
         port = _port(ports)
-        argv = [sys.executable, "-P", "-m", "pipeline.cli.main", "serve", "--host", HOST, "--port", str(port)]
+        argv = [sys.executable, "-P", "-m", "cli.main", "serve", "--host", HOST, "--port", str(port)]
         entry = replace(
             process.spawn(argv, log=log, env={**os.environ, **env, "PENSTOCK_HOME": str(home)}),
             address=f"http://{HOST}:{port}",
@@ -57,12 +57,12 @@ def start(home: Path, ports: Ports, *, env: Mapping[str, str]) -> QueryService:
 
 def _port(ports: Ports) -> int:
     """The set one, else the one it had, else a free one."""
-    wanted = os.environ.get("PENSTOCK_SERVE_PORT", "")
-    return int(wanted) if wanted.isdecimal() and int(wanted) else ports.assign([NAME])[NAME]
+    configured = os.environ.get("PENSTOCK_SERVE_PORT", "")
+    return int(configured) if configured.isdecimal() and int(configured) else ports.assign([NAME])[NAME]
 
 
 def stop(home: Path, progress: Callable[[str, str], None]) -> bool:
-    """Whether it ran."""
+    """Stop it; False: it did not run."""
     running = processes(home)
     if running:
         progress(NAME, "stopping")
@@ -81,8 +81,8 @@ def _publish(home: Path, url: str | None) -> None:
         written = json.loads(file.read_text())
     except (FileNotFoundError, ValueError):
         return
-    kept = {part: settings for part, settings in written.items() if part != "serve"}
-    now = kept if url is None else {**kept, "serve": {"url": url}}
+    others = {part: settings for part, settings in written.items() if part != "serve"}
+    now = others if url is None else {**others, "serve": {"url": url}}
     if now != written:
         process.write_atomically(file, json.dumps(now, indent=1) + "\n", mode=0o600)
 
@@ -97,13 +97,13 @@ def look(home: Path) -> QueryService:
 def page(home: Path) -> str | None:
     """The address of its page with the token of development mode in it: for a terminal, and for nothing that is kept.
     None: it does not run, or not in that mode."""
-    found = look(home)
-    return page_address(found.url, home / DEVELOPMENT_FILE) if found.pid is not None else None
+    service = look(home)
+    return page_address(service.url, home / DEVELOPMENT_FILE) if service.pid is not None else None
 
 
 def processes(home: Path) -> list[psutil.Process]:
-    found = process.running(process.load(_pid_file(home)))
-    return [] if found is None else [found]
+    running = process.running(process.load(_pid_file(home)))
+    return [] if running is None else [running]
 
 
 def _pid_file(home: Path) -> Path:

@@ -82,9 +82,9 @@ def _install(authority: Authority, place: Place) -> dict[str, Path]:
     """A new certificate for this server, and the authority's, where only the server's user reads the key."""
     own_folder(place.config, mode=0o700)
     made = authority.issue(place.name)
-    found = {"ca": authority.ca, "certificate": made.certificate, "key": made.key, "both": made.both}
-    installed = {what: place.config / file.name for what, file in found.items()}
-    for what, file in found.items():
+    files = {"ca": authority.ca, "certificate": made.certificate, "key": made.key, "both": made.both}
+    installed = {what: place.config / file.name for what, file in files.items()}
+    for what, file in files.items():
         shutil.copy(file, installed[what])
         own_file(installed[what])
     return installed
@@ -168,10 +168,14 @@ class _Kafka(Kafka):
         quiet, level = logging.getLogger("aiokafka"), logging.getLogger("aiokafka").level
         quiet.setLevel(logging.CRITICAL)  # it does not listen yet: that is what is asked
         admin = AIOKafkaAdminClient(
-            bootstrap_servers=address, request_timeout_ms=2000, security_protocol="SASL_SSL", sasl_mechanism="PLAIN",
-            sasl_plain_username=ADMIN, sasl_plain_password=self._secured.logins[ADMIN].password,
+            bootstrap_servers=address,
+            request_timeout_ms=2000,
+            security_protocol="SASL_SSL",
+            sasl_mechanism="PLAIN",
+            sasl_plain_username=ADMIN,
+            sasl_plain_password=self._secured.logins[ADMIN].password,
             ssl_context=self._secured.context(ADMIN),
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(3):
                 await admin.start()

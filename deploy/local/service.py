@@ -1,4 +1,4 @@
-"""What every service of the local stack has in common."""
+"""Common parts of all services of the local stack."""
 
 from __future__ import annotations
 
@@ -98,11 +98,11 @@ class Server(Protocol):
         ...
 
     def ready(self, address: str, place: Place) -> bool:
-        """Whether it answers real requests, asked within a second or two. Never raises for a server that is down."""
+        """Send a real request; True: it was answered within two seconds. Never raises for a server that is down."""
         ...
 
     def complete(self, place: Place, port: int) -> None:
-        """What must be so once it answers (a database exists, versions fit). Raises Misconfigured."""
+        """Complete the set-up once it answers (create a database, check versions). Raises Misconfigured."""
         ...
 
     def url(self, place: Place, port: int) -> str: ...
@@ -171,17 +171,22 @@ def own_file(file: Path) -> None:
 
 def java_command(place: Place, heap_mb: int) -> list[str]:
     return [
-        str(dist.java()), FIRST_COMPILER, f"-Xms{heap_mb}m", f"-Xmx{heap_mb}m",
-        f"-XX:SharedArchiveFile={dist.java_archive()}", f"-XX:ErrorFile={place.log.parent}/{place.name}-crash-%p.log",
-        "-Xlog:disable", "-Xlog:all=error:stderr",
-    ]  # fmt: skip
+        str(dist.java()),
+        FIRST_COMPILER,
+        f"-Xms{heap_mb}m",
+        f"-Xmx{heap_mb}m",
+        f"-XX:SharedArchiveFile={dist.java_archive()}",
+        f"-XX:ErrorFile={place.log.parent}/{place.name}-crash-%p.log",
+        "-Xlog:disable",
+        "-Xlog:all=error:stderr",
+    ]
 
 
 def clean_env() -> dict[str, str]:
     """Our environment without what would change a server behind our back."""
     dropped = ("JAVA_", "_JAVA_", "JDK_JAVA_", "ES_", "KAFKA_", "PG", "LD_PRELOAD", "CLASSPATH")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    return {**kept, "LC_ALL": "C.UTF-8"}  # or Java cannot open a path that is not ASCII
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    return {**environment, "LC_ALL": "C.UTF-8"}  # or Java cannot open a path that is not ASCII
 
 
 _TELLING = re.compile(r"FATAL|PANIC|\bERROR\b|Exception|[Ee]rror:|could not|No space left|OutOfMemory")

@@ -30,7 +30,7 @@ from deploy.local.service import LocalSettings, Place, Server, require_space
 from deploy.local.starting import Progress, Starter, run_together
 from deploy.local.workers import Worker
 from pipeline.core.errors import Misconfigured
-from pipeline.settings import ENDPOINTS_FILE
+from pipeline.runtime.settings import ENDPOINTS_FILE
 
 SERVERS: dict[str, Server] = {server.name: server for server in (Postgres(), Kafka(), Elasticsearch())}
 NEEDED_MB = 600
@@ -105,10 +105,10 @@ class Stack:
         if not self.home.is_dir():
             return []
         with self._locked(progress):
-            with ThreadPoolExecutor(1) as beside:
-                asked = beside.submit(self.stop_query, progress)
+            with ThreadPoolExecutor(1) as pool:
+                query_stopped = pool.submit(self.stop_query, progress)
                 stopped = workers.stop_all(self.home, progress)
-            stopped += [query.NAME] if asked.result() else []
+            stopped += [query.NAME] if query_stopped.result() else []
             running = [name for name in self._servers if self._server_processes(name)]
             with ThreadPoolExecutor(len(self._servers)) as pool:
                 list(pool.map(lambda name: self._stop_server(name, progress), self._servers))
@@ -122,7 +122,7 @@ class Stack:
             return list(pool.map(self._service, ("kafka", "postgres", "elasticsearch")))
 
     def endpoints(self) -> dict[str, dict[str, str]]:
-        """What endpoints.json says: service → the settings that lead to it."""
+        """The content of endpoints.json: the settings by which clients reach each service, by service."""
         try:
             return dict(json.loads((self.home / ENDPOINTS_FILE).read_text()))
         except (FileNotFoundError, ValueError):
@@ -151,7 +151,7 @@ class Stack:
             return query.start(self.home, Ports(self.home, _settings()), env=env or {})
 
     def stop_query(self, on_progress: Progress | None = None) -> bool:
-        """Whether it ran."""
+        """Stop the query service; False: it did not run."""
         return query.stop(self.home, on_progress or _silent)
 
     def query(self) -> QueryService:
@@ -197,10 +197,11 @@ class Stack:
         """The recorded process, and any other that is plainly this server (started by an ``up`` that was killed)."""
         place = self._place(name)
         recorded = process.running(process.load(place.pid_file))
-        found = {one.pid: one for one in process.find(lambda argv: self._servers[name].is_mine(place, argv))}
+        candidates = process.find(lambda argv: self._servers[name].is_mine(place, argv))
+        by_pid = {candidate.pid: candidate for candidate in candidates}
         if recorded is not None:
-            found[recorded.pid] = recorded
-        return list(found.values())
+            by_pid[recorded.pid] = recorded
+        return list(by_pid.values())
 
     def _stop_server(self, name: str, progress: Progress | None = None) -> None:
         server, place = self._servers[name], self._place(name)
@@ -216,13 +217,13 @@ class Stack:
     def _becomes_ready(self, name: str, progress: Progress) -> bool:
         """Give a service that runs and does not answer some time (a busy machine, a start under way)."""
         deadline = time.monotonic() + STOP_GRACE_SECONDS
-        told = False
+        has_reported = False
         while (now := self._service(name)).pid is not None and not now.ready:
             if time.monotonic() > deadline:
                 return False
-            if not told:
+            if not has_reported:
                 progress(name, "running, waiting for its answer")
-                told = True
+                has_reported = True
             time.sleep(0.2)
         return now.ready
 

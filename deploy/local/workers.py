@@ -35,16 +35,15 @@ class Worker:
     health: str
     """Where /livez, /readyz, /status and /metrics are: ``http://127.0.0.1:PORT``."""
     waiting_for: str | None = None
-    """The service that a stage of it stands still for …"""
+    """The service that one of its stages is stalled by."""
     reason: str | None = None
-    """… and why."""
     stages: Sequence[Mapping[str, Any]] = ()
-    """What each of its stages says of itself; empty when it does not answer."""
+    """The status of each of its stages; empty when it does not answer."""
 
 
 def command(name: str) -> list[str]:
     """The worker's program. ``-P``: nothing is imported from the folder that it happens to be started in."""
-    return [sys.executable, "-P", "-m", "pipeline.cli.main", "worker", name]
+    return [sys.executable, "-P", "-m", "cli.main", "worker", name]
 
 
 def start(
@@ -64,8 +63,8 @@ def start(
         if entry is None or process.running(entry) is None:
             port = free_port()
             offset = process.rotate(log)
-            given = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
-            entry = replace(process.spawn(command(name), log=log, env=given), address=f"http://{HOST}:{port}")
+            environment = {**os.environ, **env, "PENSTOCK_HOME": str(home), "PENSTOCK_STREAM_HEALTH_PORT": str(port)}
+            entry = replace(process.spawn(command(name), log=log, env=environment), address=f"http://{HOST}:{port}")
             process.save(_pid_file(home, key), entry)
     if wait:
         wait_ready(f"worker {key}", log, entry, offset)
@@ -95,8 +94,8 @@ def stop_all(home: Path, progress: Callable[[str, str], None]) -> list[str]:
 
 
 def processes(home: Path, key: str) -> list[psutil.Process]:
-    found = process.running(process.load(_pid_file(home, key)))
-    return [] if found is None else [found]
+    running = process.running(process.load(_pid_file(home, key)))
+    return [] if running is None else [running]
 
 
 def listed(home: Path) -> list[Worker]:
@@ -136,7 +135,7 @@ def answers(address: str) -> bool:
 
 
 def _stages(address: str) -> list[dict[str, Any]]:
-    """What its stages say of themselves; empty when it does not answer."""
+    """The status of its stages; empty when it does not answer."""
     body = _get(address, "/status")
     return list(json.loads(body)["stages"]) if body else []
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics import MetricWrapperBase
 
+from canary.telemetry import CanaryMetrics
 from connectors.extraction.service import ServiceMetrics
-from pipeline.canary.telemetry import CanaryMetrics
-from pipeline.telemetry import Metrics
-from query.evaluation.metrics import EvalMetrics
+from pipeline.observability.metrics import Metrics
+from query.evaluation.service import EvalMetrics
 from query.settings import EvalSettings
 from query.telemetry import QueryMetrics
 
@@ -49,8 +49,8 @@ address under which this repository can be read.
 ![The overview](screenshots/dashboard-overview.png)
 
 The overview, drawn by `python -m deploy.grafana.picture PROMETHEUS FILE` from the dashboard's own queries, not by
-Grafana: five minutes of the running system that `tests/e2e/watched.py` starts, where an hour of the alerts passes in a
-minute, on a machine that ran other tests meanwhile. Its searches were slow, and the alert says so.
+Grafana: five minutes of the running system that `tests/support/deploy/prometheus_kit.py` starts, where an hour of the
+alerts passes in a minute, on a machine that ran other tests meanwhile. Its searches were slow, and the alert says so.
 """
 
 
@@ -95,17 +95,19 @@ def names() -> set[str]:
 
 
 def _entries(metrics: object) -> Iterator[Entry]:
-    for one in vars(metrics).values():
-        if isinstance(one, MetricWrapperBase):
-            [described] = one.describe()
-            yield Entry(described.name, described.type, tuple(one._labelnames), described.documentation)
+    for metric in vars(metrics).values():
+        if isinstance(metric, MetricWrapperBase):
+            [described] = metric.describe()
+            yield Entry(described.name, described.type, tuple(metric._labelnames), described.documentation)
 
 
 def document() -> str:
     parts = [HEAD]
     tables = {
-        "Workers": workers(), "Query service": query_service(), "Extraction service": extraction_service(),
-    }  # fmt: skip
+        "Workers": workers(),
+        "Query service": query_service(),
+        "Extraction service": extraction_service(),
+    }
     for title, entries in tables.items():
         parts.append(f"\n## {title}\n\n| metric | kind | labels | what |\n|---|---|---|---|\n")
         for entry in sorted(entries, key=lambda entry: entry.name):

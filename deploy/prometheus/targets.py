@@ -8,19 +8,19 @@ import sys
 from pathlib import Path
 
 from deploy.local import query, workers
-from pipeline.settings import home
+from pipeline.runtime.settings import home
 
 JOB = "penstock"
 
 
 def targets(folder: Path) -> list[dict[str, object]]:
     """One group a process. A process that was started and has died stays in the list: that it is down should show."""
-    found = [(worker.name.partition("-")[0], worker.health) for worker in workers.listed(folder)]
-    if (serves := query.look(folder)).is_wanted:
-        found.append((query.NAME, serves.url))
+    endpoints = [(worker.name.partition("-")[0], worker.health) for worker in workers.listed(folder)]
+    if (serves := query.look(folder)).is_started:
+        endpoints.append((query.NAME, serves.url))
     return [
         {"targets": [address.removeprefix("http://")], "labels": {"job": JOB, "worker": name}}
-        for name, address in found
+        for name, address in endpoints
         if address
     ]
 

@@ -15,18 +15,19 @@ from pipeline.audit import runs
 from pipeline.audit.compare import KINDS, PLACES
 from pipeline.audit.examine import Examiner, Finding, ranges_end
 from pipeline.audit.mend import Mender
+from pipeline.audit.reading import Limits
 from pipeline.audit.runs import Run
 from pipeline.audit.sample import sample
 from pipeline.audit.walk import SECOND_LOOK_SECONDS, Page, Suspects, note
-from pipeline.audit.wanted import Limits
 from pipeline.core.errors import PenstockError
 from pipeline.core.model import Generation
+from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations
-from pipeline.settings import AuditSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import AuditSettings
 from pipeline.stores.keywords import Keywords
+from pipeline.stores.leader import lead_transaction
 from pipeline.stores.postgres import AUDIT_LOCK, Connection, Pool, translated
-from pipeline.telemetry import Metrics
-from topics.producer import Producer
 
 log = structlog.get_logger()
 
@@ -34,8 +35,8 @@ LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
 """One request to each store where they hold what they should (docs/adr/0040-an-audit-of-everything-in-an-hour.md): the
 entries of a page fit one answer of Elasticsearch. In pages of 25 a document cost twice as much processor time."""
 PROCESSOR_SHARE = 0.25
-"""Of one processor, all servers and workers together. A page waits for one of them at a time, so its own time is the
-most that it can have taken of all."""
+"""Share of one processor, of all servers and workers together. A page waits for one of them at a time, so its own time
+is the most that it can have taken of all."""
 SAMPLED_ROWS = 1
 """Rows a page that must find themselves in the vector index."""
 LOOKED_AT_AGAIN = 10
@@ -87,9 +88,8 @@ class BackgroundAudit:
         Raises Retryable, Misconfigured."""
         with translated("background audit"):
             async with self._pool.connection() as connection, connection.transaction():
-                cursor = await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [AUDIT_LOCK])
-                row = await cursor.fetchone()
-                done, wait = await self._page(connection) if row and row[0] else (None, IDLE_SECONDS)
+                is_leader = await lead_transaction(connection, AUDIT_LOCK)
+                done, wait = await self._page(connection) if is_leader else (None, IDLE_SECONDS)
             began = monotonic()
             if done is not None:
                 await self._mend(*done)
@@ -113,26 +113,30 @@ class BackgroundAudit:
             return None, IDLE_SECONDS
         examiner = Examiner(self._pool, self._es, generation, self._limits)
         began = monotonic()
-        later, found, waited_seconds = await self._look(examiner, run, generation)
-        await runs.save(connection, later, found, finished=later.position == run.position)
+        later, findings, waited_seconds = await self._look(examiner, run, generation)
+        await runs.save(connection, later, findings, finished=later.position == run.position)
         documents = later.documents - run.documents
         worked_seconds = monotonic() - began - waited_seconds
         wait = rest_seconds(documents, worked_seconds, self._settings.documents_per_second)
         await runs.put_off(connection, run.id, wait)
         self._metrics.audited.inc(documents)
-        return (examiner, later, found), wait
+        return (examiner, later, findings), wait
 
-    async def _mend(self, examiner: Examiner, run: Run, found: list[Finding]) -> None:
+    async def _mend(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
         """Once the page is saved: say what was found, repair it if that is wanted, and look again at what differed."""
-        for finding in found:
+        for finding in findings:
             log.warning(
-                "divergent_document", document=str(finding.document), generation=run.generation, store=finding.store,
-                kind=finding.kind, chunks=finding.chunks,
-            )  # fmt: skip
+                "divergent_document",
+                document=str(finding.document),
+                generation=run.generation,
+                store=finding.store,
+                kind=finding.kind,
+                chunks=finding.chunks,
+            )
         mender = Mender(examiner, Keywords(self._es), self._producer)
-        if self._settings.repair != "none" and found:
-            unreachable = {f.document for f in found if f.kind == "unreachable"}
-            await mender.doubt({f.document for f in found}, unreachable, embed=self._settings.repair == "all")
+        if self._settings.repair != "none" and findings:
+            unreachable = {f.document for f in findings if f.kind == "unreachable"}
+            await mender.doubt({f.document for f in findings}, unreachable, embed=self._settings.repair == "all")
         async with self._pool.connection() as connection:
             again = await runs.differing(connection, run.id, self._again_after, LOOKED_AT_AGAIN)
         self._again_after = again[-1] if len(again) == LOOKED_AT_AGAIN else None
@@ -150,9 +154,9 @@ class BackgroundAudit:
                 note(verdict, seen)
                 if not verdict.clean and len(suspects) < SUSPECTS_A_PAGE:
                     suspects.add(verdict.document)
-        found = await suspects.confirmed()
+        findings = await suspects.confirmed()
         if generation.state != "building":
-            found += (await sample(self._pool, generation, SAMPLED_ROWS)).unreachable
+            findings += (await sample(self._pool, generation, SAMPLED_ROWS)).unreachable
         later = replace(
             run,
             position=documents[-1] if documents else run.position,
@@ -160,7 +164,7 @@ class BackgroundAudit:
             chunks=run.chunks + seen.chunks,
             pending=run.pending + len(seen.pending),
         )
-        return later, found, suspects.waited_seconds
+        return later, findings, suspects.waited_seconds
 
     async def _measure(self, connection: Connection) -> None:
         counts = await runs.divergent(connection)

@@ -1,4 +1,4 @@
-"""What the ledger wants of one document against what a store holds of it. Pure: no I/O, no clock."""
+"""Compares a document's desired state in the ledger with its actual state in a store. Pure: no I/O, no clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 from uuid import UUID
 
-from pipeline.core.fingerprint import content_hash
-from pipeline.core.identity import chunk_ids
+from pipeline.core.identity import chunk_ids, content_hash
 from pipeline.core.model import STORES, Store
 from pipeline.ledger.documents import Identity
 from pipeline.ledger.entry import cut, entries
@@ -20,9 +19,18 @@ Place = Literal["vectors", "keywords", "ledger"]
 PLACES: tuple[Place, ...] = get_args(Place)
 
 Kind = Literal[
-    "missing", "orphan", "unknown_document", "wrong_access", "wrong_text", "wrong_entry", "ahead", "unreachable",
-    "no_state", "stale_manifest", "rotten_body",
-]  # fmt: skip
+    "missing",
+    "orphan",
+    "unknown_document",
+    "wrong_access",
+    "wrong_text",
+    "wrong_entry",
+    "ahead",
+    "unreachable",
+    "no_state",
+    "stale_manifest",
+    "rotten_body",
+]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MEANING: Mapping[Kind, str] = {
     "missing": "a wanted chunk is not in the store",
@@ -65,7 +73,7 @@ class Print:
     """SHA-256."""
     access: bytes
     derived: bytes
-    """Of what is read from the text: says nothing where the text says nothing."""
+    """The fields that are derived from the text: they prove nothing where the text does not."""
     rest: bytes
 
     @classmethod
@@ -111,7 +119,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the ledger wants of one document in one generation, as of one snapshot."""
+    """The desired state of one document in one generation, as of one snapshot of the ledger."""
 
     identity: Identity
     seq: int
@@ -153,9 +161,15 @@ Standing = tuple[int, Mapping[Store, State]]
 
 
 def describe(
-    w: Work, seq: int, states: Mapping[Store, State], body: str | None, metadata: Mapping[str, object] | None, *,
-    alive: bool, building: bool,
-) -> Wanted:  # fmt: skip
+    w: Work,
+    seq: int,
+    states: Mapping[Store, State],
+    body: str | None,
+    metadata: Mapping[str, object] | None,
+    *,
+    alive: bool,
+    building: bool,
+) -> Wanted:
     """Ledger rows of one document as what its entries are made of."""
     rotten = alive and (body is None or content_hash(body) != w.content_hash)
     stale = w.needs_chunking

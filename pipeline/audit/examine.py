@@ -9,10 +9,9 @@ from uuid import UUID
 
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.audit import wanted as ledger
+from pipeline.audit import reading as ledger
 from pipeline.audit.compare import Difference, Kind, Place, Wanted, compare
-from pipeline.audit.held import Range, Scope, Stream, entries, rows
-from pipeline.audit.wanted import Limits
+from pipeline.audit.reading import Limits, Range, Scope, Stream, entries, rows
 from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.postgres import Pool, translated
@@ -41,7 +40,7 @@ class Verdict:
     highest: int = 0
     """The highest version of its entries."""
     entries: tuple[UUID, ...] = ()
-    """What the keyword index holds of it, where the ledger knows it."""
+    """The entries that the keyword index has of it, where the ledger knows it."""
 
     @property
     def clean(self) -> bool:
@@ -74,7 +73,7 @@ class Examiner:
         self.peak = max(self.peak, self.held)
 
     async def refresh(self) -> None:
-        """What was written before is found by searches from now on."""
+        """Make everything written so far visible to searches."""
         with es_translated(f"refresh {self.generation.keyword_index}"):
             await self.es.indices.refresh(index=self.generation.keyword_index)
 

@@ -11,18 +11,18 @@ from uuid import UUID
 
 from psycopg import sql
 
+from pipeline.audit import reading as ledger
 from pipeline.audit import runs
-from pipeline.audit import wanted as ledger
 from pipeline.audit.compare import NOWHERE, Kind, Place, Wanted
 from pipeline.audit.examine import Examiner, Finding, Verdict
 from pipeline.audit.sample import reach
 from pipeline.core.model import Lane, Store
+from pipeline.kafka.producer import Producer
 from pipeline.ledger import repair, work
 from pipeline.ledger.documents import Identity
 from pipeline.stages.hints import send_hints
 from pipeline.stores.keywords import Keywords, Write
 from pipeline.stores.postgres import Connection, translated
-from topics.producer import Producer
 
 MEND_DOCUMENTS = 200
 LANE: Lane = "backfill"
@@ -36,7 +36,7 @@ Ids = Collection[UUID]
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What became of a repair."""
+    """The result of a repair."""
 
     asked: int = 0
     """Documents for which something was done."""
@@ -160,7 +160,7 @@ class Mender:
         seq = await repair.want_again(connection, name, store, verdict.document, above=verdict.highest)
         if store == "vectors":
             return
-        doubted = {i for (where, _), found in ids.items() if where == "keywords" for i in found}
+        doubted = {i for (where, _), chunk_ids in ids.items() if where == "keywords" for i in chunk_ids}
         if ("keywords", "no_state") in ids:  # nobody knows what stands there: whatever does is claimed
             doubted |= set(await self._keywords.versions(self._generation.keyword_index, verdict.document))
         # No longer confirmed, so that what is wanted of it is written again; claimed, so that the rest is deleted.
@@ -177,7 +177,7 @@ class Mender:
                 return bool(await repair.insert_rows_again(connection, self._generation, lost))
 
     async def remove_entries(self, documents: Sequence[UUID]) -> None:
-        """Of documents that the ledger never heard of, unless it has by now: together, as each refresh takes time."""
+        """For documents that the ledger never heard of, unless it has by now: together, as each refresh takes time."""
         for first in range(0, len(documents), MEND_DOCUMENTS):
             await self._remove(documents[first : first + MEND_DOCUMENTS], ("keywords",))
 
@@ -193,11 +193,11 @@ class Mender:
                         await repair.delete_rows_of(connection, self._generation, document)
                 if "keywords" in strangers:
                     index = self._generation.keyword_index
-                    found: dict[UUID, int] = {}
+                    versions: dict[UUID, int] = {}
                     for document in unknown:
-                        found |= await self._keywords.versions(index, document)
-                    seq = await repair.draw(connection, max(found.values(), default=0))
-                    await self._keywords.apply([Write(index, i, seq, None) for i in found])
+                        versions |= await self._keywords.versions(index, document)
+                    seq = await repair.draw(connection, max(versions.values(), default=0))
+                    await self._keywords.apply([Write(index, i, seq, None) for i in versions])
                     await self._keywords.refreshed(index)  # the next audit shall not find them any more
         return True
 
@@ -251,19 +251,22 @@ class Mender:
 
 
 def without_embedding(ids: Mapping[tuple[Place, Kind], tuple[UUID, ...]]) -> dict[tuple[Place, Kind], tuple[UUID, ...]]:
-    """What of a document's differences can be mended without asking the model for a vector. A sink makes all of its
-    store right at once: where one difference of the vectors needs the model, the others wait with it. Pure."""
+    """Those of a document's differences that can be mended without asking the model for a vector. A sink makes all
+    of its store right at once: where one difference of the vectors needs the model, the others wait with it. Pure."""
     needing = {place for place, kind in ids if (place, kind) in _MAY_EMBED}
     return {(place, kind): chunks for (place, kind), chunks in ids.items() if place not in needing}
 
 
 _MAY_EMBED: Collection[tuple[Place, Kind]] = {
-    ("vectors", "missing"), ("vectors", "wrong_text"), ("vectors", "no_state"), ("ledger", "stale_manifest"),
-}  # fmt: skip
+    ("vectors", "missing"),
+    ("vectors", "wrong_text"),
+    ("vectors", "no_state"),
+    ("ledger", "stale_manifest"),
+}
 
 
 def _doubted(ids: Collection[tuple[Place, Kind]], wanted: Wanted) -> list[Store]:
-    """Which stores have to converge again. A rotten body is in no store, and nothing can be made from it."""
+    """The stores that have to converge again. A rotten body is in no store, and nothing can be made from it."""
     if wanted.rotten and wanted.wanted:
         return []
     both: list[Store] = ["vectors", "keywords"]

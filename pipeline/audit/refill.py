@@ -12,22 +12,23 @@ from uuid import UUID
 import structlog
 from elasticsearch import AsyncElasticsearch
 
-from pipeline.audit import wanted as ledger
+from pipeline.audit import reading as ledger
 from pipeline.audit.background import LIMITS
 from pipeline.audit.compare import NOWHERE
 from pipeline.audit.examine import Examiner, Verdict, ranges_end
 from pipeline.audit.mend import LANE, Mender
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.model import Generation
+from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations, repair
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.hints import send_hints
 from pipeline.stores import index_fence
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.index_fence import Change, Known, change
 from pipeline.stores.keywords import Keywords
+from pipeline.stores.leader import lead_transaction
 from pipeline.stores.postgres import INDEX_LOCK, Connection, Pool, translated
-from pipeline.telemetry import Metrics
-from topics.producer import Producer
 
 log = structlog.get_logger()
 
@@ -39,8 +40,8 @@ for a moment."""
 TURN_SECONDS = 1.0
 """Between two looks whether it is our turn, or whether what was doubted has been written."""
 PROCESSOR_SHARE = 0.5
-"""Of one processor, all servers and this worker together: as in pipeline.audit.background, which has time, while here
-half of every search is missing."""
+"""Share of one processor, of all servers and this worker together: as in pipeline.audit.background, which has time,
+while here half of every search is missing."""
 _STATES = ("active", "previous", "building")
 """Whose documents an index is compared with, where several generations share it: their entries are the same."""
 
@@ -132,8 +133,7 @@ class IndexGuard:
         began = monotonic()
         with translated("keyword index"):
             async with self._pool.connection() as connection, connection.transaction():
-                row = await (await connection.execute("SELECT pg_try_advisory_xact_lock(%s)", [INDEX_LOCK])).fetchone()
-                if not (row and row[0]):
+                if not await lead_transaction(connection, INDEX_LOCK):
                     return TURN_SECONDS
                 fenced = await index_fence.fenced(connection)
                 failures: list[PenstockError] = []

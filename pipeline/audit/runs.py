@@ -14,7 +14,7 @@ from pipeline.core.errors import Misconfigured
 from pipeline.stores.postgres import Connection
 
 RunScope = Literal["all", "since", "background"]
-RUNS_KEPT = 20
+MAX_RUNS = 20
 """Finished runs whose differences are kept, for each scope of a generation."""
 SETTLE_MARGIN_SECONDS = 120
 """``since last`` looks so much further back: a transaction commits after the moment that it writes down, at most a
@@ -45,7 +45,7 @@ async def start(connection: Connection, generation: str, scope: RunScope, since:
         await connection.execute(
             "DELETE FROM audit_runs WHERE id IN (SELECT id FROM audit_runs WHERE generation = %s AND scope = %s"
             " ORDER BY id DESC OFFSET %s)",
-            [generation, scope, RUNS_KEPT],
+            [generation, scope, MAX_RUNS],
         )
         cursor = await connection.execute(
             f"INSERT INTO audit_runs (generation, scope, since) VALUES (%s, %s, %s) RETURNING {_RUN}",  # noqa: S608 — constants of this module
@@ -105,9 +105,9 @@ async def total(connection: Connection, run: Run) -> int:
     return int(n)
 
 
-async def save(connection: Connection, run: Run, found: Iterable[Finding], *, finished: bool = False) -> None:
-    """What was found, and that everything up to the run's position is done."""
-    await add(connection, run.id, found)
+async def save(connection: Connection, run: Run, findings: Iterable[Finding], *, finished: bool = False) -> None:
+    """Record the findings, and that everything up to the run's position is done."""
+    await add(connection, run.id, findings)
     await connection.execute(
         "UPDATE audit_runs SET position = %s, documents = %s, chunks = %s, pending = %s,"
         " finished_at = CASE WHEN %s THEN clock_timestamp() END WHERE id = %s",
@@ -117,8 +117,8 @@ async def save(connection: Connection, run: Run, found: Iterable[Finding], *, fi
         await connection.execute("DELETE FROM audit_documents WHERE run_id = %s", [run.id])
 
 
-async def add(connection: Connection, run: int, found: Iterable[Finding]) -> None:
-    if values := [(run, f.document, f.store, f.kind, f.chunks, f.external_id) for f in found]:
+async def add(connection: Connection, run: int, findings: Iterable[Finding]) -> None:
+    if values := [(run, f.document, f.store, f.kind, f.chunks, f.external_id) for f in findings]:
         await connection.cursor().executemany(
             "INSERT INTO audit_differences (run_id, document_id, store, kind, chunks, external_id)"
             " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (run_id, document_id, store, kind)"

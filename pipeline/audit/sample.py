@@ -49,7 +49,7 @@ async def sample(pool: Pool, generation: Generation, rows: int) -> Sample:
 
 async def _needs_no_graph(connection: Connection, generation: Generation) -> bool:
     """It is small, and has none (yet): every search reads all of it."""
-    if any(one.valid for one in (await graph.graphs(connection, generation)).values()):
+    if any(graph_index.valid for graph_index in (await graph.graphs(connection, generation)).values()):
         return False
     return await graph.rows(connection, generation, most=READ_WHOLE_ROWS + 1) <= READ_WHOLE_ROWS
 
@@ -129,10 +129,10 @@ async def _lost(connection: Connection, generation: Generation, id_: UUID) -> UU
     asked for, the row is one of them as far as anybody can tell.
     """
     cursor = await connection.execute(_nearest(generation), {"id": id_, "limit": NEIGHBOURS})
-    found = await cursor.fetchall()
-    if any(other == id_ for other, _ in found):
+    nearest = await cursor.fetchall()
+    if any(other == id_ for other, _ in nearest):
         return None
-    if len(found) == NEIGHBOURS and all(distance is not None and distance <= EQUAL for _, distance in found):
+    if len(nearest) == NEIGHBOURS and all(distance is not None and distance <= EQUAL for _, distance in nearest):
         return None
     cursor = await connection.execute(
         sql.SQL("SELECT document_id FROM {} WHERE id = %s AND in_graph").format(sql.Identifier(generation.chunk_table)),

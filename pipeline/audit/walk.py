@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pipeline.audit import runs
 from pipeline.audit.examine import Examiner, Finding, Verdict, ranges_end
-from pipeline.audit.held import Range, Scope
+from pipeline.audit.reading import Range, Scope
 from pipeline.audit.runs import Run
 from pipeline.stores.postgres import translated
 
@@ -36,7 +36,7 @@ class Pending:
 
 @dataclass(slots=True)
 class Page:
-    """What one look at a range showed."""
+    """The counts of one look at a range."""
 
     documents: int = 0
     chunks: int = 0
@@ -69,9 +69,9 @@ class Suspects:
         await asyncio.sleep(self._last + self._wait - began)
         self.waited_seconds += asyncio.get_running_loop().time() - began
         async with aclosing(self._examiner.confirmed(self._waiting)) as verdicts:
-            found = [finding async for verdict in verdicts for finding in verdict.findings]
+            findings = [finding async for verdict in verdicts for finding in verdict.findings]
         self._waiting.clear()
-        return found
+        return findings
 
 
 class Walk:
@@ -122,12 +122,12 @@ class Walk:
                 if not verdict.clean:
                     self._suspects.add(verdict.document)
                 if len(self._suspects) >= SUSPECTS:
-                    found = await self._suspects.confirmed()
+                    findings = await self._suspects.confirmed()
                     async with self._examiner.pool.connection() as connection:
-                        await runs.add(connection, self.state.id, found)
+                        await runs.add(connection, self.state.id, findings)
 
     async def _save(self, position: UUID | None, seen: Page, *, finished: bool) -> None:
-        found = await self._suspects.confirmed()
+        findings = await self._suspects.confirmed()
         self.state = replace(
             self.state,
             position=position,
@@ -138,7 +138,7 @@ class Walk:
         self.pending = sorted([*self.pending, *seen.pending], key=lambda p: p.reason is None)[:SHOWN]
         with translated("audit"):
             async with self._examiner.pool.connection() as connection:
-                await runs.save(connection, self.state, found, finished=finished)
+                await runs.save(connection, self.state, findings, finished=finished)
 
 
 def note(verdict: Verdict, page: Page) -> None:

@@ -23,9 +23,9 @@ from pipeline.core.retry import backoff
 from pipeline.embedding.port import Embedder, Models, Vectors
 from pipeline.embedding.vectors import unit, usable
 from pipeline.ledger import generations
-from pipeline.settings import ConversationSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import ConversationSettings
 from pipeline.stores.postgres import Connection, Pool, translated
-from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
 
@@ -86,9 +86,12 @@ class ConversationVectors:
                 self._failures = 0
             except PenstockError as error:
                 wait = backoff(
-                    self._failures, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS / 10, random=random.random(),  # noqa: S311  jitter
+                    self._failures,
+                    base=RETRY_BASE_SECONDS,
+                    cap=RETRY_CAP_SECONDS / 10,
+                    random=random.random(),  # noqa: S311  jitter
                     retry_after=error.retry_after if isinstance(error, Retryable) else None,
-                )  # fmt: skip
+                )
                 self._failures += 1
                 log.warning("conversations_wait", reason=str(error)[:200], seconds=round(wait, 1))
             await asyncio.sleep(wait)
@@ -122,12 +125,12 @@ class ConversationVectors:
         return bool(claimed)
 
     async def _group(self, embedder: Embedder, maker: str, group: Sequence[_Waiting]) -> None:
-        found = await self._embed(embedder, [chunk.text for chunk in group])
+        embedded_chunks = await self._embed(embedder, [chunk.text for chunk in group])
         with translated("conversations"):
             async with self._pool.connection() as connection:
-                await _save(connection, maker, list(zip(group, found, strict=True)))
-        self._metrics.conversation_chunks.inc(sum(vector is not None for vector in found))
-        for chunk, vector in zip(group, found, strict=True):
+                await _save(connection, maker, list(zip(group, embedded_chunks, strict=True)))
+        self._metrics.conversation_chunks.inc(sum(vector is not None for vector in embedded_chunks))
+        for chunk, vector in zip(group, embedded_chunks, strict=True):
             if vector is None:
                 log.warning("conversation_chunk_refused", chunk=chunk.digest.hex())
 
@@ -163,8 +166,10 @@ class ConversationVectors:
 
 def _serves(mine: Embedder, theirs: Generation) -> bool:
     same = (mine.model, mine.dimensions, mine.document_prefix) == (
-        theirs.model, theirs.dimensions, theirs.document_prefix,
-    )  # fmt: skip
+        theirs.model,
+        theirs.dimensions,
+        theirs.document_prefix,
+    )
     return same and (not mine.revision or not theirs.revision or mine.revision == theirs.revision)
 
 
@@ -177,7 +182,7 @@ async def _count(connection: Connection) -> int:
 
 
 async def _drop_stale(connection: Connection, maker: str) -> int:
-    """What another model embedded waits again."""
+    """Make the chunks wait again that another model embedded."""
     cursor = await connection.execute(
         "UPDATE conversation_chunks SET made_by = NULL, embedding = NULL, attempts = 0, next_at = now()"
         " WHERE ctid = ANY(ARRAY(SELECT ctid FROM conversation_chunks WHERE made_by < %(maker)s OR made_by > %(maker)s"
@@ -200,7 +205,7 @@ async def _claim(connection: Connection) -> list[_Waiting]:
 
 
 def _groups(claimed: Sequence[_Waiting]) -> list[list[_Waiting]]:
-    """What has failed before is tried alone: it may be what made the others fail."""
+    """A chunk that has failed before is tried alone: it may be what made the others fail."""
     fresh = [chunk for chunk in claimed if chunk.attempts == 1]
     return [*([fresh] if fresh else []), *([chunk] for chunk in claimed if chunk.attempts > 1)]
 
@@ -225,10 +230,13 @@ async def _release(connection: Connection, chunks: Sequence[_Waiting]) -> None:
     )
 
 
-async def _save(connection: Connection, maker: str, found: Sequence[tuple[_Waiting, Vectors | None]]) -> None:
+async def _save(connection: Connection, maker: str, embedded_chunks: Sequence[tuple[_Waiting, Vectors | None]]) -> None:
     """A chunk that has gone meanwhile (regrouped, forgotten) stays gone."""
     await connection.cursor().executemany(
         "UPDATE conversation_chunks SET embedding = %s, made_by = %s, attempts = 0"
         " WHERE tenant = %s AND member = %s AND digest = %s AND made_by IS NULL",
-        [(None if vector is None else HalfVector(vector), maker, c.tenant, c.member, c.digest) for c, vector in found],
+        [
+            (None if vector is None else HalfVector(vector), maker, c.tenant, c.member, c.digest)
+            for c, vector in embedded_chunks
+        ],
     )

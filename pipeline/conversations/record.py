@@ -27,13 +27,13 @@ from pipeline.core.conversations import (
 from pipeline.core.errors import Poison
 from pipeline.core.model import CountTokens, Lane
 from pipeline.core.normalise import clean
-from pipeline.settings import ConversationSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import ConversationSettings
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.events import check_record
 from pipeline.stages.stage import Incoming, Last
 from pipeline.stores.postgres import Connection, Pool, translated
-from pipeline.telemetry import Metrics
 from topics.codec import BadMessage, decode
 from topics.messages import ConversationForgotten, ConversationRecorded
 from topics.registry import CONVERSATIONS, Topic
@@ -43,7 +43,7 @@ Said = ConversationRecorded | ConversationForgotten
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one member's messages, in pairs."""
+    """The result of one member's messages, in pairs."""
 
     recorded: int = 0
     known: int = 0
@@ -78,17 +78,20 @@ class Conversations(Last):
     async def handle(self, batch: Sequence[Incoming]) -> None:
         assert self._dead is not None
         now = datetime.now(UTC)
-        found = await self._admission.sort(
-            batch, lambda record: read_conversation(record, now=now), lambda message: message, stage=self.name,
+        sorted_batch = await self._admission.sort(
+            batch,
+            lambda record: read_conversation(record, now=now),
+            lambda message: message,
+            stage=self.name,
             concerns_tenant=lambda message: isinstance(message, ConversationForgotten) and message.conversation is None,
-        )  # fmt: skip
+        )
         said: dict[Member, list[Said]] = {}
-        for message in found.accepted:
+        for message in sorted_batch.accepted:
             said.setdefault(Member(message.tenant, message.member), []).append(message)
         for who, messages in said.items():
             await self._accept(who, messages)
-        self._dead.passed(found.valid, stage=self.name)
-        await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
+        self._dead.passed(sorted_batch.valid, stage=self.name)
+        await self._dead.bury_all(sorted_batch.poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def set_aside(self, record: Incoming, error: Exception) -> None:
         assert self._dead is not None
@@ -165,7 +168,7 @@ class Conversations(Last):
     async def _heard(
         self, connection: Connection, who: Member, messages: Sequence[ConversationRecorded]
     ) -> tuple[dict[bytes, Pair], list[Mention], int]:
-        """What was said after it was last forgotten, and how many pairs were not."""
+        """The messages from after it was last forgotten, and how many pairs were not."""
         everything = subject_digest(who.member)
         subjects = {
             place: subject_digest(who.member, *place) for place in {(m.source, m.conversation) for m in messages}

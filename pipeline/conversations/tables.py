@@ -25,7 +25,7 @@ class Mention:
     observed_at: datetime
     sent_id: str | None
     answer_id: UUID | None
-    """Of the answer, as the query service called it."""
+    """The id of the answer, as the query service called it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +71,13 @@ async def forget(
         " AND observed_at <= %(until)s AND (%(source)s::text IS NULL"
         " OR (source = %(source)s AND conversation = %(conversation)s)) RETURNING digest, answer_id",
         {
-            "tenant": who.tenant, "member": who.member, "until": until, "source": source,
+            "tenant": who.tenant,
+            "member": who.member,
+            "until": until,
+            "source": source,
             "conversation": conversation,
         },
-    )  # fmt: skip
+    )
     removed = await cursor.fetchall()
     await settle_provenance(connection, who, {answer_id for _, answer_id in removed if answer_id is not None})
     return {digest for digest, _ in removed}
@@ -119,11 +122,20 @@ async def add_mentions(connection: Connection, who: Member, mentions: Iterable[M
         " WHERE (excluded.observed_at, coalesce(excluded.sent_id, ''), coalesce(excluded.answer_id::text, ''))"
         " > (m.observed_at, coalesce(m.sent_id, ''), coalesce(m.answer_id::text, ''))",
         [
-            (who.tenant, who.member, m.digest, m.source, m.conversation, m.asked_at, m.observed_at, m.sent_id,
-             m.answer_id)
+            (
+                who.tenant,
+                who.member,
+                m.digest,
+                m.source,
+                m.conversation,
+                m.asked_at,
+                m.observed_at,
+                m.sent_id,
+                m.answer_id,
+            )
             for m in mentions
         ],
-    )  # fmt: skip
+    )
 
 
 async def answers(connection: Connection, who: Member, digests: Iterable[bytes]) -> set[UUID]:
@@ -137,7 +149,7 @@ async def answers(connection: Connection, who: Member, digests: Iterable[bytes])
 
 
 async def settle_provenance(connection: Connection, who: Member, answers: Collection[UUID]) -> None:
-    """What these answers were made from is known for as long as a mention names them, and no longer."""
+    """The sources of these answers are known for as long as a mention names them, and no longer."""
     await connection.execute(
         "DELETE FROM conversation_provenance a WHERE tenant = %s AND answer_id = ANY(%s) AND NOT EXISTS"
         " (SELECT FROM conversation_mentions m WHERE m.tenant = a.tenant AND m.answer_id = a.answer_id)",
@@ -153,7 +165,7 @@ async def settle_provenance(connection: Connection, who: Member, answers: Collec
 
 
 async def settle_pairs(connection: Connection, who: Member, touched: Collection[bytes]) -> None:
-    """Of these pairs, remove those that nothing mentions and let the others have their first mention's time."""
+    """Remove those of these pairs that nothing mentions and let the others have their first mention's time."""
     await connection.execute(
         "DELETE FROM conversation_pairs p WHERE tenant = %s AND member = %s AND digest = ANY(%s)"
         " AND NOT EXISTS (SELECT FROM conversation_mentions m"
@@ -183,7 +195,7 @@ async def standing(connection: Connection, who: Member) -> tuple[int, bool]:
 
 
 async def save_member(connection: Connection, who: Member, *, tokens: int, chunked: bool) -> None:
-    """Of a member that nothing is left of nothing stays."""
+    """For a member of whom nothing is left nothing stays."""
     if not tokens:
         await connection.execute(
             "DELETE FROM conversation_members WHERE tenant = %s AND member = %s", [who.tenant, who.member]

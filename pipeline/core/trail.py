@@ -25,6 +25,8 @@ HEAD_SECONDS = 300.0
 """Between two heads of a chain that grows."""
 UNANCHORED = timedelta(minutes=15)
 """Records that are so much younger than the last head of their chain were not written by a process of ours."""
+KEY_OVERLAP = timedelta(days=1)
+"""From the first head that was made with the newest key on, processes may go on with an older one for so long."""
 NO_KEY = "none"
 
 
@@ -170,7 +172,7 @@ def _microseconds(at: datetime) -> int:
 
 Kind = Literal[
     "altered", "removed", "cut-off", "chain-removed", "day-removed", "without-head", "head-altered", "head-removed",
-    "heads-cut-off", "unknown-key",
+    "heads-cut-off", "unknown-key", "outdated-key",
 ]  # fmt: skip
 
 MEANS: Mapping[Kind, str] = {
@@ -184,6 +186,7 @@ MEANS: Mapping[Kind, str] = {
     "head-removed": "heads are missing",
     "heads-cut-off": "the newest heads are missing, or are not those that were noted outside",
     "unknown-key": "made with a key that is not set here, or without one",
+    "outdated-key": "made with a key, or without one, after another key had taken its place",
 }
 
 
@@ -201,6 +204,7 @@ class Finding:
 def check_heads(keys: Keys, heads: Sequence[Head], *, oldest: date | None) -> Iterator[Finding]:
     """In the order of their numbers. oldest: of an earlier day they may have gone by age (None: none may)."""
     previous: Head | None = None
+    believed_at = replaced_at = None  # by heads with the newest key alone: who has an older one says what he likes
     for head in heads:
         where = f"head {head.number}"
         if previous is None:
@@ -217,6 +221,11 @@ def check_heads(keys: Keys, heads: Sequence[Head], *, oldest: date | None) -> It
                 yield Finding("unknown-key", f"{where} (key {head.key_id})")
             elif not hmac.compare_digest(mac, head.mac):
                 yield Finding("head-altered", where)
+        if head.key_id == keys.id:
+            replaced_at = replaced_at or head.at
+            believed_at = max(believed_at or head.at, head.at)
+        elif replaced_at is not None and max(believed_at or head.at, head.at) > replaced_at + KEY_OVERLAP:
+            yield Finding("outdated-key", where)
         previous = head
 
 
@@ -275,6 +284,8 @@ class Day:
         noted = [head.digest for head in self._of.get(sealed.chain, ()) if head.count == sealed.number]
         if not hmac.compare_digest(mac, sealed.mac) or any(digest != sealed.mac for digest in noted):
             yield Finding("altered", where)
+        elif before is not None and sealed.key_id != before.key_id:  # a process has one key
+            yield Finding("outdated-key", where)
 
     def end(self) -> Iterator[Finding]:
         if self._before is not None:

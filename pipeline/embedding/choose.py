@@ -12,7 +12,7 @@ from pipeline.core.model import ChunkParams, CountTokens, EmbeddingService, Gene
 from pipeline.embedding import convert
 from pipeline.embedding.port import Embedder
 from pipeline.embedding.tokens import Tokens, byte_pairs, word_pieces
-from pipeline.settings import EmbeddingSettings
+from pipeline.runtime.settings import EmbeddingSettings
 
 OPENAI_HOST = "api.openai.com"
 LARGEST_TARGET = 400

@@ -17,8 +17,8 @@ from pipeline.embedding.convert import DIMENSIONS, MAX_TOKENS, MISSING_EXTRA, MO
 from pipeline.embedding.port import Embedded, Vectors
 from pipeline.embedding.tokens import word_pieces
 from pipeline.embedding.vectors import only_row, triage, unit
-from pipeline.telemetry import EmbeddingOutcome
-from pipeline.traced.calls import embeddings
+from pipeline.observability.metrics import EmbeddingOutcome
+from pipeline.observability.tracing import trace_embeddings
 
 __all__ = ["MODEL", "LocalEmbedder", "prepare"]
 
@@ -94,7 +94,7 @@ class LocalEmbedder:
     async def _embed(self, texts: list[str]) -> tuple[Vectors, int]:
         """Unit vectors in input order, and how many texts were cut to the window."""
         began = perf_counter()
-        with embeddings(self.model, len(texts)) as measured:
+        with trace_embeddings(self.model, len(texts)) as measured:
             ids = await asyncio.to_thread(self._tokens.ids, texts)
             measured.facts["gen_ai.usage.input_tokens"] = sum(min(len(tokens), INPUT_WINDOW) for tokens in ids)
             loop = asyncio.get_running_loop()

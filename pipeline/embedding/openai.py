@@ -13,17 +13,15 @@ import numpy as np
 from pydantic_core import to_json
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from pipeline.embedding.answers import Answer, read
-from pipeline.embedding.batches import batched
 from pipeline.embedding.http import Endpoint
 from pipeline.embedding.pace import Pace, Place
 from pipeline.embedding.port import Embedded, Vectors
-from pipeline.embedding.refusals import Rejected, failure, outcome
+from pipeline.embedding.responses import Answer, Rejected, failure, outcome, read
 from pipeline.embedding.tokens import Tokens
 from pipeline.embedding.vectors import NOT_FINITE, REJECTED, only_row, triage, unit, usable
-from pipeline.settings import EmbeddingSettings
-from pipeline.telemetry import EmbeddingOutcome
-from pipeline.traced.calls import Call, embeddings
+from pipeline.observability.metrics import EmbeddingOutcome
+from pipeline.observability.tracing import Call, trace_embeddings
+from pipeline.runtime.settings import EmbeddingSettings
 
 MODEL = "text-embedding-3-large"
 DIMENSIONS = 1536
@@ -229,7 +227,7 @@ class OpenAIEmbedder:
     async def _measured(self, body: bytes, inputs: int, place: Place) -> Answer:
         began = time.perf_counter()
         try:
-            with embeddings(self.model, inputs, self._host) as measured:
+            with trace_embeddings(self.model, inputs, self._host) as measured:
                 answer = await self._request(body, inputs, place, measured)
         except (Retryable, Misconfigured, Rejected) as error:
             self.on_request(outcome(error), time.perf_counter() - began)
@@ -262,3 +260,16 @@ def _key(settings: EmbeddingSettings) -> str:
     if key := os.environ.get("OPENAI_API_KEY"):
         return key
     raise Misconfigured("no key for OpenAI: set PENSTOCK_EMBEDDING_API_KEY (or PENSTOCK_EMBEDDING_BASE_URL)")
+
+
+def batched(sizes: Sequence[int], most_inputs: int, most_tokens: int) -> list[list[int]]:
+    """Indexes, in order, in groups within both limits (a text larger than a limit stands alone)."""
+    batches: list[list[int]] = []
+    filled = 0
+    for index, size in enumerate(sizes):
+        if not batches or len(batches[-1]) >= most_inputs or filled + size > most_tokens:
+            batches.append([])
+            filled = 0
+        batches[-1].append(index)
+        filled += size
+    return batches

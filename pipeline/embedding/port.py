@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from pipeline.core.model import Generation
-from pipeline.telemetry import EmbeddingOutcome
+from pipeline.observability.metrics import EmbeddingOutcome
 
 if TYPE_CHECKING:  # a tenth of a second to import, for processes that only name the type
     import numpy as np

@@ -1,4 +1,4 @@
-"""Filling a generation that is being built, and waiting for the sinks: what a rebuild and another model have in common.
+"""Filling a generation that is being built, and waiting for the sinks: the part that a rebuild and another model share.
 
 The documents are brought in page by page and hinted on the backfill lane; the workers do the work. Killed anywhere, it
 goes on when it is run again.
@@ -7,24 +7,33 @@ goes on when it is run again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
+from functools import partial
 from time import monotonic
 from typing import Literal, Protocol, TypeVar
 
 from elasticsearch import AsyncElasticsearch
+from psycopg import AsyncConnection
 
-from pipeline.core.errors import Retryable
+from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Lane, Store
-from pipeline.generations.indexes import index_exists
 from pipeline.generations.limits import Feed
-from pipeline.generations.tables import build_graph
-from pipeline.ledger import builds, clearing, filling, generations
+from pipeline.kafka.client import producer
+from pipeline.kafka.groups import group, groups, translate_offset_errors
+from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build, Outstanding
 from pipeline.ledger.documents import Identity
-from pipeline.settings import ElasticsearchSettings
+from pipeline.ledger.generation_tables import build_graph
+from pipeline.runtime.settings import ElasticsearchSettings, PostgresSettings, Settings
+from pipeline.stages.hints import send_hints
+from pipeline.stores import fence
 from pipeline.stores.elasticsearch import REFRESH_INTERVAL, drop_index, tune_index
-from pipeline.stores.postgres import Connection, translated
+from pipeline.stores.elasticsearch import connect as elasticsearch_client
+from pipeline.stores.elasticsearch import translated as es_translated
+from pipeline.stores.leader import lead_session
+from pipeline.stores.postgres import BUILD_LOCK, Connection, require_migrated, translated
 
 PAGE = 200
 """Documents brought in by one transaction, which holds their locks: 5,000 vectors are copied in well under a second."""
@@ -84,7 +93,7 @@ class Builder:
 
     async def is_there(self, build: Build) -> bool:
         """Whether its new table and index are."""
-        table = "vectors" not in build.replaces or await filling.table_exists(
+        table = "vectors" not in build.replaces or await builds.table_exists(
             self.connection, build.generation.chunk_table
         )
         return table and (
@@ -106,7 +115,7 @@ class Builder:
             limit = PAGE if feed is None else await self._afforded(build, feed)
             page = await patiently(
                 self.connection,
-                lambda limit=limit: filling.fill(self.connection, build, limit=limit, grace_seconds=self._grace),  # type: ignore[misc]
+                lambda limit=limit: builds.fill(self.connection, build, limit=limit, grace_seconds=self._grace),  # type: ignore[misc]
             )
             if not page.documents:
                 return
@@ -116,7 +125,7 @@ class Builder:
 
     async def _afforded(self, build: Build, feed: Feed) -> int:
         """How many documents the next page may have, after waiting for its turn."""
-        ahead = await filling.ahead(self.connection, build, limit=PAGE)
+        ahead = await builds.ahead(self.connection, build, limit=PAGE)
         if not ahead:
             return PAGE
         if not feed.fits(ahead[0], await builds.tokens(self.connection, build)):  # not before all is known to be spent
@@ -127,7 +136,7 @@ class Builder:
         return page
 
     async def _worked_off(self, build: Build) -> None:
-        """What waits now. Under live traffic something always waits."""
+        """The work that waits now. Under live traffic something always waits."""
         before = await builds.moment(self.connection)
         await self._until(build, lambda o: not o.early, before=before)
 
@@ -223,15 +232,15 @@ class Builder:
         self.progress("clearing", 0, 1)
         if after_queries:
             await asyncio.sleep(self._queries_end)
-        retired = await clearing.uncleared(self.connection)
-        tables, indexes = await clearing.orphaned(self.connection, retired)
+        retired = await generation_tables.uncleared(self.connection)
+        tables, indexes = await generation_tables.orphaned(self.connection, retired)
         for index in indexes:
             await drop_index(self.es, index)
         for table in tables:
-            await patiently(self.connection, lambda table=table: clearing.drop_table(self.connection, table))  # type: ignore[misc]
+            await patiently(self.connection, lambda table=table: generation_tables.drop_table(self.connection, table))  # type: ignore[misc]
         for generation in retired:
-            await clearing.clear_rows(self.connection, generation)
-            await clearing.cleared(self.connection, generation)
+            await generation_tables.clear_rows(self.connection, generation)
+            await generation_tables.cleared(self.connection, generation)
         self.progress("clearing", 1, 1)
 
     async def active_name(self) -> str:
@@ -250,3 +259,58 @@ async def patiently(connection: Connection, step: Callable[[], Awaitable[T]]) ->
         await asyncio.sleep(RETRY_SECONDS)
     with translated("build"):
         return await step()
+
+
+async def index_exists(es: AsyncElasticsearch, index: str) -> bool:
+    with es_translated(f"look for index {index}"):
+        return bool(await es.indices.exists(index=index))
+
+
+async def holds_entries(es: AsyncElasticsearch, index: str) -> bool:
+    with es_translated(f"look into index {index}"):
+        return bool((await es.count(index=index, ignore_unavailable=True, allow_no_indices=True))["count"])
+
+
+@asynccontextmanager
+async def connect(settings: PostgresSettings, *, lock: bool = True) -> AsyncIterator[Connection]:
+    """A connection without time limit that holds the build lock. Raises Misconfigured while another command has it."""
+    with translated("generations"):
+        await require_migrated(settings)
+        async with await AsyncConnection.connect(
+            settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock build"
+        ) as connection:
+            await connection.execute("SET jit = off")
+            await fence.require(connection, "stores")
+            if lock and not await lead_session(connection, BUILD_LOCK):
+                raise Misconfigured("another rebuild or build is running: wait for it, or stop it")
+            yield connection
+
+
+@asynccontextmanager
+async def open_builder(
+    settings: Settings,
+    on_progress: OnProgress = lambda phase, done, total: None,
+    on_note: Callable[[str], None] = lambda line: None,
+) -> AsyncIterator[Builder]:
+    """A Builder on connections of its own. Raises Retryable when a service is away."""
+    async with AsyncExitStack() as stack:
+        connection = await stack.enter_async_context(connect(settings.postgres))
+        es = elasticsearch_client(settings.elasticsearch)
+        stack.push_async_callback(es.close)
+        sender = await stack.enter_async_context(producer(settings.kafka))
+        consumers = await stack.enter_async_context(groups(settings.kafka))
+
+        async def served(store: Store) -> bool:
+            with translate_offset_errors():
+                return bool(await consumers.members(group(store)))
+
+        yield Builder(
+            connection,
+            es,
+            settings.elasticsearch,
+            partial(send_hints, sender),
+            served,
+            sweep_after_seconds=settings.stream.sweep_after_seconds,
+            on_progress=on_progress,
+            on_note=on_note,
+        )

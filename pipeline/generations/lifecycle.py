@@ -1,4 +1,4 @@
-"""Which generation is active: cutting over, rolling back, retiring. Each is one transaction; the query follows."""
+"""The choice of the active generation: cutting over, rolling back, retiring. Each is one transaction."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Standing:
     """Documents and stores that have not followed the ledger yet."""
     failed: int
     lagging: int
-    """Of the pending ones, those that failed or are older than a minute: more than live traffic on its way."""
+    """The pending ones that failed or are older than a minute: more than live traffic on its way."""
     tokens: int
     """That its model has read while it was built."""
     bytes: int
-    """Of its table with its indexes."""
+    """The size of its table with its indexes."""
     ready: bool
-    """Of a build: it may be cut over to."""
+    """For a build: whether it may be cut over to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Retired:
 
 
 async def standings(connection: Connection) -> list[Standing]:
-    """Of every generation that still has anything, the oldest first."""
+    """The state of every generation that still has rows or stores, the oldest first."""
     with translated("generations"):
         cursor = await connection.execute(
             """
@@ -88,15 +88,15 @@ async def candidate(connection: Connection, name: str | None = None) -> Generati
     """The generation to compare with the active one, or to cut over to. Raises Misconfigured."""
     with translated("generations"):
         living = [g for g in await generations.writable(connection) if g.state != "active"]
-    found = [g for g in living if (g.state == "building" if name is None else g.name == name)]
-    if not found:
+    candidates = [g for g in living if (g.state == "building" if name is None else g.name == name)]
+    if not candidates:
         there = ", ".join(f"{g.name} ({g.state})" for g in living) or "none"
         raise Misconfigured(
             f"there is no generation {name} beside the active one (there: {there})"
             if name
             else f"no generation is being built (beside the active one: {there}): `penstock generation build` does it"
         )
-    return found[0]
+    return candidates[0]
 
 
 async def require_complete(connection: Connection) -> Build:

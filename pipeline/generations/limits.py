@@ -12,16 +12,16 @@ PAGES_A_MINUTE = 6
 
 
 class Paused(Retryable):
-    """What may be spent is spent: the build stays as it is, and goes on when it is run again with more."""
+    """The budget is spent: the build stays as it is, and goes on when it is run again with more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     tokens_per_minute: int | None = None
     budget_tokens: int | None = None
-    """Of the whole build, earlier runs included."""
+    """The budget of the whole build, earlier runs included."""
     price: float = 0.0
-    """Of a million tokens."""
+    """The price of a million tokens."""
 
     @property
     def any(self) -> bool:
@@ -38,7 +38,7 @@ class Feed:
         self._ratio = ratio
         self._name = name
         self._base: int | None = None
-        """What was spent when everything before was known to be done."""
+        """The tokens spent when everything before was known to be done."""
         self._under_way = 0.0
         self._not_before = 0.0
         self._last = 0.0

@@ -12,19 +12,18 @@ from time import monotonic
 from typing import Any
 
 from pipeline.core.errors import Misconfigured, Retryable
-from pipeline.core.model import Generation
+from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
-from pipeline.generations.building import Builder
-from pipeline.generations.estimate import Estimate, estimate
-from pipeline.generations.indexes import holds_entries
+from pipeline.generations.building import Builder, holds_entries
 from pipeline.generations.limits import Feed, Limits
-from pipeline.generations.tables import wanted, written
-from pipeline.ledger import builds, clearing, generations
+from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
-from pipeline.settings import EmbeddingSettings
+from pipeline.ledger.generation_tables import wanted, written
+from pipeline.runtime.settings import EmbeddingSettings
+from pipeline.stages.manifests import build_manifest
 from pipeline.stores.elasticsearch import create_index
-from pipeline.stores.postgres import create_chunk_table, translated
+from pipeline.stores.postgres import Connection, create_chunk_table, translated
 
 MOST_DIMENSIONS = 4_000
 """That pgvector's graph takes of a halfvec."""
@@ -32,7 +31,7 @@ MOST_DIMENSIONS = 4_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What shall differ from the active generation; nothing: what is under way goes on.
+    """The differences from the active generation; none: the build under way goes on.
 
     model: fields of EmbeddingSettings (never a key) that say which model, and where it is.
     """
@@ -40,7 +39,7 @@ class Change:
     model: dict[str, Any] = field(default_factory=dict)
     chunk_tokens: int | None = None
     price: float | None = None
-    """Of a million tokens. None: the settings'."""
+    """The price of a million tokens. None: as in the settings."""
 
     @property
     def asks(self) -> bool:
@@ -87,12 +86,12 @@ class Migration:
         """Begins nothing. Raises Misconfigured for a change that cannot be, or that changes nothing."""
         with translated("generation"):
             active = await generations.active(self._connection)
-            async with self._wanted(active, change) as (new, embedder, resumes):
+            async with self._desired(active, change) as (new, embedder, resumes):
                 price = self._price(new)
                 origin = resumes.origin if resumes else active
-                found = await estimate(self._connection, origin, new, embedder.count_tokens, price=price)
+                estimated = await estimate(self._connection, origin, new, embedder.count_tokens, price=price)
         return Plan(
-            new.name, active.name, new.model, new.dimensions, new.params.target, found, price, resumes is not None
+            new.name, active.name, new.model, new.dimensions, new.params.target, estimated, price, resumes is not None
         )
 
     async def run(self, change: Change, limits: Limits, *, wait: bool) -> Result:
@@ -103,12 +102,12 @@ class Migration:
             await builder.require_served("vectors", "keywords")
             await builder.clear()  # what an earlier run was killed over: its disk space is needed now
             active = await generations.active(self._connection)
-            async with self._wanted(active, change) as (new, embedder, build):
+            async with self._desired(active, change) as (new, embedder, build):
                 ratio = 1.0
                 if limits.any:
                     origin = build.origin if build else active
-                    found = await estimate(self._connection, origin, new, embedder.count_tokens, price=limits.price)
-                    ratio = found.ratio
+                    estimated = await estimate(self._connection, origin, new, embedder.count_tokens, price=limits.price)
+                    ratio = estimated.ratio
                 if build is None:
                     build = await self._begin(new, active)
                     await generations.check_model(self._connection, build.generation, embedder)
@@ -127,7 +126,7 @@ class Migration:
         return Result(new.name, active.name, wait, documents, chunks, embedded, tokens, round(monotonic() - start, 3))
 
     @asynccontextmanager
-    async def _wanted(
+    async def _desired(
         self, active: Generation, change: Change
     ) -> AsyncIterator[tuple[Generation, Embedder, Build | None]]:
         """The generation as it shall be, its model, and its build if it was begun before."""
@@ -176,9 +175,13 @@ class Migration:
         if "model" in change.model or "provider" in change.model:
             base = {
                 "provider": "openai" if "model" in change.model or "base_url" in change.model else own.provider,
-                "model": "", "dimensions": None, "input_window": None, "document_prefix": "", "query_prefix": "",
+                "model": "",
+                "dimensions": None,
+                "input_window": None,
+                "document_prefix": "",
+                "query_prefix": "",
                 "chunk_tokens": None,
-            }  # fmt: skip
+            }
             if own.provider != "openai":
                 base |= {"base_url": None, "api_key": None}
         target = own.model_copy(update={**base, **change.model})
@@ -198,11 +201,17 @@ class Migration:
         service = choose.service_of(target)
         assert service is not None
         new = replace(
-            active, state="building", model=embedder.model, revision=embedder.revision, dimensions=embedder.dimensions,
-            input_window=embedder.input_window, params=choose.chunk_params(target, embedder),
-            document_prefix=embedder.document_prefix, query_prefix=embedder.query_prefix,
+            active,
+            state="building",
+            model=embedder.model,
+            revision=embedder.revision,
+            dimensions=embedder.dimensions,
+            input_window=embedder.input_window,
+            params=choose.chunk_params(target, embedder),
+            document_prefix=embedder.document_prefix,
+            query_prefix=embedder.query_prefix,
             service=replace(service, price_per_million_tokens=change.price),
-        )  # fmt: skip
+        )
         if new.dimensions > MOST_DIMENSIONS:
             raise Misconfigured(f"{new.dimensions} dimensions: the graph takes {MOST_DIMENSIONS} at most")
         if _alike(new, active):
@@ -221,7 +230,9 @@ class Migration:
         settings = self._builder.settings
         if (broken := await builds.under_way(self._connection)) is not None:
             await builds.give_up(self._connection, broken.generation.name)
-        await clearing.drop_table(self._connection, new.chunk_table)  # of a run that was killed before it had a row
+        await generation_tables.drop_table(
+            self._connection, new.chunk_table
+        )  # of a run that was killed before it had a row
         await create_chunk_table(self._connection, new)
         await create_index(self._builder.es, new.keyword_index, shards=settings.shards, refresh_interval="-1")
         return await builds.begin(self._connection, new, active)
@@ -241,8 +252,12 @@ def _priced(generation: Generation, change: Change) -> Generation:
 def _alike(one: Generation, other: Generation) -> bool:
     """Whether they embed and cut alike."""
     return (one.model, one.dimensions, one.document_prefix, one.query_prefix, one.params) == (
-        other.model, other.dimensions, other.document_prefix, other.query_prefix, other.params,
-    )  # fmt: skip
+        other.model,
+        other.dimensions,
+        other.document_prefix,
+        other.query_prefix,
+        other.params,
+    )
 
 
 async def _answers(embedder: Embedder) -> None:
@@ -250,3 +265,66 @@ async def _answers(embedder: Embedder) -> None:
     embedded = await embedder.embed_documents([generations.REFERENCE_TEXT])
     if embedded.refused:
         raise Retryable(f"{embedder.model} refuses a plain sentence ({embedded.refused[0]}): nothing was begun")
+
+
+SAMPLE = 200
+"""Documents that are cut. Their ids are hashes, so the first of them are a fair sample; where there are no more, the
+numbers are exact but for texts that occur twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    documents: int
+    chunks: int
+    copied: int
+    """Chunks whose vectors the active generation has already: of the same model and text."""
+    embedded: int
+    tokens: int
+    """The tokens of the chunks to embed."""
+    money: float
+    exact: bool
+    ratio: float
+    """Tokens to embed for one of the active generation's."""
+
+
+async def estimate(
+    connection: Connection, origin: Generation, new: Generation, count_tokens: CountTokens, *, price: float
+) -> Estimate:
+    """price: of a million tokens."""
+    documents, chunks, tokens = await wanted(connection, origin)
+    cursor = await connection.execute(
+        "SELECT d.id, b.text, coalesce(d.media_type, 'text/plain'), d.content_hash, m.chunk_ids,"
+        " (SELECT sum(t) FROM unnest(m.token_counts) t)"
+        " FROM documents d JOIN access_sets a ON a.id = d.access_id AND cardinality(a.acl_tags) > 0"
+        " JOIN document_bodies b ON b.document_id = d.id"
+        " JOIN manifests m ON m.document_id = d.id AND m.generation = %s AND m.content_hash = d.content_hash"
+        " WHERE d.deleted_at IS NULL AND d.version IS NOT NULL ORDER BY d.id LIMIT %s",
+        [origin.name, SAMPLE],
+    )
+    sample = await cursor.fetchall()
+    lends = generations.same_model(origin, new)
+    before_chunks = before_tokens = after_chunks = copied_chunks = embedded_tokens = 0
+    for id_, text, media_type, digest, old, old_tokens in sample:
+        manifest = await asyncio.to_thread(build_manifest, id_, text, media_type, digest, new, count_tokens)
+        held = set(old) if lends else set()
+        before_chunks += len(old)
+        before_tokens += int(old_tokens or 0)
+        after_chunks += len(manifest.chunk_ids)
+        copied_chunks += len(held.intersection(manifest.chunk_ids))
+        embedded_tokens += sum(
+            n for i, n in zip(manifest.chunk_ids, manifest.token_counts, strict=True) if i not in held
+        )
+    all_chunks = round(chunks * after_chunks / before_chunks) if before_chunks else 0
+    copied = round(chunks * copied_chunks / before_chunks) if before_chunks else 0
+    ratio = embedded_tokens / before_tokens if before_tokens else 1.0
+    needed = round(tokens * ratio)
+    return Estimate(
+        documents,
+        all_chunks,
+        copied,
+        all_chunks - copied,
+        needed,
+        round(needed * price / 1e6, 4),
+        exact=len(sample) == documents,
+        ratio=ratio,
+    )

@@ -13,9 +13,9 @@ from pipeline.core.model import Generation
 from pipeline.embedding import choose
 from pipeline.embedding.port import Embedder
 from pipeline.ledger import generations
-from pipeline.settings import EmbeddingSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import EmbeddingSettings
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
 
 AWAY_SECONDS = 5.0
 """A model that did not answer is not asked again for so long: all lanes wait for one answer, not one after another."""
@@ -86,14 +86,14 @@ class Models:
 
     async def keep(self, there: Collection[Generation]) -> None:
         """Let go of the models that none of these generations is of."""
-        wanted, now = {_key(generation) for generation in there}, monotonic()
+        keys, now = {_key(generation) for generation in there}, monotonic()
         names = {generation.name for generation in there}
         self._checked = {name: embedder for name, embedder in self._checked.items() if name in names}
-        for key in self._made.keys() - wanted:
+        for key in self._made.keys() - keys:
             self._leaving.append((now, self._made.pop(key)))
             self._away.pop(key, None)
-        gone = [one for one in self._leaving if now - one[0] >= self._leave_seconds]
-        self._leaving = [one for one in self._leaving if one not in gone]
+        gone = [leaving for leaving in self._leaving if now - leaving[0] >= self._leave_seconds]
+        self._leaving = [leaving for leaving in self._leaving if leaving not in gone]
         for _, embedder in gone:
             await embedder.aclose()
 
@@ -108,8 +108,13 @@ def _again(error: Retryable) -> Retryable:
 
 
 def _key(generation: Generation) -> tuple[object, ...]:
-    """What a model depends on."""
+    """The fields of a generation that its model depends on."""
     return (
-        generation.model, generation.revision, generation.dimensions, generation.input_window,
-        generation.document_prefix, generation.query_prefix, generation.service,
-    )  # fmt: skip
+        generation.model,
+        generation.revision,
+        generation.dimensions,
+        generation.input_window,
+        generation.document_prefix,
+        generation.query_prefix,
+        generation.service,
+    )

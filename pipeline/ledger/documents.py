@@ -1,8 +1,11 @@
-"""Detect's side of the ledger: lock documents, read what is known, write what shall be."""
+"""Detect's side of the ledger: lock documents, read what is known, write the desired state.
+
+Superseded content lost by version although it was observed later: it stands again when a delete in between turns up.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -10,8 +13,8 @@ from uuid import UUID
 
 from psycopg.types.json import Jsonb
 
-from pipeline.core.fingerprint import access_digest
 from pipeline.core.fold import State
+from pipeline.core.identity import access_digest
 from pipeline.core.model import STORES, Generation, Lane, Manifest
 from pipeline.stores.postgres import Connection
 
@@ -21,7 +24,7 @@ EVENTS_KEPT = 16
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a document is, as its source names it."""
+    """A document's identity, as its source names it."""
 
     id: UUID
     tenant: str
@@ -68,7 +71,7 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What detect decided for one document, after folding a batch of its events."""
+    """Detect's decision for one document, after folding a batch of its events."""
 
     identity: Identity
     before: Known
@@ -109,7 +112,7 @@ async def lock(connection: Connection, identities: Sequence[Identity]) -> dict[U
 
 
 async def peek(connection: Connection, ids: Sequence[UUID]) -> dict[UUID, Known]:
-    """What is known without a lock: good enough to foresee which texts need chunking."""
+    """As ``lock`` but without locking: good enough to foresee which texts need chunking."""
     cursor = await connection.execute(
         "SELECT id, version, observed_at, content_hash, meta_hash, deleted_floor, deleted_at, access_observed_at,"
         " access_id, seq, event_count, media_type FROM documents WHERE id = ANY(%s)",
@@ -270,10 +273,23 @@ def _document_row(
     key = (a.identity.tenant, s.acl_tags, s.required_tags)
     drew = a.identity.id in seqs
     return (
-        s.version, s.observed_at, s.content_hash, s.meta_hash, s.deleted_floor, s.deleted_at, s.access_observed_at,
-        access[key] if _has_access(a) else None, seqs.get(a.identity.id, a.before.seq), len(a.history),
-        drew, a.lane, drew, drew, a.changed_at, a.identity.id,
-    )  # fmt: skip
+        s.version,
+        s.observed_at,
+        s.content_hash,
+        s.meta_hash,
+        s.deleted_floor,
+        s.deleted_at,
+        s.access_observed_at,
+        access[key] if _has_access(a) else None,
+        seqs.get(a.identity.id, a.before.seq),
+        len(a.history),
+        drew,
+        a.lane,
+        drew,
+        drew,
+        a.changed_at,
+        a.identity.id,
+    )
 
 
 def _fields_row(a: Accepted) -> tuple[Any, ...]:
@@ -289,10 +305,141 @@ def _body_row(a: Accepted) -> tuple[Any, ...]:
 
 def manifest_row(document: UUID, generation: str, manifest: Manifest) -> tuple[Any, ...]:
     return (
-        document, generation, manifest.content_hash, list(manifest.chunk_ids), list(manifest.token_counts),
-        Jsonb(manifest.spans), Jsonb(manifest.headings),
-    )  # fmt: skip
+        document,
+        generation,
+        manifest.content_hash,
+        list(manifest.chunk_ids),
+        list(manifest.token_counts),
+        Jsonb(manifest.spans),
+        Jsonb(manifest.headings),
+    )
 
 
 def _event_row(h: Happened, seq: int | None) -> tuple[Any, ...]:
     return h.kind, h.outcome, h.version, h.observed_at, seq if h.seq is None else h.seq, h.lane
+
+
+MAX_SUPERSEDED = 8
+"""Most superseded upserts of one document, because each holds a whole text. A source that counts backwards would need
+any number: each was observed later than the one before, under a lower version, and wins after a delete in between. The
+ones observed last are kept: a delete that arrives late then never ends a document that was observed after it. Where the
+exact winner was forgotten, the next one that was observed stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Superseded:
+    version: int
+    observed_at: datetime
+    content_hash: bytes
+    meta_hash: bytes
+    fields: Fields
+    text: str
+
+
+async def load_superseded(connection: Connection, ids: Collection[UUID]) -> dict[UUID, list[Superseded]]:
+    """The superseded revisions of these documents."""
+    if not ids:
+        return {}
+    cursor = await connection.execute(
+        "SELECT document_id, version, observed_at, content_hash, meta_hash, title, source_url, author, media_type,"
+        " source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)",
+        [list(ids)],
+    )
+    found: dict[UUID, list[Superseded]] = {}
+    for id_, *rest in await cursor.fetchall():
+        found.setdefault(id_, []).append(_superseded(rest))
+    return found
+
+
+def _superseded(row: Sequence[Any]) -> Superseded:
+    version, observed, content, meta, title, url, author, kind, modified, metadata, text = row
+    fields = Fields(title or "", url, author, kind or "text/plain", modified, metadata)
+    return Superseded(version, observed, content, meta, fields, text)
+
+
+async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UUID, Superseded]:
+    """The ledger's present revisions of these documents, as far as they are alive."""
+    if not ids:
+        return {}
+    cursor = await connection.execute(f"SELECT {_CURRENT} AND d.deleted_at IS NULL", [list(ids)])
+    return {id_: _superseded(rest) for id_, *rest in await cursor.fetchall()}
+
+
+async def keep_current(connection: Connection, ids: Collection[UUID]) -> None:
+    """Keep what the ledger holds of these documents now, before something else is written over it."""
+    if ids:
+        await connection.execute(f"INSERT INTO superseded AS s SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
+
+
+async def keep_superseded(connection: Connection, kept: Mapping[UUID, Sequence[Superseded]]) -> None:
+    rows = [
+        (
+            id_,
+            s.version,
+            s.observed_at,
+            s.content_hash,
+            s.meta_hash,
+            s.fields.title,
+            s.fields.source_url,
+            s.fields.author,
+            s.fields.media_type,
+            s.fields.source_modified_at,
+            Jsonb(dict(s.fields.metadata)),
+            s.text,
+        )
+        for id_, several in kept.items()
+        for s in several
+    ]
+    if rows:
+        places = ", ".join(["%s"] * len(rows[0]))
+        await connection.cursor().executemany(
+            f"INSERT INTO superseded AS s VALUES ({places}) {_GREATER_STAYS}".encode(),  # noqa: S608 — placeholders and a constant of this module
+            rows,
+        )
+
+
+_CURRENT = """
+    d.id, d.version, d.observed_at, d.content_hash, d.meta_hash, d.title, d.source_url, d.author, d.media_type,
+    d.source_modified_at, b.metadata, b.text
+    FROM documents d JOIN document_bodies b ON b.document_id = d.id
+    WHERE d.id = ANY(%s) AND d.version IS NOT NULL AND d.content_hash IS NOT NULL
+"""
+_GREATER_STAYS = """
+    ON CONFLICT (document_id, observed_at, version) DO UPDATE SET content_hash = excluded.content_hash,
+        meta_hash = excluded.meta_hash, title = excluded.title, source_url = excluded.source_url,
+        author = excluded.author, media_type = excluded.media_type, source_modified_at = excluded.source_modified_at,
+        metadata = excluded.metadata, text = excluded.text
+    WHERE (excluded.content_hash, excluded.meta_hash) > (s.content_hash, s.meta_hash)
+"""
+"""As for two that were observed together under one version, as in the order of content: whichever came first."""
+
+
+async def prune_superseded(connection: Connection, ids: Collection[UUID]) -> int:
+    """Forget what no delete can bring back any more, after the documents' rows were written: an upsert that another one
+    of no lower version was observed with or after. What is left of a document falls in version as it rises in
+    observed_at. Returns how many more were forgotten because a document had more than KEPT."""
+    cursor = await connection.execute(
+        """
+        WITH judged AS (
+            SELECT s.document_id, s.observed_at, s.version, coalesce(s.observed_at <= greatest(
+                d.deleted_floor, CASE WHEN d.deleted_at IS NULL THEN d.observed_at END,
+                max(s.observed_at) OVER (PARTITION BY s.document_id ORDER BY s.version DESC, s.observed_at DESC
+                    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+            ), false) AS beaten
+            FROM superseded s JOIN documents d ON d.id = s.document_id WHERE s.document_id = ANY(%s)
+        ), ranked AS (
+            SELECT *, count(*) FILTER (WHERE NOT beaten) OVER (PARTITION BY document_id ORDER BY observed_at DESC)
+                AS place
+            FROM judged
+        ), gone AS (
+            DELETE FROM superseded s USING ranked r
+            WHERE (s.document_id, s.observed_at, s.version) = (r.document_id, r.observed_at, r.version)
+              AND (r.beaten OR r.place > %s)
+            RETURNING r.beaten
+        )
+        SELECT count(*) FROM gone WHERE NOT beaten
+        """,
+        [list(ids), MAX_SUPERSEDED],
+    )
+    row = await cursor.fetchone()
+    return int(row[0]) if row else 0

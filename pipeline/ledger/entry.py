@@ -1,4 +1,4 @@
-"""What one chunk's keyword entry is, for whoever writes it (the sink) and whoever proves it (the audit)."""
+"""The keyword entry of a chunk, for the sink that writes it and the audit that checks it."""
 
 from __future__ import annotations
 

@@ -25,15 +25,10 @@ _COLUMNS = (
 
 
 def _generation(row: tuple[Any, ...]) -> Generation:
-    (
-        name, state, model, revision, dimensions, window, params, document_prefix, query_prefix, table, index, kind,
-        service,
-    ) = row  # fmt: skip
-    return Generation(
-        name=name, state=state, model=model, revision=revision, dimensions=dimensions, input_window=window,
-        params=ChunkParams(**params), document_prefix=document_prefix, query_prefix=query_prefix, chunk_table=table,
-        keyword_index=index, vector_type=kind, service=EmbeddingService(**service) if service else None,
-    )  # fmt: skip
+    """A generation from a row of _COLUMNS, which have the names of its fields."""
+    fields = dict(zip(_COLUMNS.split(", "), row, strict=True))
+    params, service = ChunkParams(**fields.pop("params")), fields.pop("service")
+    return Generation(**fields, params=params, service=EmbeddingService(**service) if service else None)
 
 
 async def writable(connection: Connection) -> list[Generation]:
@@ -74,11 +69,19 @@ async def ensure_first(
                         await note_service(connection, living.name, service)
             return await active(connection)
         generation = Generation(
-            name="g1", state="active", model=embedder.model, revision=embedder.revision,
-            dimensions=embedder.dimensions, input_window=embedder.input_window, params=params,
-            document_prefix=embedder.document_prefix, query_prefix=embedder.query_prefix, chunk_table="chunks_g1",
-            keyword_index=f"{index_prefix}chunks-g1", service=service,
-        )  # fmt: skip
+            name="g1",
+            state="active",
+            model=embedder.model,
+            revision=embedder.revision,
+            dimensions=embedder.dimensions,
+            input_window=embedder.input_window,
+            params=params,
+            document_prefix=embedder.document_prefix,
+            query_prefix=embedder.query_prefix,
+            chunk_table="chunks_g1",
+            keyword_index=f"{index_prefix}chunks-g1",
+            service=service,
+        )
         await add(connection, generation)
         await _create_table(connection, generation)
         await point_readers_at(connection, generation)
@@ -130,10 +133,13 @@ def _made_by(generation: Generation, embedder: Embedder) -> bool:
 
 
 def same_model(one: Generation, other: Generation) -> bool:
-    """Whether the vector of a text is the same in both: then it is copied (``filling.lend`` asks the same in SQL)."""
+    """Whether the vector of a text is the same in both: then it is copied (``builds.lend`` asks the same in SQL)."""
     return (one.model, one.revision, one.dimensions, one.document_prefix) == (
-        other.model, other.revision, other.dimensions, other.document_prefix,
-    )  # fmt: skip
+        other.model,
+        other.revision,
+        other.dimensions,
+        other.document_prefix,
+    )
 
 
 async def check_model(connection: Connection, generation: Generation, embedder: Embedder) -> None:

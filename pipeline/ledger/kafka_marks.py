@@ -25,7 +25,7 @@ async def claim(connection: Connection, group: str, places: Collection[Place]) -
     return {
         (topic, partition): (
             owner,
-            Mark(log_id, tuple(Witness(*one) for one in zip(*columns, strict=True))) if log_id else None,
+            Mark(log_id, tuple(Witness(*witness) for witness in zip(*columns, strict=True))) if log_id else None,
         )
         for topic, partition, owner, log_id, *columns in await cursor.fetchall()
     }

@@ -8,15 +8,17 @@ from datetime import datetime
 from typing import Literal, LiteralString
 from uuid import UUID
 
+from psycopg.rows import class_row
+
 from pipeline.core.identity import document_id
+from pipeline.kafka.producer import Stored
 from pipeline.stores.postgres import Connection
 from topics.letters import MESSAGE_CHARACTERS, Failure
 from topics.messages import IdentityChanged
-from topics.producer import Stored
 from topics.registry import CONVERSATIONS
 
 NAME_CHARACTERS = (200, 200, 2_000)
-"""Of tenant, source and external id: no longer ones exist in the contract."""
+"""The contract's longest tenant, source and external id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which letters. None: any."""
+    """The letters to list; None matches any."""
 
     stage: str | None = None
     code: str | None = None
@@ -86,7 +88,8 @@ class Filter:
 _COLUMNS = """
     l.id, l.topic, l.partition, l."offset", l.stage, l.code, l.message, l.document_id, l.tenant, l.source,
     l.external_id, l.at, l.attempt, l.first_failed_at, l.replay_of, l.value_bytes, l.letter_partition, l.letter_offset,
-    l.replayed_at, l.replayed_partition, l.replayed_offset, again.id, l.dismissed_at, l.dismissed_by, l.dismissed_reason
+    l.replayed_at, l.replayed_partition, l.replayed_offset, again.id AS superseded_by, l.dismissed_at,
+    l.dismissed_by, l.dismissed_reason
 """
 _TABLES = """
     dead_letters l LEFT JOIN dead_letters again
@@ -119,12 +122,27 @@ async def insert(
     rows = []
     for failure, key, value_bytes, stored in sorted(sent, key=lambda one: one[0].id):  # no deadlock with another worker
         tenant, source, external_id, document = _named(failure.topic, key)
-        rows.append((
-            failure.id, failure.topic, failure.partition, failure.offset, failure.stage, failure.code,
-            storable(failure.message)[:MESSAGE_CHARACTERS], document, tenant, source, external_id, failure.attempt,
-            failure.first_failed_at, storable(failure.replay_of) if failure.replay_of else None, value_bytes,
-            stored.partition if stored else None, stored.offset if stored else None,
-        ))  # fmt: skip
+        rows.append(
+            (
+                failure.id,
+                failure.topic,
+                failure.partition,
+                failure.offset,
+                failure.stage,
+                failure.code,
+                storable(failure.message)[:MESSAGE_CHARACTERS],
+                document,
+                tenant,
+                source,
+                external_id,
+                failure.attempt,
+                failure.first_failed_at,
+                storable(failure.replay_of) if failure.replay_of else None,
+                value_bytes,
+                stored.partition if stored else None,
+                stored.offset if stored else None,
+            )
+        )
     await connection.execute(
         'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id, tenant, source,'
         " external_id, attempt, first_failed_at, replay_of, value_bytes, letter_partition, letter_offset)"
@@ -137,13 +155,13 @@ async def insert(
 
 async def page(connection: Connection, chosen: Filter, *, after: str | None, limit: int | None) -> list[Letter]:
     """Newest first. after: the id of the last letter of the page before. limit None: all."""
-    cursor = await connection.execute(
+    cursor = await connection.cursor(row_factory=class_row(Letter)).execute(
         f"SELECT {_COLUMNS} FROM {_TABLES} WHERE {_where(chosen)}"  # noqa: S608 — constants of this module
         " AND (%(after)s::text IS NULL OR (l.at, l.id) < (SELECT at, id FROM dead_letters WHERE id = %(after)s))"
         " ORDER BY l.at DESC, l.id DESC LIMIT %(limit)s".encode(),
         {**asdict(chosen), "after": after, "limit": limit},
     )
-    return [Letter(*row) for row in await cursor.fetchall()]
+    return await cursor.fetchall()
 
 
 async def counts(connection: Connection, chosen: Filter) -> list[tuple[str, int]]:
@@ -165,14 +183,14 @@ async def ids(connection: Connection, chosen: Filter) -> list[str]:
     return [id_ for (id_,) in await cursor.fetchall()]
 
 
-async def get(connection: Connection, wanted: Collection[str]) -> dict[str, Letter]:
-    """Those of them that are listed, in the order in which they were buried."""
-    cursor = await connection.execute(
+async def get(connection: Connection, letter_ids: Collection[str]) -> dict[str, Letter]:
+    """The letters of these ids that exist, in the order in which they were buried."""
+    cursor = await connection.cursor(row_factory=class_row(Letter)).execute(
         f"SELECT {_COLUMNS} FROM {_TABLES} WHERE l.id = ANY(%s)"  # noqa: S608 — constants of this module
         " ORDER BY l.letter_partition, l.letter_offset, l.id".encode(),
-        [[storable(id_) for id_ in wanted]],
+        [[storable(id_) for id_ in letter_ids]],
     )
-    return {row[0]: Letter(*row) for row in await cursor.fetchall()}
+    return {letter.id: letter for letter in await cursor.fetchall()}
 
 
 async def replayed(connection: Connection, done: Sequence[tuple[str, Stored | None]]) -> None:
@@ -188,8 +206,8 @@ async def replayed(connection: Connection, done: Sequence[tuple[str, Stored | No
     )
 
 
-async def dismiss(connection: Connection, wanted: Collection[str], *, by: str, reason: str) -> list[str]:
-    """Set aside those of them that wait, and write down who did it and why; returns which that were. A letter that was
+async def dismiss(connection: Connection, letter_ids: Collection[str], *, by: str, reason: str) -> list[str]:
+    """Dismiss the waiting ones of these letters and record by whom and why; returns their ids. A letter that was
     replayed or dismissed meanwhile is left as it is."""
     cursor = await connection.execute(
         "WITH done AS (UPDATE dead_letters SET dismissed_at = clock_timestamp(), dismissed_by = %(by)s,"
@@ -197,25 +215,31 @@ async def dismiss(connection: Connection, wanted: Collection[str], *, by: str, r
         " WHERE id = ANY(%(ids)s) AND replayed_at IS NULL AND dismissed_at IS NULL RETURNING id)"
         " INSERT INTO dead_letter_trail (letter_id, action, by, reason)"
         " SELECT id, 'dismissed', %(by)s, %(reason)s FROM done RETURNING letter_id",
-        {"ids": [storable(id_) for id_ in wanted], "by": storable(by), "reason": storable(reason)},
+        {"ids": [storable(id_) for id_ in letter_ids], "by": storable(by), "reason": storable(reason)},
     )
     return [id_ for (id_,) in await cursor.fetchall()]
 
 
-async def undo_dismissal(connection: Connection, wanted: Collection[str], *, by: str, reason: str | None) -> list[str]:
-    """Those of them that are dismissed wait again; returns which that were."""
+async def undo_dismissal(
+    connection: Connection, letter_ids: Collection[str], *, by: str, reason: str | None
+) -> list[str]:
+    """Make the dismissed ones of these letters wait again; returns their ids."""
     cursor = await connection.execute(
         "WITH done AS (UPDATE dead_letters SET dismissed_at = NULL, dismissed_by = NULL, dismissed_reason = NULL"
         " WHERE id = ANY(%(ids)s) AND dismissed_at IS NOT NULL RETURNING id)"
         " INSERT INTO dead_letter_trail (letter_id, action, by, reason)"
         " SELECT id, 'undone', %(by)s, %(reason)s FROM done RETURNING letter_id",
-        {"ids": [storable(id_) for id_ in wanted], "by": storable(by), "reason": storable(reason) if reason else None},
+        {
+            "ids": [storable(id_) for id_ in letter_ids],
+            "by": storable(by),
+            "reason": storable(reason) if reason else None,
+        },
     )
     return [id_ for (id_,) in await cursor.fetchall()]
 
 
 async def trail(connection: Connection, id_: str) -> list[Judged]:
-    """What was decided about a letter, oldest first."""
+    """The decisions about a letter, oldest first."""
     cursor = await connection.execute(
         "SELECT at, action, by, reason FROM dead_letter_trail WHERE letter_id = %s ORDER BY id", [storable(id_)]
     )

@@ -26,7 +26,7 @@ Subject = Literal["document", "source", "tenant", "person"]
 
 @dataclass(frozen=True, slots=True)
 class Age:
-    """What goes by age. Reads by an index, and takes at most ``most`` rows at once."""
+    """Deletion by age. The statement reads by an index, and takes at most ``most`` rows at once."""
 
     setting: str
     """The field of ``RetentionSettings``, in days."""
@@ -40,13 +40,13 @@ class Place:
 
     table: LiteralString
     personal: LiteralString = ""
-    """Columns that may hold personal data …"""
+    """Columns that may hold personal data, separated by spaces."""
     free: LiteralString = ""
-    """… and those that do not; separated by spaces."""
+    """Columns that do not hold personal data, separated by spaces."""
     erase: Mapping[Subject, LiteralString] = field(default_factory=dict)
     """Statements with the parameters of ``Scope``. A source and a tenant are erased document by document first."""
     of_person: LiteralString | None = None
-    """Which rows are about a person: a condition, for export."""
+    """A condition that selects the rows about a person, for export."""
     age: Age | None = None
 
     def __post_init__(self) -> None:
@@ -55,17 +55,17 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Of what to erase; what does not apply is empty."""
+    """The parameters of an erasure; a field that does not apply is empty."""
 
     tenant: str
     source: str = ""
     person: str = ""
     ids: Sequence[Any] = ()
-    """Of documents of ``source`` …"""
+    """Ids of the documents of ``source``."""
     names: Sequence[str] = ()
-    """… and their external ids."""
+    """External ids of these documents."""
     givers: Sequence[bytes] = ()
-    """Under which the person's feedback may stand (query.review)."""
+    """Under which the person's feedback may stand (query.answers.review)."""
     answers: Sequence[Any] = ()
     """Ids of answers that were made from the documents, or given to the person."""
     chunks: Sequence[Any] = ()
@@ -73,22 +73,29 @@ class Scope:
 
     def parameters(self) -> dict[str, Any]:
         return {
-            "tenant": self.tenant, "source": self.source, "person": self.person, "ids": list(self.ids),
-            "names": list(self.names), "givers": list(self.givers), "answers": list(self.answers),
+            "tenant": self.tenant,
+            "source": self.source,
+            "person": self.person,
+            "ids": list(self.ids),
+            "names": list(self.names),
+            "givers": list(self.givers),
+            "answers": list(self.answers),
             "chunks": list(self.chunks),
-        }  # fmt: skip
+        }
 
 
 _SOURCE: LiteralString = "tenant = %(tenant)s AND source = %(source)s"
 _OF_SOURCE: LiteralString = f"WHERE {_SOURCE}"
 _CALLS: LiteralString = "tenant = %(tenant)s AND caller IN ('token:' || %(person)s, 'development:' || %(person)s)"
+_TAGGED: LiteralString = "tenant = %(tenant)s AND (acl_tags || required_tags) @> ARRAY['user:' || %(person)s::text]"
 _OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
 _NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
 ERASED: LiteralString = (
     "title = NULL, author = NULL, source_url = NULL, source_modified_at = NULL, external_id = 'erased:' || id,"
-    " erased_at = clock_timestamp()"
+    " access_id = NULL, erased_at = clock_timestamp()"
 )
-"""Of a deleted document's row. It is found by its id: its external id is needed no more (docs/adr/0048-erasure.md)."""
+"""The assignments that empty a deleted document's row. The row is found by its id, not by its external id
+(docs/adr/0048-erasure.md)."""
 
 
 def _aged(column: LiteralString) -> LiteralString:
@@ -110,8 +117,8 @@ PLACES: tuple[Place, ...] = (
             "event_count erased_at"
         ),
         erase={
-            "document": f"UPDATE documents SET {ERASED}, access_id = NULL WHERE id = ANY(%(ids)s)"
-            " AND (deleted_at IS NOT NULL OR version IS NULL)",
+            "document": f"UPDATE documents SET {ERASED} WHERE id = ANY(%(ids)s)"
+            " AND (deleted_at IS NOT NULL OR version IS NULL) AND (erased_at IS NULL OR access_id IS NOT NULL)",
             "person": "UPDATE documents SET author = NULL WHERE tenant = %(tenant)s AND author = %(person)s",
         },
         of_person="tenant = %(tenant)s AND author = %(person)s",
@@ -229,6 +236,7 @@ PLACES: tuple[Place, ...] = (
             "source": f"DELETE FROM connector_items {_OF_SOURCE}",
             "tenant": f"DELETE FROM connector_items {_OF_TENANT}",
         },
+        of_person=_TAGGED,
         age=Age("deleted_days", _by_owner("connector_items")),
     ),
     Place(
@@ -313,6 +321,7 @@ PLACES: tuple[Place, ...] = (
             "source": f"DELETE FROM uploads {_OF_SOURCE}",
             "tenant": f"DELETE FROM uploads {_OF_TENANT}",
         },
+        of_person=_TAGGED,
     ),
     Place(
         "conversation_mentions",

@@ -1,7 +1,7 @@
 """How the audit asks for a repair: it makes the ledger doubt a store, and the sink converges again.
 
 Every function here belongs in a transaction that has locked the document's row and its states (``standings`` of
-pipeline.audit.wanted with ``lock``): then nothing newer can be accepted, and no sink can settle, between the look and
+pipeline.audit.reading with ``lock``): then nothing newer can be accepted, and no sink can settle, between the look and
 the doubt.
 """
 
@@ -115,8 +115,8 @@ async def forget_content(connection: Connection, document: UUID) -> None:
 
 @asynccontextmanager
 async def unheard_of(connection: Connection, documents: Sequence[UUID]) -> AsyncIterator[list[UUID]]:
-    """Which of these documents the ledger does not know, and a lock on that: stubs that are taken back before the end
-    of the transaction, for which whoever brings such a document to life meanwhile waits."""
+    """Yield the ones of these documents that the ledger does not know, and lock them, with stubs that are removed
+    before the transaction ends, and for which everybody waits who writes such a document meanwhile."""
     async with connection.transaction():
         cursor = await connection.execute(
             "INSERT INTO documents (id, tenant, source, external_id) SELECT one, '', '', one::text"

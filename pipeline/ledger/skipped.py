@@ -26,13 +26,17 @@ class Skipped:
     seen_at: datetime
     """When its row was last written: at the newest read, or the newest listing that showed another access."""
     older: bool
-    """What was published of it before is still searchable."""
+    """The revision that was published before is still searchable."""
 
 
 async def page(
-    connection: Connection, *, tenant: str | None = None, source: str | None = None, code: str | None = None,
+    connection: Connection,
+    *,
+    tenant: str | None = None,
+    source: str | None = None,
+    code: str | None = None,
     limit: int = 50,
-) -> tuple[Sequence[Skipped], int]:  # fmt: skip
+) -> tuple[Sequence[Skipped], int]:
     """The first of them by name, and how many there are (at most MOST_COUNTED). Nothing for a role that may not read
     the connectors' table."""
     chosen = (

@@ -9,7 +9,7 @@ from typing import Any, LiteralString
 from uuid import UUID
 
 from psycopg import sql
-from psycopg.errors import UniqueViolation
+from psycopg.errors import LockNotAvailable, UniqueViolation
 
 from pipeline.core.errors import Retryable
 from pipeline.core.trail import Day, Finding, Head, Keys, Record, Sealed, check_heads, check_noted, seal_head
@@ -28,7 +28,12 @@ _HEADS = sql.SQL("SELECT number, at, day, chain, count, digest, key_id, mac FROM
 
 
 class Taken(Retryable):
-    """A record has this place in its chain. Which one it is a writer cannot see: everybody's login may add it."""
+    """A record has this place in its chain, or somebody's open transaction holds it. Which one it is a writer cannot
+    see: everybody's login may add it."""
+
+
+class Held(Retryable):
+    """Somebody's open transaction holds the number of the next head."""
 
 
 async def add(connection: Connection, records: Sequence[Sealed]) -> None:
@@ -40,7 +45,7 @@ async def add(connection: Connection, records: Sequence[Sealed]) -> None:
     values = [value for sealed in records for value in _values(sealed)]
     try:
         await connection.execute(statement, values)
-    except UniqueViolation as error:
+    except (UniqueViolation, LockNotAvailable) as error:
         raise Taken("another record has this place in the audit trail", service="postgres") from error
 
 
@@ -52,7 +57,8 @@ async def prepare(connection: Connection, day: date) -> None:
 
 
 async def add_head(connection: Connection, keys: Keys, at: datetime, last: Sealed) -> Head:
-    """That the chain ends with this record now. The caller holds a transaction. Raises psycopg.Error."""
+    """That the chain ends with this record now. The caller holds a transaction, which goes on if this fails. Raises
+    Held, psycopg.Error."""
     for attempt in range(1, MOST_ATTEMPTS + 1):
         newest = await newest_head(connection)
         number, previous = (1, b"") if newest is None else (newest.number + 1, newest.mac)
@@ -68,6 +74,8 @@ async def add_head(connection: Connection, keys: Keys, at: datetime, last: Seale
         except UniqueViolation:  # another process has added this number meanwhile
             if attempt == MOST_ATTEMPTS:
                 raise
+        except LockNotAvailable as error:
+            raise Held("an open transaction holds the audit trail's next head", service="postgres") from error
         else:
             return head
     raise AssertionError
@@ -76,22 +84,37 @@ async def add_head(connection: Connection, keys: Keys, at: datetime, last: Seale
 def _values(sealed: Sealed) -> list[Any]:
     one = sealed.record
     return [
-        one.day, sealed.chain, sealed.number, one.at, one.tenant, one.actor, one.credential, list(one.access),
-        one.action, one.object, list(one.documents), one.decision, one.reason, one.address, one.request,
-        sealed.process, sealed.key_id, sealed.mac,
-    ]  # fmt: skip
+        one.day,
+        sealed.chain,
+        sealed.number,
+        one.at,
+        one.tenant,
+        one.actor,
+        one.credential,
+        list(one.access),
+        one.action,
+        one.object,
+        list(one.documents),
+        one.decision,
+        one.reason,
+        one.address,
+        one.request,
+        sealed.process,
+        sealed.key_id,
+        sealed.mac,
+    ]
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Which records; what is not given does not matter."""
+    """A selection of records; None and empty match any."""
 
     document: UUID | None = None
     """Shown, or asked for in vain."""
     person: str | None = None
-    """Who did it, or on whose access it was done …"""
+    """The person who did it, or on whose access it was done."""
     names: Sequence[str] = ()
-    """… or the person by the names that ``Keys.names`` gives it: whom it was about."""
+    """The names that ``Keys.names`` gives the person: also matches the records about that person."""
     tenant: str | None = None
     action: str | None = None
     since: datetime | None = None
@@ -102,35 +125,35 @@ class Chosen:
     def where(self) -> tuple[sql.Composable, dict[str, Any]]:
         """A condition and its parameters. Raises ValueError for an ``after`` that is no place."""
         conditions: list[LiteralString] = []
-        given: dict[str, Any] = {}
+        selection: dict[str, Any] = {}
         if self.document is not None:
             conditions.append("(documents @> ARRAY[%(document)s::uuid] OR object = %(document_named)s)")
-            given |= {"document": self.document, "document_named": f"document:{self.document}"}
+            selection |= {"document": self.document, "document_named": f"document:{self.document}"}
         if self.person is not None:
             conditions.append(
                 "(actor = %(person)s OR access @> ARRAY[%(user)s::text] OR object <> '' AND object = ANY(%(names)s))"
             )
-            given |= {"person": self.person, "user": f"user:{self.person}", "names": list(self.names)}
+            selection |= {"person": self.person, "user": f"user:{self.person}", "names": list(self.names)}
         if self.tenant is not None:
             conditions.append("tenant = %(tenant)s")
-            given["tenant"] = self.tenant
+            selection["tenant"] = self.tenant
         if self.action is not None:
             conditions.append("action = %(action)s")
-            given["action"] = self.action
+            selection["action"] = self.action
         if self.since is not None:  # the day besides: partitions that cannot hold any are not looked at
             conditions.append("at >= %(since)s AND day >= %(first_day)s")
-            given |= {"since": self.since, "first_day": self.since.astimezone(UTC).date()}
+            selection |= {"since": self.since, "first_day": self.since.astimezone(UTC).date()}
         if self.until is not None:
             conditions.append("at < %(until)s AND day <= %(last_day)s")
-            given |= {"until": self.until, "last_day": self.until.astimezone(UTC).date()}
+            selection |= {"until": self.until, "last_day": self.until.astimezone(UTC).date()}
         if self.after is not None:
             at, chain, number = _place(self.after)
             conditions.append(
                 "day <= %(after_day)s AND (at < %(after_at)s OR at = %(after_at)s"
                 " AND (chain, number) > (%(after_chain)s, %(after_number)s))"
             )
-            given |= {"after_at": at, "after_day": at.date(), "after_chain": chain, "after_number": number}
-        return sql.SQL(" AND ").join(map(sql.SQL, conditions)) if conditions else sql.SQL("true"), given
+            selection |= {"after_at": at, "after_day": at.date(), "after_chain": chain, "after_number": number}
+        return sql.SQL(" AND ").join(map(sql.SQL, conditions)) if conditions else sql.SQL("true"), selection
 
 
 def place_of(sealed: Sealed) -> str:
@@ -145,12 +168,12 @@ def _place(text: str) -> tuple[datetime, UUID, int]:
 
 async def page(connection: Connection, chosen: Chosen, limit: int) -> list[Sealed]:
     """The newest first. Raises ValueError, psycopg.Error."""
-    condition, given = chosen.where()
+    condition, selection = chosen.where()
     cursor = await connection.execute(
         sql.SQL(
             "SELECT {columns} FROM trail.records WHERE {condition} ORDER BY at DESC, chain, number LIMIT %(limit)s"
         ).format(columns=sql.SQL(_COLUMNS), condition=condition),
-        given | {"limit": limit},
+        selection | {"limit": limit},
     )
     return [_sealed(row) for row in await cursor.fetchall()]
 
@@ -229,22 +252,57 @@ def _as_head(row: Sequence[Any]) -> Head:
 
 def _sealed(row: Sequence[Any]) -> Sealed:
     (
-        chain, number, at, tenant, actor, credential, access, action, object_, documents, decision, reason, address,
-        request, process, key_id, mac,
-    ) = row  # fmt: skip
-    record = Record(
-        at, actor, credential, action, tenant, tuple(access), object_, tuple(documents), decision, reason, address,
+        chain,
+        number,
+        at,
+        tenant,
+        actor,
+        credential,
+        access,
+        action,
+        object_,
+        documents,
+        decision,
+        reason,
+        address,
         request,
-    )  # fmt: skip
+        process,
+        key_id,
+        mac,
+    ) = row
+    record = Record(
+        at,
+        actor,
+        credential,
+        action,
+        tenant,
+        tuple(access),
+        object_,
+        tuple(documents),
+        decision,
+        reason,
+        address,
+        request,
+    )
     return Sealed(record, chain, number, process, key_id, bytes(mac))
 
 
 def as_json(sealed: Sealed) -> dict[str, Any]:
     one = sealed.record
     return {
-        "at": one.at.isoformat(), "tenant": one.tenant, "actor": one.actor, "credential": one.credential,
-        "access": list(one.access), "action": one.action, "object": one.object or None,
-        "documents": [str(id_) for id_ in one.documents], "decision": one.decision, "reason": one.reason or None,
-        "address": one.address or None, "request": one.request or None, "process": sealed.process,
-        "chain": str(sealed.chain), "number": sealed.number,
-    }  # fmt: skip
+        "at": one.at.isoformat(),
+        "tenant": one.tenant,
+        "actor": one.actor,
+        "credential": one.credential,
+        "access": list(one.access),
+        "action": one.action,
+        "object": one.object or None,
+        "documents": [str(id_) for id_ in one.documents],
+        "decision": one.decision,
+        "reason": one.reason or None,
+        "address": one.address or None,
+        "request": one.request or None,
+        "process": sealed.process,
+        "chain": str(sealed.chain),
+        "number": sealed.number,
+    }

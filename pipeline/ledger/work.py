@@ -8,7 +8,9 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from pipeline.core.fingerprint import content_hash
+from psycopg.rows import dict_row
+
+from pipeline.core.identity import content_hash
 from pipeline.core.model import Lane, Manifest, Span, Store
 from pipeline.ledger.documents import Identity
 from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
@@ -55,10 +57,10 @@ class Work:
 
 
 _WORK = """
-    SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, d.deleted_at IS NULL AND d.version IS NOT NULL,
+    SELECT d.id, d.tenant, d.source, d.external_id, s.want_seq, d.deleted_at IS NULL AND d.version IS NOT NULL AS alive,
         d.content_hash, d.access_id, a.acl_tags, a.required_tags, d.title, d.source_url, d.author, d.media_type,
         d.source_modified_at, d.lane, s.claimed, s.confirmed, s.confirmed_hashes, s.refused, s.attempts,
-        m.content_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
+        m.content_hash AS manifest_hash, m.chunk_ids, m.token_counts, m.spans, m.headings
     FROM index_state s
     JOIN generations g ON g.name = s.generation AND g.state <> 'retired'
     JOIN documents d ON d.id = s.document_id
@@ -72,30 +74,59 @@ _WORK = """
 async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
     """The work still to do for these documents, in the order of their ids; settled ones are absent, and of a retired
     generation all are. One statement, so that what is wanted and want_seq belong together."""
-    cursor = await connection.execute(_WORK, [generation, store, list(ids)])
-    return [_work(row) for row in await cursor.fetchall()]
+    cursor = await connection.cursor(row_factory=dict_row).execute(_WORK, [generation, store, list(ids)])
+    return [
+        work_of(
+            row,
+            want_seq=row["want_seq"],
+            claimed=tuple(row["claimed"]),
+            confirmed=dict(zip(row["confirmed"], row["confirmed_hashes"], strict=True)),
+            refused=tuple(row["refused"]),
+            attempts=row["attempts"],
+        )
+        for row in await cursor.fetchall()
+    ]
 
 
-def _work(row: tuple[Any, ...]) -> Work:
-    (
-        id_, tenant, source, external_id, want_seq, alive, content_hash, access_id, acl, required, title,
-        source_url, author, media_type, modified, lane, claimed, confirmed, hashes, refused, attempts,
-        cut_from, chunk_ids, token_counts, spans, headings,
-    ) = row  # fmt: skip
+def work_of(
+    row: Mapping[str, Any],
+    *,
+    want_seq: int,
+    claimed: tuple[UUID, ...] = (),
+    confirmed: Mapping[UUID, int] | None = None,
+    refused: tuple[UUID, ...] = (),
+    attempts: int = 0,
+) -> Work:
+    """Work from the columns of a document, its access set and its manifest (whose hash is ``manifest_hash``)."""
     manifest = None
-    if cut_from is not None:
+    if row["manifest_hash"] is not None:
         manifest = Manifest(
-            cut_from,
-            tuple(chunk_ids),
-            tuple(tuple((a, b) for a, b in chunk) for chunk in spans),
-            tuple(token_counts),
-            tuple(tuple(path) for path in headings),
+            row["manifest_hash"],
+            tuple(row["chunk_ids"]),
+            tuple(tuple((start, end) for start, end in spans) for spans in row["spans"]),
+            tuple(row["token_counts"]),
+            tuple(tuple(path) for path in row["headings"]),
         )
     return Work(
-        Identity(id_, tenant, source, external_id), want_seq, bool(alive and acl), content_hash, access_id,
-        tuple(acl or ()), tuple(required or ()), title or "", source_url, author, media_type or "text/plain", modified,
-        manifest, lane, tuple(claimed), dict(zip(confirmed, hashes, strict=True)), tuple(refused), attempts,
-    )  # fmt: skip
+        identity=Identity(row["id"], row["tenant"], row["source"], row["external_id"]),
+        want_seq=want_seq,
+        wanted=bool(row["alive"] and row["acl_tags"]),
+        content_hash=row["content_hash"],
+        access_id=row["access_id"],
+        acl_tags=tuple(row["acl_tags"] or ()),
+        required_tags=tuple(row["required_tags"] or ()),
+        title=row["title"] or "",
+        source_url=row["source_url"],
+        author=row["author"],
+        media_type=row["media_type"] or "text/plain",
+        source_modified_at=row["source_modified_at"],
+        manifest=manifest,
+        lane=row["lane"],
+        claimed=claimed,
+        confirmed=confirmed or {},
+        refused=refused,
+        attempts=attempts,
+    )
 
 
 async def bodies(connection: Connection, works: Collection[Work]) -> dict[UUID, tuple[str, dict[str, object]]]:
@@ -175,8 +206,8 @@ _CLAIMED = f"""
     confirmed = ({_KEPT.format(column="id")}), confirmed_hashes = ({_KEPT.format(column="hash")})
 """
 _OF_ALL = f"WHERE s.document_id = %(document)s AND s.store = 'keywords' AND s.generation IN ({_SHARING})"
-"""What may stand in an index is known to every generation that shares it: one of them goes on when the other retires.
-The caller has locked the rows. (filling.fill copies rows under the same lock, so that none is overlooked.)"""
+"""The entries that may stand in an index are known to every generation that shares it: one of them goes on when the
+other retires. The caller has locked the rows. (builds.fill copies rows under the same lock, so none is missed.)"""
 
 
 async def confirm_keywords(

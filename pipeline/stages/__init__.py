@@ -1,1 +1,1 @@
-"""What the workers do: detect, vectors, keywords, and the small tasks beside them. No faust here."""
+"""The work of the workers: detect, vectors, keywords, and the small tasks beside them. No faust here."""

@@ -20,10 +20,10 @@ from pipeline.core.errors import Poison
 from pipeline.core.identity import source_of
 from pipeline.core.producers import CODES, Registry, Unauthorised
 from pipeline.ledger import producers
-from pipeline.settings import Producers
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import Producers
 from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
 
@@ -35,7 +35,7 @@ STAGES = ("detect", "identities", "conversations")
 
 
 class Scope(Protocol):
-    """What a message speaks for."""
+    """The tenant and source that a message is about."""
 
     @property
     def tenant(self) -> str: ...
@@ -52,16 +52,16 @@ class Sorted(Generic[T]):
     """A batch, sorted."""
 
     accepted: list[T] = field(default_factory=list)
-    """What the valid records say …"""
+    """The messages of the valid records."""
     valid: list[Incoming] = field(default_factory=list)
-    """… and these records, in the same order."""
+    """The valid records, in the same order."""
     producers: list[str | None] = field(default_factory=list)
-    """Who signed them; None: nobody looked."""
+    """The producers that signed them; None: signatures are not checked."""
     poison: list[tuple[Incoming, Poison]] = field(default_factory=list)
 
 
 class Unchecked:
-    """Nobody looks at signatures."""
+    """Accepts every record: signatures are not checked."""
 
     async def sort(
         self,
@@ -125,18 +125,18 @@ class Admission(Unchecked):
             return message, producer
 
         registry = await self._read(began - REGISTRY_SECONDS)
-        found = await asyncio.to_thread(_sort, batch, lambda record: judged(record, registry))
-        if any(isinstance(error, Unauthorised) for _, error in found.poison) and self._read_at < began:
+        sorted_batch = await asyncio.to_thread(_sort, batch, lambda record: judged(record, registry))
+        if any(isinstance(error, Unauthorised) for _, error in sorted_batch.poison) and self._read_at < began:
             newer = await self._read(began)  # somebody may have been enrolled a moment ago
             if newer != registry:
-                found = await asyncio.to_thread(_sort, batch, lambda record: judged(record, newer))
-        refused = Counter(error.code for _, error in found.poison if isinstance(error, Unauthorised))
+                sorted_batch = await asyncio.to_thread(_sort, batch, lambda record: judged(record, newer))
+        refused = Counter(error.code for _, error in sorted_batch.poison if isinstance(error, Unauthorised))
         for code, count in refused.items():
             self._metrics.unauthorised.labels(stage, code, self._mode).inc(count)
         if refused and self._mode == "warn":
             log.warning("unauthorised_records_accepted", stage=stage, **refused)
             return await asyncio.to_thread(_sort, batch, lambda record: (read(record), None))
-        return found
+        return sorted_batch
 
     async def refusal(self, record: Incoming, message: Scope) -> Unauthorised | None:
         if self._mode != "enforce":
@@ -152,11 +152,11 @@ class Admission(Unchecked):
         """The registry as it was at that moment (on time.monotonic()), or later."""
         async with self._reading:
             if self._registry is None or self._read_at < not_before:
-                asked_at = monotonic()
+                requested_at = monotonic()
                 with translated("producers"):
                     async with self._pool.connection() as connection:
                         self._registry = await producers.load(connection)
-                self._read_at = asked_at
+                self._read_at = requested_at
             return self._registry
 
 
@@ -183,14 +183,14 @@ def verified(registry: Registry, record: Incoming, now: datetime) -> str:
 
 def _sort(batch: Sequence[Incoming], read: Callable[[Incoming], tuple[T, str | None]]) -> Sorted[T]:
     """An invalid record never hides the valid one before it. read: gives the message and who signed it."""
-    found: Sorted[T] = Sorted()
+    sorted_batch: Sorted[T] = Sorted()
     for record in batch:
         try:
             message, producer = read(record)
         except Poison as error:
-            found.poison.append((record, error))
+            sorted_batch.poison.append((record, error))
         else:
-            found.accepted.append(message)
-            found.producers.append(producer)
-            found.valid.append(record)
-    return found
+            sorted_batch.accepted.append(message)
+            sorted_batch.producers.append(producer)
+            sorted_batch.valid.append(record)
+    return sorted_batch

@@ -9,14 +9,14 @@ from typing import Literal
 from uuid import UUID
 
 from pipeline.core.canary import is_canary
-from pipeline.kafka import deliver
-from pipeline.ledger import announce as ledger
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
+from pipeline.ledger import arrivals as ledger
 from pipeline.ledger.documents import Identity
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.stage import used
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
 from topics.messages import DocumentIndexed
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_INDEXED
 
 MISSED_PAGE = 5_000
@@ -49,13 +49,19 @@ class Announcer:
             self._producer.send(
                 DOCUMENTS_INDEXED,
                 DocumentIndexed(
-                    tenant=w.identity.tenant, source=w.identity.source, external_id=w.identity.external_id,
-                    observed_at=now, document_id=str(w.identity.id), seq=w.seq, version=w.version, state=w.state,
+                    tenant=w.identity.tenant,
+                    source=w.identity.source,
+                    external_id=w.identity.external_id,
+                    observed_at=now,
+                    document_id=str(w.identity.id),
+                    seq=w.seq,
+                    version=w.version,
+                    state=w.state,
                     generation=w.generation,
                 ),
             )
             for w in gone
-        )  # fmt: skip
+        )
         if gone:
             used("kafka")
         for w in gone:
@@ -65,14 +71,14 @@ class Announcer:
         """Announce what is ready among these documents. Raises Retryable."""
         with translated("announce"):
             async with self._pool.connection() as connection:
-                ready = await ledger.ready(connection, ids)
+                ready = await ledger.ready_to_announce(connection, ids)
         return await self._send(ready)
 
     async def announce_missed(self, after: int) -> int:
         """Announce what a crash cut off, a page at a time; returns where to go on (0: from the beginning)."""
         with translated("announce"):
             async with self._pool.connection() as connection:
-                ready, last = await ledger.missed(connection, after=after, limit=MISSED_PAGE)
+                ready, last = await ledger.missed_announcements(connection, after=after, limit=MISSED_PAGE)
         await self._send(ready)
         return last or 0
 
@@ -80,24 +86,31 @@ class Announcer:
         if not ready:
             return 0
         now = datetime.now(UTC)
-        told = [a for a in ready if not is_canary(a.identity.source)]
+        announced = [a for a in ready if not is_canary(a.identity.source)]
         await deliver(
             self._producer.send(
                 DOCUMENTS_INDEXED,
                 DocumentIndexed(
-                    tenant=a.identity.tenant, source=a.identity.source, external_id=a.identity.external_id,
-                    observed_at=now, document_id=str(a.identity.id), seq=a.seq, version=a.version, state=a.state,
-                    generation=a.generation, chunks=a.chunks,
+                    tenant=a.identity.tenant,
+                    source=a.identity.source,
+                    external_id=a.identity.external_id,
+                    observed_at=now,
+                    document_id=str(a.identity.id),
+                    seq=a.seq,
+                    version=a.version,
+                    state=a.state,
+                    generation=a.generation,
+                    chunks=a.chunks,
                 ),
             )
-            for a in told
-        )  # fmt: skip
-        if told:
+            for a in announced
+        )
+        if announced:
             used("kafka")
         with translated("announce"):
             async with self._pool.connection() as connection:
-                await ledger.announced(connection, ready)
-        for a in told:
+                await ledger.mark_announced(connection, ready)
+        for a in announced:
             self._metrics.announced.labels(a.state).inc()
             fresh = (now - (a.changed_at or a.accepted_at)).total_seconds()
             self._metrics.freshness.labels(a.identity.source, a.lane).observe(max(0.0, fresh))

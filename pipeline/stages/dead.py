@@ -11,19 +11,19 @@ from datetime import UTC, datetime
 
 import structlog
 
-from pipeline import tracing
 from pipeline.core.errors import Poison, Retryable
 from pipeline.core.flood import Flood, Refusal
 from pipeline.core.identity import source_of
 from pipeline.core.producers import Unauthorised
-from pipeline.kafka import certain
+from pipeline.kafka.client import certain
+from pipeline.kafka.producer import Delivery, NotDelivered, Producer, Stored
 from pipeline.ledger import letters
+from pipeline.observability import tracing
+from pipeline.observability.metrics import Metrics
+from pipeline.observability.traced_records import of
 from pipeline.stages.stage import Flooded, Incoming, used
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
-from pipeline.traced.records import of
 from topics.letters import Failure, RawRecord, letter_id, read_replay, seal
-from topics.producer import Delivery, NotDelivered, Producer, Stored
 from topics.registry import DEAD_LETTERS
 
 log = structlog.get_logger()
@@ -122,13 +122,17 @@ class DeadLetters:
                 code = error.code if isinstance(error, Poison) else "bug"
                 now = datetime.now(UTC)
                 failure = Failure(
-                    record.topic, record.partition, record.offset, stage, code,
+                    record.topic,
+                    record.partition,
+                    record.offset,
+                    stage,
+                    code,
                     str(error) if isinstance(error, Poison) else f"{type(error).__name__} in {stage}",
                     attempt=replay.attempt + 1 if replay else 1,
                     failed_at=now,
                     first_failed_at=replay.first_failed_at if replay else now,
                     replay_of=replay.letter if replay else None,
-                )  # fmt: skip
+                )
                 about = {"penstock.stage": stage, "penstock.dead_letter.code": code}
                 with tracing.begin("dead letter", "producer", parent=of(record), attributes=about):
                     sealed = seal(whole, failure)
@@ -165,27 +169,33 @@ class DeadLetters:
             try:
                 await self._insert(waiting)
             except Poison:  # Postgres refuses one of them: perhaps another lane's
-                waiting = {id_: one for id_, one in waiting.items() if id_ in ids}
+                waiting = {id_: letter for id_, letter in waiting.items() if id_ in ids}
                 await self._insert(waiting)
         by_cause: dict[tuple[str, str, bytes], list[_Sent]] = {}
-        for one in waiting.values():
-            self._metrics.dead_letters.labels(one.failure.stage, one.failure.code).inc()
-            cause = one.failure.stage, one.failure.code, source_of(one.key)
-            by_cause.setdefault(cause, []).append(one)
+        for letter in waiting.values():
+            self._metrics.dead_letters.labels(letter.failure.stage, letter.failure.code).inc()
+            cause = letter.failure.stage, letter.failure.code, source_of(letter.key)
+            by_cause.setdefault(cause, []).append(letter)
         for (stage, code, _), alike in by_cause.items():  # of a flood not a line each
             first = alike[0]
             log.warning(
-                "dead_letter", stage=stage, code=code, count=len(alike), topic=first.failure.topic,
-                partition=first.failure.partition, offset=first.failure.offset, bytes=first.value_bytes,
+                "dead_letter",
+                stage=stage,
+                code=code,
+                count=len(alike),
+                topic=first.failure.topic,
+                partition=first.failure.partition,
+                offset=first.failure.offset,
+                bytes=first.value_bytes,
                 attempt=first.failure.attempt,
-            )  # fmt: skip
+            )
 
     async def _insert(self, sent: Mapping[str, _Sent]) -> None:
         if not sent:
             return
         with translated("dead letters"):
             async with self._pool.connection() as connection:
-                rows = [(one.failure, one.key, one.value_bytes, one.stored) for one in sent.values()]
+                rows = [(letter.failure, letter.key, letter.value_bytes, letter.stored) for letter in sent.values()]
                 await letters.insert(connection, rows)
         for id_ in sent:
             del self._unlisted[id_]
@@ -194,6 +204,7 @@ class DeadLetters:
         refusal = self._floods[stage].admit(letter, source_of(record.key), self._clock())
         if refusal is not None and refusal.new:
             self._metrics.dead_letter_floods.inc()
-            log.error("dead_letter_flood", per_minute=self._per_minute, pause_seconds=refusal.seconds,
-                      in_a_row=refusal.trips)  # fmt: skip
+            log.error(
+                "dead_letter_flood", per_minute=self._per_minute, pause_seconds=refusal.seconds, in_a_row=refusal.trips
+            )
         return refusal

@@ -20,10 +20,13 @@ import structlog
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.fold import Access, Delete, Upsert
 from pipeline.core.identity import source_of
-from pipeline.core.live_budget import LiveBudget
 from pipeline.core.model import ChunkParams, CountTokens, Generation, Lane, Manifest
-from pipeline.kafka import deliver
-from pipeline.ledger import documents, generations, superseded, work
+from pipeline.core.throttle import LiveBudget
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
+from pipeline.ledger import documents, generations, work
+from pipeline.observability.metrics import Metrics
+from pipeline.observability.traced_records import note
 from pipeline.stages.admission import UNCHECKED, Unchecked
 from pipeline.stages.announce import Announcer, Withdrawal
 from pipeline.stages.dead import DeadLetters
@@ -33,22 +36,19 @@ from pipeline.stages.hints import send_hints
 from pipeline.stages.manifests import Counters, build_manifest
 from pipeline.stages.stage import Flooded, Incoming
 from pipeline.stores.postgres import GENERATIONS_LOCK, Pool, translated
-from pipeline.telemetry import Metrics
-from pipeline.traced.records import note
 from topics.messages import AccessChanged
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 log = structlog.get_logger()
 
-FOLLOWING, FOLLOWING_ALONE = 300, 1_000
-"""So many backfilled documents that wait for a store are enough for now: at a first load's pace, about two seconds'
-work, and seven where nothing has come live for ALONE_SECONDS. What is accepted beyond that takes from the stores, and
-from live changes, the processors that they need. With too few the stores, which finish some hundred at a time, stand
-still in between (5,000 documents: 44 s with 300, 39 with 1,000), and look as if the load were over …"""
+MAX_PENDING_BACKFILL, MAX_PENDING_BACKFILL_ALONE = 300, 1_000
+"""Backfilled documents that may wait for a store: at a first load's pace, about two seconds' work, and seven where
+nothing has come live for ALONE_SECONDS. Accepting more takes processor time from the stores and from live changes. With
+fewer the stores, which finish some hundred at a time, idle in between (5,000 documents: 44 s with 300, 39 with
+1,000), and look as if the load were over."""
 ALONE_SECONDS = 15.0
-STANDING_SECONDS = 5.0
-"""… but where the first of them has not come any further for so long, the store is away: the other one goes on."""
+STALLED_STORE_SECONDS = 5.0
+"""A store whose oldest pending document has not moved for so long is away: the other store's backfill goes on."""
 DEFERRED_LOG_SECONDS, DEFERRED_SOURCES_LOGGED = 60.0, 5
 LOOK_SECONDS, LOOK_PAUSE = 0.3, 20
 """Between two looks; or so many times as long as the last one took: much may wait for a store that is away."""
@@ -102,18 +102,20 @@ class Detect:
         if any(record.lane == "live" for record in batch):
             self._live_at = monotonic()
         read_at, now = datetime.now(UTC), monotonic()
-        found = await self._admission.sort(
+        sorted_batch = await self._admission.sort(
             batch, lambda record: read_event(record, now=read_at), lambda arrival: arrival.identity, stage=self.name
         )
-        arrivals, valid = found.accepted, found.valid
-        excess = [n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, found.producers[n], now)]
+        arrivals, valid = sorted_batch.accepted, sorted_batch.valid
+        excess = [
+            n for n, record in enumerate(valid) if self._exceeds(arrivals[n], record, sorted_batch.producers[n], now)
+        ]
         accepted = [arrival for n, arrival in enumerate(arrivals) if n not in excess]
         accepted += await self._withdrawn([arrivals[n] for n in excess], {arrival.identity.id for arrival in accepted})
         if accepted:
             await self._accept(accepted)
         self._dead.passed(valid, stage=self.name)
         await self._defer([valid[n] for n in excess])
-        await self._bury(found.poison)  # last: what is valid must not wait for a flood
+        await self._bury(sorted_batch.poison)  # last: what is valid must not wait for a flood
 
     def _exceeds(self, arrival: Arrival, record: Incoming, producer: str | None, now: float) -> bool:
         """Whether the source, its tenant or its producer sends more live content than its budget. Deletes and access
@@ -125,8 +127,8 @@ class Detect:
         return not self._budget.admit(source_of(record.key), now, groups=groups, record=place)
 
     async def _withdrawn(self, excess: Sequence[Arrival], accepted: Set[UUID]) -> list[Arrival]:
-        """What upserts that will wait say of access, where somebody loses it: that never waits. The order of arrival
-        does not matter, so the upsert itself may follow at any time. accepted: documents with other events in the
+        """The access changes of upserts that will wait, where somebody loses access: that never waits. The order of
+        arrival does not matter: the upsert may follow at any time. accepted: documents with other events in the
         batch, which may open what the upsert closes."""
         if not excess:
             return []
@@ -191,7 +193,7 @@ class Detect:
                     waiting = await work.pending_backfill(connection)
             following = [count for store, (count, first) in waiting.items() if self._follows(store, first)]
             alone = monotonic() - self._live_at > ALONE_SECONDS
-            self._crowded = max(following, default=0) >= (FOLLOWING_ALONE if alone else FOLLOWING)
+            self._crowded = max(following, default=0) >= (MAX_PENDING_BACKFILL_ALONE if alone else MAX_PENDING_BACKFILL)
         except PenstockError as error:  # the next batch meets it, and waits for the ledger as it should
             self._crowded = False
             log.warning("look_failed", reason=str(error)[:200])
@@ -206,7 +208,7 @@ class Detect:
         if first != before:
             at = monotonic()
             self._first[store] = first, at
-        return monotonic() - at < STANDING_SECONDS
+        return monotonic() - at < STALLED_STORE_SECONDS
 
     async def _accept(self, arrivals: Sequence[Arrival]) -> None:
         identities = [a.identity for a in arrivals]
@@ -221,14 +223,16 @@ class Detect:
                 known = await documents.lock(connection, identities)
                 deleted = {a.identity.id for a in arrivals if isinstance(a.event, Delete)}
                 upserted = {a.identity.id for a in arrivals if isinstance(a.event, Upsert)}
-                kept = await superseded.load(connection, deleted)
-                folded = fold_batch(arrivals, known, kept, await superseded.current(connection, deleted & upserted))
+                superseded_before = await documents.load_superseded(connection, deleted)
+                folded = fold_batch(
+                    arrivals, known, superseded_before, await documents.load_current(connection, deleted & upserted)
+                )
                 manifests = await self._chunk(folded, writable, foreseen)
                 accepted = [decision(f, manifests.get(f.identity.id, {})) for f in folded.values()]
-                await superseded.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])
-                await superseded.keep(connection, {i: to_keep(f) for i, f in folded.items() if f.superseded})
+                await documents.keep_current(connection, [f.identity.id for f in folded.values() if f.keeps_old])
+                await documents.keep_superseded(connection, {i: to_keep(f) for i, f in folded.items() if f.superseded})
                 seqs = await documents.write(connection, accepted, writable, grace_seconds=self._grace)
-                forgotten = await superseded.prune(connection, list(folded))
+                forgotten = await documents.prune_superseded(connection, list(folded))
         if forgotten:
             self._metrics.forgotten_versions.inc(forgotten)
             log.warning("superseded_versions_forgotten", count=forgotten, documents=len(folded))

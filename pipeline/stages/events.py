@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 
 from pipeline.core.addresses import openable
 from pipeline.core.errors import Poison
-from pipeline.core.fingerprint import content_hash, meta_hash
 from pipeline.core.fold import Access, Delete, Event, Upsert
-from pipeline.core.identity import document_id, qualify
+from pipeline.core.identity import content_hash, document_id, meta_hash, qualify
 from pipeline.core.model import Lane
 from pipeline.core.normalise import normalise
 from pipeline.ledger.documents import Fields, Identity
@@ -48,8 +47,10 @@ def read_event(record: Incoming, *, now: datetime) -> Arrival:
     check_record(record, message, now=now)
     identity = Identity(
         document_id(message.tenant, message.source, message.external_id),
-        message.tenant, message.source, message.external_id,
-    )  # fmt: skip
+        message.tenant,
+        message.source,
+        message.external_id,
+    )
     match message:
         case DocumentDeleted():
             event: Event = Delete(message.version, message.observed_at)
@@ -73,20 +74,28 @@ def _upsert(identity: Identity, message: DocumentUpserted, lane: Lane) -> Arriva
     text, media_type = normalise(message.content, message.media_type)
     address = openable(message.source_url)
     fields = Fields(
-        message.title.replace("\x00", ""), address, message.author, media_type,
-        message.source_modified_at, dict(message.metadata),
-    )  # fmt: skip
+        message.title.replace("\x00", ""),
+        address,
+        message.author,
+        media_type,
+        message.source_modified_at,
+        dict(message.metadata),
+    )
     event = Upsert(
         message.version,
         message.observed_at,
         content_hash(text),
         meta_hash(
-            title=fields.title, source_url=fields.source_url, author=fields.author, media_type=media_type,
-            source_modified_at=fields.source_modified_at, metadata=fields.metadata,
+            title=fields.title,
+            source_url=fields.source_url,
+            author=fields.author,
+            media_type=media_type,
+            source_modified_at=fields.source_modified_at,
+            metadata=fields.metadata,
         ),
         qualify(message.source, message.acl_tags),
         qualify(message.source, message.required_tags),
-    )  # fmt: skip
+    )
     return Arrival(
         identity, event, message.kind, lane, text, fields, has_lost_its_address=address != message.source_url
     )

@@ -10,8 +10,7 @@ from uuid import UUID
 
 from pipeline.core.fold import Delete, State, Step, Upsert, fold
 from pipeline.core.model import Manifest
-from pipeline.ledger.documents import Accepted, Happened, Identity, Known
-from pipeline.ledger.superseded import Superseded
+from pipeline.ledger.documents import Accepted, Happened, Identity, Known, Superseded
 from pipeline.stages.events import Arrival
 from topics.messages import DocumentUpserted
 
@@ -49,7 +48,7 @@ class Folded:
 def fold_batch(
     arrivals: Sequence[Arrival],
     known: Mapping[UUID, Known],
-    kept: Mapping[UUID, Sequence[Superseded]] | None = None,
+    stored: Mapping[UUID, Sequence[Superseded]] | None = None,
     current: Mapping[UUID, Superseded] | None = None,
 ) -> dict[UUID, Folded]:
     """Fold every event of the batch, in order; never keep only the newest. ``kept``: what earlier batches superseded
@@ -63,7 +62,7 @@ def fold_batch(
         id_ = arrival.identity.id
         if id_ not in folded:
             before = known.get(id_, Known(State()))
-            earlier = [_revived(arrival.identity, s) for s in (kept or {}).get(id_, ())]
+            earlier = [_revived(arrival.identity, s) for s in (stored or {}).get(id_, ())]
             folded[id_] = Folded(arrival.identity, before, before.state, superseded=earlier)
         document = folded[id_]
         _apply(document, arrival)
@@ -107,7 +106,7 @@ def _revive(document: Folded, arrival: Arrival) -> None:
 
 
 def to_keep(document: Folded) -> list[Superseded]:
-    """What lost by version and may yet be right."""
+    """The upserts that lost by version and that a late delete may bring back."""
     return [
         Superseded(e.version, e.observed_at, e.content_hash, e.meta_hash, a.fields, a.text)
         for a in document.superseded
@@ -115,9 +114,9 @@ def to_keep(document: Folded) -> list[Superseded]:
     ]
 
 
-def _revived(identity: Identity, kept: Superseded) -> Arrival:
-    event = Upsert(kept.version, kept.observed_at, kept.content_hash, kept.meta_hash, (), ())
-    return Arrival(identity, event, DocumentUpserted.kind, "live", kept.text, kept.fields)
+def _revived(identity: Identity, stored: Superseded) -> Arrival:
+    event = Upsert(stored.version, stored.observed_at, stored.content_hash, stored.meta_hash, (), ())
+    return Arrival(identity, event, DocumentUpserted.kind, "live", stored.text, stored.fields)
 
 
 def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
@@ -133,8 +132,12 @@ def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | N
 def _content_taken(before: State, after: State) -> bool:
     """The upsert's version stands now (also when its content is the same as before)."""
     return (before.version, before.observed_at, before.content_hash, before.meta_hash, before.deleted_at) != (
-        after.version, after.observed_at, after.content_hash, after.meta_hash, after.deleted_at,
-    )  # fmt: skip
+        after.version,
+        after.observed_at,
+        after.content_hash,
+        after.meta_hash,
+        after.deleted_at,
+    )
 
 
 def outcome(step: Step) -> str:
@@ -143,7 +146,7 @@ def outcome(step: Step) -> str:
 
 
 def decision(folded: Folded, manifests: Mapping[str, Manifest]) -> Accepted:
-    """What the ledger shall write."""
+    """The decision about a document, as the ledger writes it."""
     state, before = folded.state, folded.before
     changes = folded.changes
     effective = [arrival for arrival, step in folded.steps if step.changes]

@@ -32,23 +32,24 @@ from pipeline.core.graph import (
 )
 from pipeline.core.model import Generation
 from pipeline.core.retry import backoff
-from pipeline.generations.tables import build_graph
 from pipeline.ledger import work
-from pipeline.settings import PostgresSettings
+from pipeline.ledger.generation_tables import build_graph
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import graph
+from pipeline.stores.leader import lead_session
 from pipeline.stores.postgres import GRAPH_LOCK, Connection, translated, unlimited
-from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
 
 IDLE_SECONDS = 1.0
 """Between two looks when there is nothing to do."""
 BUSY_SHARE = 0.25
-"""Of the time, in which rows are moved beside documents that are being written."""
+"""Share of the time in which rows are moved while documents are being written."""
 NOT_MINE_SECONDS = 5.0
 """Between two looks whether the worker that had the turn is gone."""
 MOVE_SECONDS = 0.15
-"""What one transaction of moving shall take: a sink that wants one of its rows waits so long, and whoever waits for
+"""Target duration of one transaction of moving: a sink that wants one of its rows waits so long, and whoever waits for
 that sink too."""
 LEAST_MOVED, MOST_MOVED = 8, 200
 """Rows of such a transaction: about 25 of 1,536 dimensions."""
@@ -96,18 +97,19 @@ class GraphKeeper:
                 failures = 0
             except PenstockError as error:
                 wait = backoff(
-                    failures, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, random=random.random(),  # noqa: S311  jitter
+                    failures,
+                    base=RETRY_BASE_SECONDS,
+                    cap=RETRY_CAP_SECONDS,
+                    random=random.random(),  # noqa: S311  jitter
                     retry_after=None,
-                )  # fmt: skip
+                )
                 failures += 1
                 log.warning("graph_waits", reason=str(error)[:200], seconds=round(wait, 1))
             await asyncio.sleep(wait)
 
     async def _hold(self, connection: Connection) -> None:
         """As long as the turn is ours: until cancelled. Returns at once when it is another worker's."""
-        cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [GRAPH_LOCK])
-        row = await cursor.fetchone()
-        if not (row and row[0]):
+        if not await lead_session(connection, GRAPH_LOCK):
             self._metrics.front_rows.clear()
             return
         await connection.execute("SET enable_seqscan = off")  # what waits is found by its index
@@ -140,8 +142,11 @@ class GraphKeeper:
         return worked
 
     async def _look(self, connection: Connection, generation: Generation) -> Table:
-        found = await graph.graphs(connection, generation)
-        own, successor = found.get(graph.own_name(generation)), found.get(graph.successor_name(generation))
+        graphs_by_name = await graph.graphs(connection, generation)
+        own, successor = (
+            graphs_by_name.get(graph.own_name(generation)),
+            graphs_by_name.get(graph.successor_name(generation)),
+        )
         front = await graph.has_waiting_index(connection, generation)
         waiting = await graph.waiting(connection, generation, most=READ_WHOLE_ROWS + 1) if front else 0
         builds = (
@@ -166,7 +171,7 @@ class GraphKeeper:
                 seen.late_until = monotonic() + LATE_FOR_SECONDS
             seen.look_at = monotonic() + LOOK_PAUSE * (monotonic() - began)  # where a store is away, much is pending
         without = 0.0 if seen.without_since is None else monotonic() - seen.without_since
-        older, busy = found.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
+        older, busy = graphs_by_name.get(graph.older_name(generation)), pending > BUSY_DOCUMENTS
         late = monotonic() < seen.late_until
         loaded = own is None and await graph.is_above(connection, generation, LOAD_ROWS)
         return Table(own, successor, older, rows, waiting, loaded, busy, late, without, builds)
@@ -178,8 +183,8 @@ class GraphKeeper:
         began, own = monotonic(), graph.own_name(generation)
         log.info("graph_step", step=step, generation=generation.name)
         if of is None:
-            beside = own in await graph.graphs(connection, generation)
-            name = graph.successor_name(generation) if beside else None
+            has_graph = own in await graph.graphs(connection, generation)
+            name = graph.successor_name(generation) if has_graph else None
             await build_graph(connection, generation, name=name, alone=alone)
         elif step == "drop":
             await graph.drop_graph(connection, of.name)

@@ -1,19 +1,30 @@
-"""Hints: "the ledger holds something newer", sent to the sinks. Lost, doubled or late hints break nothing."""
+"""Hints tell the sinks that the ledger holds something newer. Lost, doubled or late hints break nothing: the sweeper
+hints again for whatever stays pending, and announces what was missed."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from itertools import count
 from uuid import UUID
 
-from pipeline.core.errors import Poison
+import structlog
+
+from pipeline.core.errors import PenstockError, Poison
 from pipeline.core.model import Lane
-from pipeline.kafka import deliver
+from pipeline.kafka.client import deliver
+from pipeline.kafka.producer import Producer
+from pipeline.ledger import work
 from pipeline.ledger.documents import Identity
+from pipeline.observability import tracing
+from pipeline.observability.metrics import Metrics
+from pipeline.stages.announce import Announcer
 from pipeline.stages.stage import Incoming, used
+from pipeline.stores.leader import lead_transaction
+from pipeline.stores.postgres import SWEEPER_LOCK, Pool, translated
 from topics.codec import BadMessage, decode
 from topics.messages import IndexHint
-from topics.producer import Producer
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE
 
 
@@ -24,12 +35,16 @@ async def send_hints(producer: Producer, hints: Iterable[tuple[Identity, str, La
         producer.send(
             INDEX_LIVE if lane == "live" else INDEX_BACKFILL,
             IndexHint(
-                tenant=identity.tenant, source=identity.source, external_id=identity.external_id, observed_at=now,
-                document_id=str(identity.id), generation=generation,
+                tenant=identity.tenant,
+                source=identity.source,
+                external_id=identity.external_id,
+                observed_at=now,
+                document_id=str(identity.id),
+                generation=generation,
             ),
         )
         for identity, generation, lane in hints
-    )  # fmt: skip
+    )
     if sent:
         used("kafka")
     return sent
@@ -44,3 +59,63 @@ def read_hint(record: Incoming) -> tuple[UUID, str]:
     except (BadMessage, ValueError) as error:
         raise Poison("not_a_hint", str(error)) from error
     raise Poison("not_a_hint", f"{message.kind} does not belong on {record.topic}")
+
+
+log = structlog.get_logger()
+
+SWEEP_LIMIT = 500
+"""Documents hinted again in one round."""
+ANNOUNCE_EVERY = 5
+"""Rounds between two looks for announcements that a crash cut off, a page of documents each."""
+
+
+class Sweeper:
+    """Runs in every detect worker; an advisory lock lets one of them look at a time, and what one has taken is put off
+    for the others."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        producer: Producer,
+        announcer: Announcer,
+        metrics: Metrics,
+        *,
+        interval_seconds: float,
+        again_in_seconds: float,
+    ) -> None:
+        self._pool = pool
+        self._producer = producer
+        self._announcer = announcer
+        self._metrics = metrics
+        self._interval = interval_seconds
+        self._again = again_in_seconds
+
+    async def run(self) -> BaseException:
+        """Sweep until cancelled; a world that is down is waited for."""
+        position = 0
+        for round_ in count():
+            try:
+                await self.sweep()
+                if round_ % ANNOUNCE_EVERY == 0:
+                    position = await self._announcer.announce_missed(position)
+            except PenstockError as error:
+                log.warning("sweep_failed", reason=str(error)[:200])
+            await asyncio.sleep(self._interval)
+        raise AssertionError("unreachable: the count has no end")
+
+    async def sweep(self) -> int:
+        """One round; returns how many hints were sent again. Does nothing when another worker is at it."""
+        with translated("sweeper"):
+            async with self._pool.connection() as connection, connection.transaction():
+                if not await lead_transaction(connection, SWEEPER_LOCK):
+                    return 0
+                due = await work.due(connection, limit=SWEEP_LIMIT, again_in_seconds=self._again)
+        if not due:
+            return 0
+        # The ledger does not keep the context of the event that it accepted: a rescued document begins a new trace.
+        with tracing.begin("sweep", parent="", gathers=True, attributes={"penstock.documents": len(due)}):
+            sent = await send_hints(self._producer, [(d.identity, d.generation, d.lane) for d in due])
+        if sent:
+            self._metrics.rescued.inc(sent)
+            log.warning("rescued", hints=sent)
+        return sent

@@ -37,18 +37,18 @@ class Identities(Last):
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
         now = datetime.now(UTC)
-        found = await self._admission.sort(
+        sorted_batch = await self._admission.sort(
             batch, lambda record: read_identity(record, now=now), lambda message: message, stage=self.name
         )
         rows = [
             (m.tenant, m.source, m.principal, m.groups, m.observed_at)
-            for m in found.accepted
+            for m in sorted_batch.accepted
             if isinstance(m, IdentityChanged)
         ]
         if rows:
             await self._accept(rows)
-        self._dead.passed(found.valid, stage=self.name)
-        await self._dead.bury_all(found.poison, stage=self.name)  # last: what is valid must not wait for a flood
+        self._dead.passed(sorted_batch.valid, stage=self.name)
+        await self._dead.bury_all(sorted_batch.poison, stage=self.name)  # last: what is valid must not wait for a flood
 
     async def _accept(self, rows: Sequence[tuple[str, str, str, list[str], datetime]]) -> None:
         with translated("identities"):
@@ -69,7 +69,7 @@ class Identities(Last):
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """What a record without a value speaks for. It changes no membership."""
+    """The tenant and source of a record without a value. It changes no membership."""
 
     tenant: str
     source: str

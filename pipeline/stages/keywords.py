@@ -3,11 +3,12 @@
 Claim before the bulk, confirm after a refresh. Whoever finds at the end that something newer was accepted puts its own
 ids back into *claimed* and lets the document converge once more: that, and no grace period of the server's, is what
 defeats a worker that was paused between its check and its write. A bulk whose sender does not come to that end (it
-died, or got no answer) is recorded with the claim, and undone by ``pipeline.stages.late``.
+died, or got no answer) is recorded with the claim, and undone by ``LateBulks``.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -16,23 +17,22 @@ from uuid import UUID
 import structlog
 
 from pipeline.core.diff import diff_keywords
-from pipeline.core.errors import Poison
-from pipeline.core.fingerprint import keyword_hash
+from pipeline.core.errors import PenstockError, Poison
+from pipeline.core.identity import keyword_hash
 from pipeline.core.model import Generation, Lane
 from pipeline.ledger import bulks, work
 from pipeline.ledger import entry as entry_of
-from pipeline.ledger.bulks import Entry
+from pipeline.ledger.bulks import Entry, OpenBulk
 from pipeline.ledger.work import Work
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
-from pipeline.stages.late import CHECK_SECONDS, SEND_SECONDS
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
 from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stores.keywords import Keywords, Outcome, Write
 from pipeline.stores.postgres import Connection, Pool, translated
-from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
@@ -121,14 +121,14 @@ class KeywordSink(Last):
         send_before = monotonic() + SEND_SECONDS
         with translated("keywords"):
             async with self._pool.connection() as connection:
-                found = await work.load(connection, generation.name, "keywords", ids)
-                found = await self._chunker.complete(connection, generation, found, "keywords")
-                if not found:
+                works = await work.load(connection, generation.name, "keywords", ids)
+                works = await self._chunker.complete(connection, generation, works, "keywords")
+                if not works:
                     return None  # all settled, or the generation is retired
-                bodies = await work.bodies(connection, [w for w in found if w.chunk_ids])
+                bodies = await work.bodies(connection, [w for w in works if w.chunk_ids])
                 plans = [
                     _plan(generation, w, *bodies.get(w.identity.id, ("", {})))
-                    for w in found
+                    for w in works
                     if not w.chunk_ids or w.identity.id in bodies
                 ]
                 claimed = await work.claim(
@@ -136,7 +136,7 @@ class KeywordSink(Last):
                 )
                 plans_claimed = [p for p in plans if p.work.identity.id in claimed]
                 bulk = await _open_bulk(connection, generation.keyword_index, plans_claimed)
-        lost = {w.identity.id: w.want_seq for w in found if w.chunk_ids and w.identity.id not in bodies}
+        lost = {w.identity.id: w.want_seq for w in works if w.chunk_ids and w.identity.id not in bodies}
         if not claimed and lost and lost == lost_before:
             raise Poison("no_progress", "nothing could be written: its text is not in the ledger (see the audit)")
         if not plans_claimed:
@@ -177,7 +177,11 @@ class KeywordSink(Last):
                     wants = await work.lock_wants(connection, generation.name, "keywords", list(by_id))
                     moved = [p for i, p in by_id.items() if wants.get(i) != p.work.want_seq]
                     still = [p for i, p in by_id.items() if wants.get(i) == p.work.want_seq]
-                    ahead = {p.work.identity.id: max(_found(p, outcomes)) for p in still if _found(p, outcomes)}
+                    ahead = {
+                        p.work.identity.id: max(_versions_ahead(p, outcomes))
+                        for p in still
+                        if _versions_ahead(p, outcomes)
+                    }
                     reached = [p for p in still if p.work.identity.id not in ahead]
                     await work.confirm_keywords(
                         connection,
@@ -191,10 +195,10 @@ class KeywordSink(Last):
                     )
                     if answered is not None:
                         await bulks.answered(connection, answered)
-                for document, found in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
+                for document, version in ahead.items():  # Elasticsearch is ahead of the ledger: catch up, write again
                     async with connection.transaction():
-                        await work.raise_want(connection, generation.name, "keywords", document, found)
-                    log.warning("index_ahead_of_ledger", document=str(document), found=found)
+                        await work.raise_want(connection, generation.name, "keywords", document, version)
+                    log.warning("index_ahead_of_ledger", document=str(document), version=version)
         self._metrics.moved.labels("keywords").inc(len(moved))
         self._metrics.written.labels("keywords").inc(sum(p.written for p in reached))
         self._metrics.deleted.labels("keywords").inc(sum(len(p.writes) - p.written for p in reached))
@@ -206,7 +210,7 @@ async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan])
     return await bulks.opened(connection, index, entries, check_in_seconds=CHECK_SECONDS) if entries else None
 
 
-def _found(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
+def _versions_ahead(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
     """Versions above ours that the index holds for this document's entries, although nothing newer was accepted."""
     stale = [outcomes[w.id] for w in plan.writes if outcomes[w.id].result == "stale"]
     return [max(o.found or 0, plan.work.want_seq) for o in stale]
@@ -229,3 +233,105 @@ def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, obj
             for chunk, entry in entry_of.entries(w, body, metadata, only=writing)
         ]
     return _Plan(w, entries, tuple(writes))
+
+
+INTERVAL_SECONDS = 30.0
+"""Between two looks for bulks whose check is due."""
+CHECK_SECONDS = 240.0
+"""Between two checks of one bulk: well below ``index.gc_deletes`` (pipeline.stores.elasticsearch.GC_DELETES), so that a
+delete is repeated before it is forgotten."""
+SEND_SECONDS = 3_600.0
+"""A worker that has not sent a bulk so long after its claim claims again. This bounds how late a bulk can be sent."""
+EXPIRE_SECONDS = 86_400.0
+"""A bulk may arrive until so long after its claim: a day, while kernels, proxies and the server's queues hold a request
+for minutes."""
+BULKS_PER_ROUND = 20
+
+
+class LateBulks:
+    """Undoes what a bulk request wrote that reached Elasticsearch long after its sender died or stopped waiting for it.
+    Runs in every keywords worker; they share the checks that are due.
+
+    Versions order all writes of one entry, but Elasticsearch remembers the version of a deleted entry for
+    ``index.gc_deletes`` only. A write that is older than the delete and arrives after that is accepted: an entry of a
+    deleted or revoked text, which nothing would ever remove. So a bulk whose outcome is unknown stays recorded
+    (``pipeline.ledger.bulks``), and as long as it may arrive, its entries that the ledger does not want are deleted
+    again. Each such delete also renews Elasticsearch's memory of it, so that a late write is normally refused. A delete
+    needs no claim: at its version the ledger does not want the entry, and whatever is wanted later has a higher one.
+    But the transaction that judges the entries also unconfirms them: an entry that was wanted again before its delete
+    is processed would otherwise count as unchanged. See docs/adr/0039-open-bulks.md.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        keywords: Keywords,
+        metrics: Metrics,
+        *,
+        interval_seconds: float = INTERVAL_SECONDS,
+        check_seconds: float = CHECK_SECONDS,
+        expire_seconds: float = EXPIRE_SECONDS,
+    ) -> None:
+        self._pool = pool
+        self._keywords = keywords
+        self._metrics = metrics
+        self._interval = interval_seconds
+        self._check = check_seconds
+        self._expire = expire_seconds
+
+    async def run(self) -> BaseException:
+        """Check until cancelled. A service that is down is waited for: a check that failed is due again later."""
+        while True:
+            try:
+                await self.check_due()
+            except PenstockError as error:
+                log.warning("open_bulks_not_read", reason=str(error)[:200])
+            await asyncio.sleep(self._interval)
+
+    async def check_due(self) -> int:
+        """Check every bulk that is due; returns how many entries were removed. Raises Retryable or Misconfigured when
+        Postgres cannot be asked."""
+        removed = 0
+        while True:
+            with translated("open bulks"):
+                async with self._pool.connection() as connection:
+                    taken = await bulks.due(
+                        connection,
+                        limit=BULKS_PER_ROUND,
+                        again_in_seconds=self._check,
+                        expire_after_seconds=self._expire,
+                    )
+            for bulk in taken:
+                try:
+                    removed += await self._check_one(bulk)
+                except PenstockError as error:
+                    log.warning("open_bulk_not_checked", index=bulk.keyword_index, reason=str(error)[:200])
+            if len(taken) < BULKS_PER_ROUND:
+                return removed
+
+    async def _check_one(self, bulk: OpenBulk) -> int:
+        with translated("open bulks"):
+            async with self._pool.connection() as connection:
+                generation = await bulks.user_of(connection, bulk.keyword_index)
+                if generation is None:
+                    await bulks.forget(connection, bulk.id)
+                    return 0
+                await work.lock_wants(connection, generation, "keywords", [entry.document for entry in bulk.entries])
+                unwanted = await bulks.unwanted(connection, bulk)
+                await work.reopen_keywords(
+                    connection, generation, [(entry.document, entry.seq, [entry.chunk]) for entry in unwanted.confirmed]
+                )
+        removed = 0
+        if unwanted.entries:
+            deletes = [Write(bulk.keyword_index, entry.chunk, entry.seq, None) for entry in unwanted.entries]
+            removed = sum(outcome.removed for outcome in await self._keywords.apply(deletes))
+        if removed:
+            await self._keywords.refreshed(bulk.keyword_index)
+            self._metrics.late_entries.inc(removed)
+            documents = {entry.document for entry in unwanted.entries}
+            log.warning("late_bulk_undone", index=bulk.keyword_index, entries=removed, documents=len(documents))
+        if bulk.expired and unwanted.complete:
+            with translated("open bulks"):
+                async with self._pool.connection() as connection:
+                    await bulks.forget(connection, bulk.id)
+        return removed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import thread_time
 from uuid import UUID
 
 from pipeline.core.identity import chunk_ids
@@ -22,7 +23,7 @@ def build_manifest(
     """Cut a text as a generation wants it. Runs in a thread."""
     from pipeline.core.chunking import chunk  # here: the parsers take a tenth of a second to import; sinks rarely cut
 
-    chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens)
+    chunks = chunk(text, media_type, params=generation.params, count_tokens=count_tokens, clock=thread_time)
     return Manifest(
         digest,
         chunk_ids(document, [c.text for c in chunks]),
@@ -39,12 +40,12 @@ class Chunker:
         self._counters = counters
 
     async def complete(
-        self, connection: Connection, generation: Generation, found: Sequence[Work], store: Store
+        self, connection: Connection, generation: Generation, works: Sequence[Work], store: Store
     ) -> list[Work]:
         """The same work, every manifest cut from the document's current text."""
-        stale = [w for w in found if w.needs_chunking]
+        stale = [w for w in works if w.needs_chunking]
         if not stale:
-            return list(found)
+            return list(works)
         bodies = await work.bodies(connection, stale)
         await connection.commit()  # cutting takes its time: no transaction waits for it
         cut = []
@@ -64,5 +65,5 @@ class Chunker:
                 row = await cursor.fetchone()
                 if row is not None and (row[0], row[1] or w.media_type) == (w.content_hash, w.media_type):
                     await connection.execute(UPSERT_MANIFEST, manifest_row(w.identity.id, generation.name, manifest))
-        reread = await work.load(connection, generation.name, store, [w.identity.id for w in found])
+        reread = await work.load(connection, generation.name, store, [w.identity.id for w in works])
         return [w for w in reread if not w.needs_chunking]

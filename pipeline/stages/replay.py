@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from itertools import islice
 
 from pipeline.core.errors import Poison, Retryable
+from pipeline.kafka.producer import Delivery, DeliveryRefused, NotDelivered, Producer, Stored
+from pipeline.kafka.reader import Reader
 from pipeline.ledger import letters
 from pipeline.ledger.letters import Letter
 from pipeline.stages.admission import UNCHECKED, Unchecked
@@ -18,8 +20,6 @@ from pipeline.stages.stage import Incoming
 from pipeline.stores.postgres import Pool, translated
 from topics.letters import Letter as Sealed
 from topics.letters import NotALetter, RawRecord, Replay, mark_replay, unseal
-from topics.producer import Delivery, DeliveryRefused, NotDelivered, Producer, Stored
-from topics.reader import Reader
 from topics.registry import (
     CONVERSATIONS,
     DOCUMENTS_BACKFILL,
@@ -43,7 +43,7 @@ class CannotReplay(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of one letter."""
+    """The outcome for one letter."""
 
     id: str
     letter: Letter | None
@@ -80,13 +80,13 @@ class Replayer:
         while some := list(islice(waiting, GROUP)):
             with translated("dead letters"):
                 async with self._pool.connection() as connection:
-                    found = await letters.get(connection, some)
+                    listed = await letters.get(connection, some)
             for id_ in some:
-                if id_ not in found:
+                if id_ not in listed:
                     yield Result(id_, None, reason="no dead letter has this id", settled=False)
             group: list[tuple[Letter, Delivery]] = []
             size = 0
-            for letter in found.values():
+            for letter in listed.values():
                 try:
                     record = await self._original(letter)
                     delivery = await self._send(letter, record)

@@ -1,4 +1,4 @@
-"""What both sinks share: hints sorted by generation, and setting one document aside."""
+"""Code that both sinks share: serving generations apart from each other, and setting one document aside."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryab
 from pipeline.core.model import Generation, Store
 from pipeline.core.retry import backoff
 from pipeline.ledger import work
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.hints import read_hint
 from pipeline.stages.stage import Incoming, used_apart
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
 
@@ -28,9 +28,9 @@ FRAMES_SHOWN = 5
 
 
 RESTS_AFTER, WITHIN_SECONDS = 3, 60.0
-"""So many failures of one generation in so long, each at a service that the active one had just got through …"""
+"""A generation rests after so many failures within so long, each at a service that had just served the active one."""
 REST_SECONDS = 30.0
-"""… and its hints are passed over for so long: it is asked for one batch each time, and holds up no other."""
+"""Hints of a resting generation are skipped for so long: then one batch is tried, which delays no other generation."""
 
 
 KNOWN_SECONDS = 2.0
@@ -102,7 +102,7 @@ class Generations:
         )
 
     async def _rests(self, name: str, error: Retryable | Misconfigured) -> bool:
-        """Whether this generation alone keeps failing: it failed where the active one has just got through."""
+        """Whether this generation alone keeps failing: it failed at a service that has just served the active one."""
         await self._read()  # it may have become the active one since
         if name not in self._known or self._known[name].state == "active":
             return False
@@ -137,8 +137,7 @@ async def set_aside(
     reason = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__} in {store}"
     with translated(store):
         async with pool.connection() as connection:
-            found = await work.load(connection, generation, store, [document])
-            for w in found:
+            for w in await work.load(connection, generation, store, [document]):
                 wait = backoff(
                     w.attempts + 1, base=SET_ASIDE_BASE_SECONDS, cap=SET_ASIDE_CAP_SECONDS, retry_after=None, random=1.0
                 )
@@ -147,3 +146,53 @@ async def set_aside(
     # Never the traceback's texts: Postgres and Elasticsearch quote the row or entry that they refuse.
     frames = [f"{Path(f.filename).name}:{f.lineno}" for f in extract_tb(error.__traceback__)[-FRAMES_SHOWN:]]
     log.error("document_set_aside", store=store, document=str(document), reason=reason, at=frames)
+
+
+MODEL_OUTAGE_SECONDS, MAX_MODEL_OUTAGE_SECONDS = 5.0, 30.0
+"""Pause before such a model is called again, unless its answer says when; and the longest pause."""
+
+
+class ModelBreaker:
+    """Circuit breaker per non-active generation: an outage of its own model never blocks the lane.
+
+    Law: the work that such a generation misses stays pending, and the build and the sweeper hint it again."""
+
+    def __init__(
+        self,
+        load: Callable[[], Awaitable[Mapping[str, Generation]]],
+        set_aside: Callable[[Generation, Sequence[UUID], Misconfigured], Awaitable[None]],
+    ) -> None:
+        """set_aside: records why nothing can be done for these documents until somebody changes something."""
+        self._load = load
+        self._set_aside = set_aside
+        self._away_until: dict[str, float] = {}
+
+    async def serve(
+        self,
+        generation: Generation,
+        ids: Sequence[UUID],
+        converge: Callable[[Generation, Sequence[UUID]], Awaitable[None]],
+    ) -> None:
+        """Raises what ``converge`` raises, unless it is this generation's own model that fails."""
+        if monotonic() < self._away_until.get(generation.name, 0.0):
+            return
+        try:
+            await converge(generation, ids)
+        except (Retryable, Misconfigured) as error:
+            if error.service != "embedding" or not await self._has_its_own(generation):
+                raise
+            retry_after = error.retry_after if isinstance(error, Retryable) else None
+            wait = min(MAX_MODEL_OUTAGE_SECONDS, retry_after or MODEL_OUTAGE_SECONDS)
+            self._away_until[generation.name] = monotonic() + wait
+            log.error("generation_waits", generation=generation.name, seconds=wait, reason=str(error)[:300])
+            if isinstance(error, Misconfigured):
+                await self._set_aside(generation, ids, error)
+
+    async def _has_its_own(self, generation: Generation) -> bool:
+        known = await self._load()  # it may have become the active one since
+        active = next((g for g in known.values() if g.state == "active"), generation)
+        return (active.model, active.dimensions, active.service) != (
+            generation.model,
+            generation.dimensions,
+            generation.service,
+        )

@@ -1,4 +1,4 @@
-"""What a stage is, for the consuming module."""
+"""The interface between a stage and the module that consumes for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topics.codec import Headers
 from topics.registry import Topic
 
 USED: ContextVar[set[Service]] = ContextVar("used_services")
-"""What has answered well during the handling of the present batch: the proof that a failure is not the world's."""
+"""Services that answered during the present batch: they prove that a failure is not a general outage."""
 
 
 def used(service: Service) -> None:
@@ -25,7 +25,7 @@ def used(service: Service) -> None:
 
 @contextmanager
 def used_apart() -> Iterator[set[Service]]:
-    """What answers well inside, apart from what did before; whoever handles the batch hears of it as well."""
+    """Collect the services that answer inside; they are added to those of the batch at the end."""
     mine: set[Service] = {"postgres"}
     token = USED.set(mine)
     try:

@@ -6,7 +6,7 @@ the documents' locks that nothing newer was accepted; what moved keeps its embed
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
@@ -18,19 +18,18 @@ from pipeline.core.diff import diff_vectors
 from pipeline.core.errors import Misconfigured, Poison, Retryable
 from pipeline.core.model import Generation, Lane
 from pipeline.embedding.port import Models, Vectors
-from pipeline.ledger import filling, work
+from pipeline.ledger import builds, work
 from pipeline.ledger.work import Work
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
-from pipeline.stages.beside import OwnModels
-from pipeline.stages.bills import Bills
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.hints import read_hint
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.sink import Generations, set_aside
+from pipeline.stages.sink import ModelBreaker as OwnModels
 from pipeline.stages.stage import Incoming, Last, used
 from pipeline.stores import graph, vectors
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
 
 log = structlog.get_logger()
@@ -38,13 +37,13 @@ log = structlog.get_logger()
 WRITE_CHUNKS = 200
 """Most rows of one transaction. Where they enter the graph at once (a backfill of a large table, an older version's
 graph) that is about 6 ms each, and a revocation waits for the lock that long."""
-KEPT_VECTORS = 20_000
+MAX_CACHED_VECTORS = 20_000
 """Embeddings kept in memory until they are written, so that a database outage does not pay twice (≤ 120 MB at 1536)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What one document still needs in the table."""
+    """The rows that one document still needs in the table."""
 
     work: Work
     missing: tuple[UUID, ...]
@@ -78,7 +77,7 @@ class VectorSink(Last):
         self._dead = dead
         self._metrics = metrics
         self.batch_size = batch_size
-        self._kept: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, UUID], tuple[str, Vectors]] = OrderedDict()
         self._bills = Bills(pool, metrics)
 
     async def handle(self, batch: Sequence[Incoming]) -> None:
@@ -122,13 +121,13 @@ class VectorSink(Last):
     ) -> list[_Plan]:
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                found = await work.load(connection, generation.name, "vectors", ids)
-                found = await self._chunker.complete(connection, generation, found, "vectors")
-                if not found:
+                works = await work.load(connection, generation.name, "vectors", ids)
+                works = await self._chunker.complete(connection, generation, works, "vectors")
+                if not works:
                     return []  # all settled, or the generation is retired and its table may be gone
-                there = await vectors.present(connection, generation, [w.identity.id for w in found])
+                there = await vectors.present(connection, generation, [w.identity.id for w in works])
         plans = []
-        for w in found:
+        for w in works:
             known = there.get(w.identity.id, set())
             diff = diff_vectors(w.chunk_ids, known, {*w.refused, *refused.get(w.identity.id, ())})
             plans.append(_Plan(w, diff.write, diff.delete))
@@ -143,15 +142,15 @@ class VectorSink(Last):
     ) -> None:
         """Embed what is missing and not kept from an earlier try, equal texts once."""
         await self._bills.settle(generation)
-        wanted = [
-            (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._kept
+        needed = [
+            (p.work, i) for p in plans for i in p.missing[:WRITE_CHUNKS] if (generation.name, i) not in self._cached
         ]
-        if wanted and generation.state == "building":
-            await self._borrow(generation, [i for _, i in wanted])
-            wanted = [(w, i) for w, i in wanted if (generation.name, i) not in self._kept]
-        if not wanted:
+        if needed and generation.state == "building":
+            await self._borrow(generation, [i for _, i in needed])
+            needed = [(w, i) for w, i in needed if (generation.name, i) not in self._cached]
+        if not needed:
             return
-        texts = await self._reused(generation, await self._texts(wanted))
+        texts = await self._reused(generation, await self._texts(needed))
         unique = list(dict.fromkeys(texts.values()))
         if not unique:
             return  # nothing is new, or every one changed since it was loaded: the next round meets the new text
@@ -165,7 +164,7 @@ class VectorSink(Last):
         self._metrics.embedded.inc(len(unique) - len(result.refused))
         row = {text: n for n, text in enumerate(unique)}
         counted: set[int] = set()
-        for w, chunk in wanted:
+        for w, chunk in needed:
             if chunk not in texts:
                 continue
             n = row[texts[chunk]]
@@ -173,13 +172,13 @@ class VectorSink(Last):
                 refused.setdefault(w.identity.id, set()).add(chunk)
                 log.warning("chunk_refused", document=str(w.identity.id), chunk=str(chunk), reason=result.refused[n])
                 continue
-            self._kept[generation.name, chunk] = (texts[chunk], result.vectors[n])
+            self._cached[generation.name, chunk] = (texts[chunk], result.vectors[n])
             if n not in counted:
                 counted.add(n)
                 embedded[w.identity.id] = embedded.get(w.identity.id, 0) + 1
-        while len(self._kept) > KEPT_VECTORS:
-            self._kept.popitem(last=False)
-        await self._bills.add(generation, result.tokens, counted=_tokens(wanted, texts))  # last: what it is for is kept
+        while len(self._cached) > MAX_CACHED_VECTORS:
+            self._cached.popitem(last=False)
+        await self._bills.add(generation, result.tokens, counted=_tokens(needed, texts))  # last: what it is for is kept
 
     async def _reused(self, generation: Generation, texts: Mapping[UUID, str]) -> dict[UUID, str]:
         """Take over the vectors of texts that stand in the table already; returns the others."""
@@ -188,7 +187,7 @@ class VectorSink(Last):
                 known = await vectors.of_texts(connection, generation, list(dict.fromkeys(texts.values())))
         for chunk, text in texts.items():
             if text in known:
-                self._kept[generation.name, chunk] = (text, known[text])
+                self._cached[generation.name, chunk] = (text, known[text])
         self._metrics.reused.inc(sum(text in known for text in texts.values()))
         return {chunk: text for chunk, text in texts.items() if text not in known}
 
@@ -196,20 +195,20 @@ class VectorSink(Last):
         """Vectors that the generation's origin has already are not embedded again."""
         with translated("vectors"):
             async with self._pool.connection() as connection:
-                lent = await filling.lend(connection, generation.name, chunks)
+                lent = await builds.lend(connection, generation.name, chunks)
         for chunk, text, vector in lent:
-            self._kept[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
+            self._cached[generation.name, chunk] = (text, np.asarray(vector, dtype=np.float32))
 
-    async def _texts(self, wanted: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
+    async def _texts(self, needed: Sequence[tuple[Work, UUID]]) -> dict[UUID, str]:
         """The chunks' texts; those of a document that changed since it was loaded are absent."""
-        works = {w.identity.id: w for w, _ in wanted}
+        works = {w.identity.id: w for w, _ in needed}
         with translated("vectors"):
             async with self._pool.connection() as connection:
                 bodies = await work.bodies(connection, works.values())
         spans = {id_: w.spans for id_, w in works.items()}
         return {
             i: "".join(bodies[w.identity.id][0][start:end] for start, end in spans[w.identity.id][i])
-            for w, i in wanted
+            for w, i in needed
             if w.identity.id in bodies
         }
 
@@ -233,8 +232,8 @@ class VectorSink(Last):
                 rows = []
                 for p in still:
                     for i in p.missing[:WRITE_CHUNKS]:
-                        if kept := self._kept.get((generation.name, i)):
-                            text, vector = kept
+                        if cached := self._cached.get((generation.name, i)):
+                            text, vector = cached
                             value, in_graph = vectors.value(generation, vector), p.work.lane not in outside
                             rows.append((i, p.work.identity.id, p.work.access_id, text, value, in_graph))
                 await vectors.insert(connection, generation, rows)
@@ -252,16 +251,16 @@ class VectorSink(Last):
         for id_, *_ in complete:
             embedded.pop(id_, None)
         for i in written:
-            self._kept.pop((generation.name, i), None)
+            self._cached.pop((generation.name, i), None)
         self._metrics.written.labels("vectors").inc(len(written))
         self._metrics.deleted.labels("vectors").inc(sum(len(p.gone) for p in still))
         return {id_ for id_, *_ in complete}
 
 
-def _tokens(wanted: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -> int:
-    """Of the texts that were embedded, equal ones once."""
+def _tokens(needed: Sequence[tuple[Work, UUID]], embedded: Mapping[UUID, str]) -> int:
+    """The tokens of the texts that were embedded, counting equal texts once."""
     counts: dict[str, int] = {}
-    for w, chunk in wanted:
+    for w, chunk in needed:
         if chunk in embedded and w.manifest is not None:
             counts[embedded[chunk]] = w.manifest.token_counts[w.manifest.chunk_ids.index(chunk)]
     return sum(counts.values())
@@ -283,7 +282,40 @@ def _groups(plans: Sequence[_Plan]) -> Iterator[list[_Plan]]:
 
 
 def _settled(w: Work, refused: set[UUID], embedded: int) -> tuple[UUID, int, list[UUID], int, str | None]:
-    """What the ledger is told of a document that is complete: some of its chunks may never be embedded."""
+    """A complete document, as ``work.settle_vectors`` takes it: some of its chunks may never be embedded."""
     never = sorted({*w.refused, *refused} & set(w.chunk_ids))
     reason = f"{len(never)} of {len(w.chunk_ids)} chunks can not be embedded" if never else None
     return w.identity.id, w.want_seq, never, embedded, reason
+
+
+class Bills:
+    """Law: what was billed reaches the build's row once, whatever fails meanwhile, as long as this process lives."""
+
+    def __init__(self, pool: Pool, metrics: Metrics) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._owed: Counter[str] = Counter()
+        """Generation → tokens that its build has not been told of yet."""
+
+    async def add(self, generation: Generation, billed: int, *, counted: int) -> None:
+        """counted: tokens as we count them, where the server does not say. Raises Retryable while the row cannot be
+        written; the tokens are not to be added again."""
+        self._metrics.embedding_billed(
+            billed, generation.service.price_per_million_tokens if generation.service else None
+        )
+        if generation.state == "building":
+            self._owed[generation.name] += billed or counted
+            await self.settle(generation)
+
+    async def settle(self, generation: Generation) -> None:
+        """Write down what could not be written before. Raises Retryable."""
+        tokens = self._owed.pop(generation.name, 0)  # taken away first: two lanes may come at once
+        if not tokens:
+            return
+        try:
+            with translated("vectors"):
+                async with self._pool.connection() as connection:
+                    await builds.spent(connection, generation.name, tokens)
+        except BaseException:  # also when it is cancelled
+            self._owed[generation.name] += tokens
+            raise

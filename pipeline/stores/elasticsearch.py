@@ -21,7 +21,7 @@ from elasticsearch import ConnectionError as UnreachableError
 from pipeline.core.certificates import refused_ours, untrusted
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import retry_after_seconds
-from pipeline.settings import ElasticsearchSettings
+from pipeline.runtime.settings import ElasticsearchSettings
 
 METADATA_IGNORE_ABOVE = 8_000
 """Characters of one metadata value; a longer one is kept but not searched. Lucene takes 32,766 bytes a term."""
@@ -70,7 +70,7 @@ nobody waits for; each second, as by default, it would make one segment more for
 GC_DELETES = "10m"
 """How long Elasticsearch remembers the version of a deleted entry (its default: 60 s). Longer than a bulk of a worker
 that died normally takes to arrive, and than twice the pause after which deletes of doubtful entries are repeated
-(pipeline.stages.late.CHECK_SECONDS). 300 deletes a second for ten minutes are about 40 MB of heap."""
+(pipeline.stages.keywords.CHECK_SECONDS). 300 deletes a second for ten minutes are about 40 MB of heap."""
 
 MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "200kb"}
 """Merging was the most that Elasticsearch did at 100 edits a second. Every edit supersedes entries, and for each that

@@ -18,9 +18,9 @@ from elasticsearch import ApiError, AsyncElasticsearch, NotFoundError
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff, classify_es_item
+from pipeline.observability.tracing import trace_bulk
 from pipeline.stores.elasticsearch import error_type, translated
 from pipeline.stores.refresh import Refresher
-from pipeline.traced.calls import bulk
 
 MAX_REQUEST_BYTES = 1_000_000
 """As fast as 10 MiB (measured: noise), within what proxies take by default, and not enough to hold up the event loop
@@ -73,7 +73,7 @@ class Keywords:
     """Law: after ``apply``, each entry is as the Write of the highest version says. Repeats are harmless.
 
     A delete's version is remembered for ``index.gc_deletes`` only: whoever may be slower than that has to look at the
-    ledger again after writing, and a write that may arrive later than that is undone by ``pipeline.stages.late``.
+    ledger again after writing, and a write that may arrive later than that is undone by ``pipeline.stages.keywords``.
     """
 
     def __init__(self, es: AsyncElasticsearch, *, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -146,7 +146,7 @@ class Keywords:
     async def _bulk(self, operations: Sequence[_Operation]) -> list[Mapping[str, Any]]:
         """The answer to each operation, in order."""
         index = operations[0].write.index
-        with translated(f"write to {index}"), bulk(index, len(operations)) as measured:
+        with translated(f"write to {index}"), trace_bulk(index, len(operations)) as measured:
             measured.sent = sum(len(operation.lines) + 1 for operation in operations)
             try:
                 response = await self._es.bulk(

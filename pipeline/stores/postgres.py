@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
 from time import monotonic
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -22,10 +24,8 @@ from pipeline.core.errors import Deferred, Fenced, Misconfigured, Poison, Retrya
 from pipeline.core.fence import Use
 from pipeline.core.model import Generation
 from pipeline.core.retry import classify_sqlstate
-from pipeline.settings import PostgresSettings
+from pipeline.runtime.settings import PostgresSettings
 from pipeline.stores import fence
-from pipeline.stores.refusals import refused
-from pipeline.stores.schema import Migration, migrations, refusal
 
 MINIMUM_PGVECTOR = (0, 8, 4)
 """Below it, concurrent insert and vacuum can corrupt an HNSW index."""
@@ -370,3 +370,74 @@ async def create_chunk_table(connection: Connection, generation: Generation) -> 
 async def point_readers_at(connection: Connection, generation: Generation) -> None:
     """Make ``readers.chunks`` show this generation (migration 0019 says what it looks like)."""
     await connection.execute("SELECT point_readers_at(%s, %s)", [generation.chunk_table, generation.name])
+
+
+_REFUSALS = (
+    (r"certificate verify failed",
+     "its certificate is not trusted, or has expired: let sslrootcert in PENSTOCK_POSTGRES_DSN name the authority that"
+     " signed it"),
+    (r"server certificate for .* does not match host name",
+     "its certificate is another host's: put the name that it was made for into PENSTOCK_POSTGRES_DSN"),
+    (r"root certificate file .* does not exist", "sslrootcert in PENSTOCK_POSTGRES_DSN names a file that is not there"),
+    (r"could not (load|read|open|stat).*(certificate|private key)|private key file .* (has|must)"
+     r"|certificate does not match private key|certificate present, but not private key",
+     "sslcert or sslkey in PENSTOCK_POSTGRES_DSN cannot be used: both in PEM, the key for its owner's eyes alone"),
+    (r"requires a valid client certificate|certificate authentication failed|alert (certificate|unknown ca|bad cert)",
+     "it wants a certificate of ours, made for that user by its authority: sslcert, sslkey in PENSTOCK_POSTGRES_DSN"),
+    (r"server does not support SSL", "it does not speak TLS: sslmode in PENSTOCK_POSTGRES_DSN, or switch it on there"),
+    (r"no pg_hba\.conf entry .*no encryption",
+     "it does not talk to that user without TLS: add sslmode=verify-full&sslrootcert=FILE to PENSTOCK_POSTGRES_DSN"),
+    (r"no pg_hba\.conf entry", "its pg_hba.conf does not let that user in from here"),
+    (r"(password|SCRAM|SASL) authentication failed|no password supplied",
+     "it refuses the login: PENSTOCK_POSTGRES_USERNAME and _PASSWORD, or what PENSTOCK_POSTGRES_DSN says"),
+    (r"role .* (does not exist|is not permitted to log in)", "it does not know that user: PENSTOCK_POSTGRES_USERNAME"),
+    (r"permission denied for database", "that user may not use that database: deploy/roles/postgres/1-roles.sql"),
+)  # fmt: skip
+"""What libpq and the server say to whoever is not let in (no SQLSTATE comes with it), and what helps. The first that
+fits counts."""
+
+
+def refused(text: str) -> str | None:
+    """Why Postgres does not let us in, where only other settings help; None when it is for another reason."""
+    return next((why for pattern, why in _REFUSALS if re.search(pattern, text)), None)
+
+
+_NEEDS = re.compile(r"^-- needs: (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    name: str
+    statements: str
+    needs: str | None
+    """The migration that a program must know to work with the schema after this one. None: it only adds."""
+
+
+def migration(name: str, statements: str) -> Migration:
+    found = _NEEDS.search(statements)
+    return Migration(name, statements, found.group(1) if found else None)
+
+
+def migrations() -> list[Migration]:
+    """In their order."""
+    folder = files("pipeline.stores") / "migrations"
+    return sorted(
+        (migration(f.name.removesuffix(".sql"), f.read_text()) for f in folder.iterdir() if f.name.endswith(".sql")),
+        key=lambda one: one.name,
+    )
+
+
+def refusal(known: Collection[str], applied: Mapping[str, str | None]) -> str | None:
+    """Why a program must not work on a database, in one line; None: it may.
+
+    known: the migrations that it brings. applied: name → ``needs`` of those that the database has.
+    """
+    if missing := sorted(set(known) - applied.keys()):
+        return f"the database lacks migration {missing[0]}: run `penstock migrate`"
+    for name, needs in sorted(applied.items()):
+        if name not in known and needs is not None and needs not in known:
+            return (
+                f"a newer version has taken away what this one uses (migration {name} needs {needs}): run that version,"
+                " or restore the backup that was made before it (docs/upgrade.md)"
+            )
+    return None

@@ -11,8 +11,8 @@ from pgvector import HalfVector, Vector
 from psycopg import sql
 
 from pipeline.core.model import Generation
+from pipeline.observability.tracing import trace_statement
 from pipeline.stores.postgres import Connection
-from pipeline.traced.calls import statement
 
 
 def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | Vector:
@@ -52,7 +52,7 @@ async def present(connection: Connection, generation: Generation, ids: Sequence[
 
 async def insert(connection: Connection, generation: Generation, rows: Sequence[tuple[object, ...]]) -> None:
     if rows:
-        with statement("INSERT", generation.chunk_table, len(rows)):
+        with trace_statement("INSERT", generation.chunk_table, len(rows)):
             await connection.cursor().executemany(
                 sql.SQL(
                     "INSERT INTO {} (id, document_id, access_id, text, embedding, in_graph)"
@@ -65,7 +65,7 @@ async def insert(connection: Connection, generation: Generation, rows: Sequence[
 
 async def delete(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> None:
     if ids:
-        with statement("DELETE", generation.chunk_table, len(ids)):
+        with trace_statement("DELETE", generation.chunk_table, len(ids)):
             await connection.execute(
                 sql.SQL("DELETE FROM {} WHERE id = ANY(%s)").format(sql.Identifier(generation.chunk_table)), [list(ids)]
             )

@@ -1,4 +1,4 @@
-"""What becomes of a batch that fails: wait for the world, or set one record aside because the others succeed."""
+"""Handling of a batch that fails: wait for the service, or set one record aside because the others succeed."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import structlog
 from pipeline.core.breaker import Breaker, Trouble
 from pipeline.core.errors import Deferred, Misconfigured, Retryable, Service
 from pipeline.core.retry import backoff
+from pipeline.observability import traced_records as traced
+from pipeline.observability.metrics import Metrics
+from pipeline.observability.tracing import Span
 from pipeline.stages.stage import USED, Flooded, Incoming, Stage
-from pipeline.telemetry import Metrics
-from pipeline.traced import records as traced
-from pipeline.tracing import Span
 
 log = structlog.get_logger()
 
 RETRY_BASE_SECONDS = 0.2
 RETRY_CAP_SECONDS = 20.0
 SET_ASIDE_AFTER = 6
-"""Tries (about six seconds of waiting) before a batch may be held to be at fault itself …"""
+"""Tries (about six seconds of waiting) before a batch may count as being at fault itself."""
 OTHERS_SUCCEEDED = 3
-"""… if so many other batches have got through the same service since it first failed."""
+"""It then is at fault if so many other batches got through the same service since it first failed."""
 SPLIT_EVERY = 10
 """Without such evidence (nobody else has work) a batch is halved after so many tries: one half may get through."""
 
@@ -40,20 +40,20 @@ class Batch:
     items: Sequence[Item]
     tries: int = 0
     proved: Counter[Service | None] = field(default_factory=Counter)
-    """What others had got through when it first failed."""
+    """How often other batches had got through each service when it first failed."""
     not_before: float = 0.0
     """On time.monotonic()."""
 
     refused: Sequence[Incoming] = ()
-    """Of these records there are too many dead letters; the others are handled."""
+    """The records whose dead letters are too many; the others are handled."""
 
     @property
     def flooded(self) -> bool:
-        """Whether it only waits until its dead letters may be sent."""
+        """True while it only waits until its dead letters may be sent."""
         return bool(self.refused)
 
     def parts(self) -> tuple[Batch, Batch]:
-        """What was refused and what was not; where that is unknown, two halves."""
+        """The records that were not refused and those that were; two halves where none was refused."""
         if self.refused:
             rest = [item for item in self.items if item[0] not in self.refused]
             refused = [item for item in self.items if item[0] in self.refused]
@@ -79,7 +79,7 @@ class Attempts:
 
     @property
     def trouble(self) -> Trouble | None:
-        """What the stage, or a lane of it, is waiting for."""
+        """The trouble that the stage, or a lane of it, is waiting out."""
         return self.breaker.trouble or self._flood
 
     async def once(self, batch: Batch) -> Outcome:
@@ -144,9 +144,12 @@ class Attempts:
             batch.proved = self._proved.copy()
         batch.tries += 1
         seconds = backoff(
-            batch.tries, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, retry_after=after,
+            batch.tries,
+            base=RETRY_BASE_SECONDS,
+            cap=RETRY_CAP_SECONDS,
+            retry_after=after,
             random=random.random(),  # noqa: S311  jitter
-        )  # fmt: skip
+        )
         batch.not_before = monotonic() + seconds
         reason = str(error)[:300] if isinstance(error, Retryable | Misconfigured) else type(error).__name__
         self._metrics.retries.labels(self._stage.name).inc()
@@ -157,9 +160,13 @@ class Attempts:
         closed = self.breaker.trouble is None
         first = batch.items[0][0]
         self.breaker.failed(
-            (first.topic, first.partition, first.offset), service, reason, now=monotonic(), retry_after=after,
+            (first.topic, first.partition, first.offset),
+            service,
+            reason,
+            now=monotonic(),
+            retry_after=after,
             random=random.random(),  # noqa: S311  jitter
-        )  # fmt: skip
+        )
         if closed and self.breaker.trouble is not None:
             self._metrics.breaker(self._stage.name, service, is_open=True)
             log.error("breaker_opened", stage=self._stage.name, service=service, reason=reason)

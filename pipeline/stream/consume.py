@@ -27,15 +27,15 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
-from pipeline.kafka import security
+from pipeline.kafka.client import security
 from pipeline.ledger.kafka_marks import Place
-from pipeline.settings import KafkaSettings, StreamSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import KafkaSettings, StreamSettings
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stores.postgres import Pool
 from pipeline.stream.lanes import Lanes
 from pipeline.stream.logguard import LogGuard
-from pipeline.tasks import ended
-from pipeline.telemetry import Metrics
 from topics.registry import MAX_MESSAGE_BYTES
 
 log = structlog.get_logger()
@@ -44,12 +44,12 @@ T = TypeVar("T")
 
 POLL_RECORDS = 20
 SPAN_RECORDS = 10_000
-"""Of one partition, from the oldest that is not done to the newest read: about a megabyte of marks."""
+"""Records of one partition from the oldest unfinished one to the newest read: about a megabyte of marks."""
 COMMIT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 1.0
 """The members hear only with their next heartbeat that another one joins, and it waits for all of them."""
 CALL_SECONDS = 30.0
-"""What Kafka may take to answer the thread that aiokafka's consumer lives in."""
+"""Time limit for Kafka's answer to the thread that aiokafka's consumer runs in."""
 SEEK_SECONDS = 240.0
 """How long Kafka may take to say which offsets of newly assigned partitions are committed."""
 METADATA_MS = 30_000
@@ -125,10 +125,10 @@ class _NoTables(TableManager):
         return self._recovery
 
     async def on_start(self) -> None:
-        wanted = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
+        expected = {topic for agent in self.app.agents.values() for topic in agent.channel.topics}
         until = monotonic() + TOPICS_SECONDS
         while not self.should_stop and monotonic() < until:  # faust tells nobody that a topic was added
-            if wanted <= {topic for there in self.app.topics for topic in there.topics}:
+            if expected <= {topic for there in self.app.topics for topic in there.topics}:
                 break
             await asyncio.sleep(0.005)
         if not self.should_stop:
@@ -191,9 +191,14 @@ class Consumption:
             async for event in stream.noack().events():
                 message = event.message
                 record = Incoming(
-                    message.topic, message.partition, message.offset, message.key, message.value,
-                    list(message.headers.items() if isinstance(message.headers, dict) else message.headers or []), lane,
-                )  # fmt: skip
+                    message.topic,
+                    message.partition,
+                    message.offset,
+                    message.key,
+                    message.value,
+                    list(message.headers.items() if isinstance(message.headers, dict) else message.headers or []),
+                    lane,
+                )
                 if self._draining:
                     continue
                 await self._room(message.tp)
@@ -243,10 +248,10 @@ class Consumption:
             self._committing.release()
 
     async def _commit_again(self, offsets: Mapping[Place, int]) -> None:
-        wanted = {TopicPartition(*place): offset for place, offset in offsets.items()}
+        commits = {TopicPartition(*place): offset for place, offset in offsets.items()}
 
         async def commit(consumer: AIOKafkaConsumer) -> None:
-            await consumer.commit(wanted)
+            await consumer.commit(commits)
 
         await self._call_consumer(commit, "the offsets to go back to were not committed")
 
@@ -294,7 +299,7 @@ class Consumption:
             try:
                 await self.drain()
             finally:
-                await ended([self._guarding])
+                await cancel_and_wait([self._guarding])
                 await self.app.stop()
 
     async def drain(self) -> None:
@@ -327,7 +332,7 @@ class Consumption:
             app.cancel()
 
     def report(self) -> dict[str, Any]:
-        """What the stage is doing, for `penstock status`."""
+        """The stage's state, for `penstock status`."""
         trouble = self._lanes.trouble
         return {
             "stage": self._stage.name,
@@ -380,7 +385,7 @@ def _consumer_class(progress: Progress[Any], guard: LogGuard, committing: asynci
             return bool(allowed) and await super()._commit_offsets(allowed, start_new_transaction)
 
         async def _commit(self, offsets: Any) -> bool:
-            """What was taken back while faust was on its way here must not be committed after all, nor after the
+            """An offset that was taken back while faust was on its way here must not be committed, nor after the
             offset that it was taken back to: one commit at a time."""
             async with committing:
                 ours = {tp: offset for tp, offset in offsets.items() if progress.last(tp) is not None}

@@ -13,16 +13,16 @@ from uuid import UUID
 import structlog
 
 from pipeline.conversations.record import Conversations
+from pipeline.diagnosis.vitals import SINK_TOPICS, Vitals
 from pipeline.embedding.tokens import byte_pairs
-from pipeline.retention import Retention
+from pipeline.maintenance.retention import Retention
 from pipeline.stages.detect import Detect
+from pipeline.stages.hints import Sweeper
 from pipeline.stages.identities import Identities
 from pipeline.stages.manifests import build_manifest
 from pipeline.stages.stage import Stage
-from pipeline.stages.sweep import Sweeper
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Parts
-from pipeline.vitals import SINK_TOPICS, Vitals
 
 log = structlog.get_logger()
 
@@ -35,24 +35,38 @@ class DetectWorker:
     async def stages(self) -> list[Stage]:
         parts, settings = self._parts, self._parts.settings
         detect = Detect(
-            parts.pool, parts.producer, parts.dead, parts.announcer, parts.counters, parts.metrics,
-            batch_size=parts.batch_size("detect"), grace_seconds=settings.stream.sweep_after_seconds,
+            parts.pool,
+            parts.producer,
+            parts.dead,
+            parts.announcer,
+            parts.counters,
+            parts.metrics,
+            batch_size=parts.batch_size("detect"),
+            grace_seconds=settings.stream.sweep_after_seconds,
             live_per_second=settings.stream.live_documents_per_second,
             admission=parts.admission,
-        )  # fmt: skip
+        )
         conversations = Conversations(
-            parts.pool, parts.dead, lambda texts: byte_pairs().count(texts), parts.metrics, settings.conversations,
+            parts.pool,
+            parts.dead,
+            lambda texts: byte_pairs().count(texts),
+            parts.metrics,
+            settings.conversations,
             parts.admission,
-        )  # fmt: skip
+        )
         self._stages = [detect, Identities(parts.pool, parts.dead, parts.admission), conversations]
         return self._stages
 
-    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+    def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
         parts, stream = self._parts, self._parts.settings.stream
         sweeper = Sweeper(
-            parts.pool, parts.producer, parts.announcer, parts.metrics,
-            interval_seconds=stream.sweep_interval_seconds, again_in_seconds=stream.sweep_after_seconds * 2,
-        )  # fmt: skip
+            parts.pool,
+            parts.producer,
+            parts.announcer,
+            parts.metrics,
+            interval_seconds=stream.sweep_interval_seconds,
+            again_in_seconds=stream.sweep_after_seconds * 2,
+        )
         watched = {**{stage.name: stage.topics for stage in self._stages}, **SINK_TOPICS}
         vitals = Vitals(parts.pool, parts.settings.kafka, watched, parts.metrics, every_seconds=stream.vitals_seconds)
         retention = Retention(parts.pool, parts.metrics, parts.settings.retention)

@@ -6,8 +6,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from pipeline.audit.refill import IndexGuard
-from pipeline.stages.keywords import KeywordSink
-from pipeline.stages.late import LateBulks
+from pipeline.stages.keywords import KeywordSink, LateBulks
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Stage
 from pipeline.stores.elasticsearch import connect
@@ -37,10 +36,14 @@ class KeywordsWorker:
         )
         return [stage]
 
-    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+    def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
         parts = self._parts
         guard = IndexGuard(
-            parts.pool, self._es, self._store, parts.producer, parts.metrics,
+            parts.pool,
+            self._es,
+            self._store,
+            parts.producer,
+            parts.metrics,
             repairs=parts.settings.audit.repair != "none",
-        )  # fmt: skip
+        )
         return [LateBulks(parts.pool, self._store, parts.metrics).run(), guard.run()]

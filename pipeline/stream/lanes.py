@@ -17,16 +17,16 @@ from typing import NamedTuple
 from pipeline.core.breaker import Trouble
 from pipeline.core.identity import source_of
 from pipeline.core.model import Lane
-from pipeline.core.share import Share
+from pipeline.core.throttle import BackfillThrottle
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.attempts import Attempts, Batch, Item, Outcome
-from pipeline.tasks import ended
-from pipeline.telemetry import Metrics
 
 BATCH_BYTES = 4 * 1024 * 1024
 """A batch is closed when its records reach this: one large document a batch, so that others wait for one only."""
 TOGETHER_SECONDS = 0.02
-"""What comes first after a pause waits so long for what was published with it."""
+"""The first record after a pause waits so long for those that were published with it."""
 PARK_AFTER = 3
 """Tries of a single record before the lane goes on with what waits behind it, and comes back to it in between."""
 ASK_SECONDS = 0.1
@@ -55,8 +55,8 @@ class _KeyLane:
     """The last batch, on time.monotonic()."""
     at_work: frozenset[bytes | None] = frozenset()
     """Keys of what is left of the present batch."""
-    beside: _KeyLane | None = None
-    """Of the same keys and the other kind; what it has at work waits here."""
+    sibling: _KeyLane | None = None
+    """The lane of the same keys and the other kind: keys that are at work there wait here."""
     parked: Batch | None = None
     """A record that keeps failing, tried again between other work. One at most: a lane stays bounded."""
 
@@ -72,47 +72,47 @@ class _KeyLane:
 
     def elsewhere(self, key: bytes | None) -> bool:
         """Whether the other lane of these keys is at work on this one."""
-        return self.beside is not None and key in self.beside.at_work
+        return self.sibling is not None and key in self.sibling.at_work
 
     def hold(self, parts: Sequence[Batch]) -> None:
         """Say what is at work now; what is not any more may go on beside. Bad records that wait for a flood to end
         keep no valid one of their document waiting."""
         self.at_work = frozenset(record.key for part in parts if not part.flooded for record, _ in part.items)
-        if self.beside is not None:
-            self.beside.changed.set()
+        if self.sibling is not None:
+            self.sibling.changed.set()
 
     def awaited(self, part: Batch) -> bool:
-        """Whether something waits beside until this part is done."""
+        """Whether a record of the other lane waits until this part is done."""
         keys = {record.key for record, _ in part.items}
-        return self.beside is not None and any(one.key in keys for one in self.beside.queue)
+        return self.sibling is not None and any(entry.key in keys for entry in self.sibling.queue)
 
     def free(self) -> Iterator[_Waiting]:
-        """What may be taken, in order."""
-        return (one for one in self.queue if not self.elsewhere(one.key))
+        """The waiting records that may be taken, in order."""
+        return (entry for entry in self.queue if not self.elsewhere(entry.key))
 
     def take(self, count: int) -> list[Item]:
         """The next batch out of the queue. The sources take turns: one that sends much keeps no other one waiting."""
         taken: list[_Waiting] = []
         size = 0
-        for one in _in_turns(self.free()):
+        for entry in _in_turns(self.free()):
             if len(taken) == count or size >= BATCH_BYTES:
                 break
-            taken.append(one)
-            size += len(one.item[0].value or b"")
+            taken.append(entry)
+            size += len(entry.item[0].value or b"")
         if len(taken) == len(self.queue):
             self.queue.clear()
         else:
-            gone = {id(one) for one in taken}
-            self.queue = deque(one for one in self.queue if id(one) not in gone)
+            gone = {id(entry) for entry in taken}
+            self.queue = deque(entry for entry in self.queue if id(entry) not in gone)
         self.room.set()
-        return [one.item for one in taken]
+        return [entry.item for entry in taken]
 
 
 def _in_turns(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
     """One of each source after another; of each in order."""
     by_source: dict[bytes, deque[_Waiting]] = {}
-    for one in waiting:
-        by_source.setdefault(source_of(one.key), deque()).append(one)
+    for entry in waiting:
+        by_source.setdefault(source_of(entry.key), deque()).append(entry)
     while by_source:
         for source, of_source in list(by_source.items()):
             yield of_source.popleft()
@@ -122,7 +122,7 @@ def _in_turns(waiting: Iterable[_Waiting]) -> Iterator[_Waiting]:
 
 def _pair() -> tuple[_KeyLane, _KeyLane]:
     live, backfill = _KeyLane("live"), _KeyLane("backfill")
-    live.beside, backfill.beside = backfill, live
+    live.sibling, backfill.sibling = backfill, live
     return live, backfill
 
 
@@ -146,7 +146,7 @@ class Lanes:
         self._lanes = [lane for pair in self._pairs for lane in pair]
         self._queue_size = queue_size
         self._batch_wait = batch_wait_seconds
-        self._share = Share(backfill_share)
+        self._throttle = BackfillThrottle(backfill_share)
         self._on_done = on_done
         self._tasks: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
@@ -154,7 +154,7 @@ class Lanes:
 
     @property
     def trouble(self) -> Trouble | None:
-        """What the stage is waiting for, if it stands still."""
+        """The trouble that the stage is waiting out, if it stands still."""
         return self._attempts.trouble
 
     def start(self) -> None:
@@ -177,7 +177,7 @@ class Lanes:
     def forget(self, stale: Callable[[object], bool]) -> None:
         """Drop waiting records whose tag is stale (their partition was revoked: the broker sends them again)."""
         for lane in self._lanes:
-            lane.queue = deque(one for one in lane.queue if not stale(one.item[1]))
+            lane.queue = deque(entry for entry in lane.queue if not stale(entry.item[1]))
             lane.room.set()
             if lane.parked is not None and stale(lane.parked.items[0][1]):
                 lane.parked = None
@@ -202,7 +202,7 @@ class Lanes:
             lane.room.set()
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=within_seconds)
-            await ended(late)
+            await cancel_and_wait(late)
 
     async def _run(self, lane: _KeyLane) -> None:
         while not self._stopping.is_set():
@@ -252,12 +252,12 @@ class Lanes:
     async def _once(self, lane: _KeyLane, part: Batch) -> Outcome:
         """Try a batch. What it waits between its tries is not work."""
         began = monotonic()
-        self._share.begins(lane.kind)
+        self._throttle.batch_started(lane.kind)
         try:
             return await self._attempts.once(part)
         finally:
             now = monotonic()
-            self._share.ends(lane.kind, now - began, now=now)
+            self._throttle.batch_ended(lane.kind, now - began, now=now)
 
     @staticmethod
     def _parks(lane: _KeyLane, part: Batch, *, others: bool) -> bool:
@@ -277,7 +277,7 @@ class Lanes:
             return None
         lane.began = monotonic()
         if lane.kind == "live":
-            self._share.waited(lane.began - next(lane.free()).since, now=lane.began)
+            self._throttle.live_waited(lane.began - next(lane.free()).since, now=lane.began)
         return Batch(lane.take(self._stage.batch_size))
 
     async def _company(self, lane: _KeyLane) -> None:
@@ -295,7 +295,7 @@ class Lanes:
 
     async def _admits_backfill(self) -> bool:
         return (
-            self._share.admits_backfill(now=monotonic())
+            self._throttle.admits_backfill(now=monotonic())
             and not await self._stage.crowded()
-            and self._share.admits_backfill(now=monotonic())  # another lane may have begun while that was asked
+            and self._throttle.admits_backfill(now=monotonic())  # another lane may have begun while that was asked
         )

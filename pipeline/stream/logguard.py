@@ -15,13 +15,13 @@ import structlog
 
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.kafka_log import Log, Mark, Moved, Verdict, Witness, expired, judge, thinned, witness
-from pipeline.kafka import security
+from pipeline.kafka.client import security
+from pipeline.kafka.logs import LogsUnavailable, look
 from pipeline.ledger import kafka_marks
 from pipeline.ledger.kafka_marks import Place
-from pipeline.settings import KafkaSettings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import KafkaSettings
 from pipeline.stores.postgres import Pool, translated
-from pipeline.telemetry import Metrics
-from topics.logs import LogsUnavailable, look
 
 log = structlog.get_logger()
 
@@ -32,9 +32,9 @@ SAMPLE_SECONDS = 5.0
 CONFIRM_SECONDS = 2.0
 """A new leader may show too low an end until its followers have answered (replica.fetch.wait.max.ms: 0.5 s)."""
 MAX_SAMPLES = 8
-"""Of one partition while Kafka does not answer."""
+"""Samples that are remembered for one partition while Kafka does not answer."""
 MAX_GAPS = 100
-"""Of one partition between two comparisons: a compacted topic has many."""
+"""Gaps that are remembered for one partition between two comparisons: a compacted topic has many."""
 NEVER = 2**63
 
 
@@ -44,7 +44,7 @@ def as_read(sent_ms: int) -> int:
 
 
 class Rewinds(Protocol):
-    """What the consuming module does for the guard."""
+    """The operations of the consuming module that the guard needs."""
 
     async def take_back(self, offsets: Mapping[Place, int]) -> None:
         """Forget what is in flight of these partitions, track nothing more of them, and commit these offsets. Raises
@@ -69,9 +69,9 @@ class _Partition:
     positioned: bool = False
     """Whether ``committed`` is known."""
     owner: int | None = None
-    """In whose name its mark is stored; None: it is not claimed, or somebody else has claimed it since."""
+    """The owner number under which its mark is stored; None: not claimed, or claimed by another process since."""
     log_id: str | None = None
-    """Of its mark; None: it has none."""
+    """The log id in its mark; None: it has no mark."""
     ladder: tuple[Witness, ...] = ()
     """Handled records, compared before."""
     handled: Witness | None = None
@@ -79,24 +79,24 @@ class _Partition:
     judged: bool = False
     """Whether its log was compared since it was assigned. Until then nothing is committed of it."""
     stopped: bool = False
-    """Whether it is to be read again, and not read before that."""
+    """True from the moment that it has to be assigned anew: nothing is read before that."""
     position: int | None = None
     """One beyond the last record that was read."""
     gaps: list[tuple[int, int]] = field(default_factory=list)
-    """Of offsets that were passed over without a record: the first, and one beyond the last; the newest gaps."""
+    """The newest ranges of offsets that had no record: the first offset, and one beyond the last."""
     newest: Witness | None = None
     """The last record that was read."""
     samples: list[Witness] = field(default_factory=list)
     """Some records that were read since the last comparison, after the newest one that it looked at."""
 
     def witnesses(self, handled: Witness | None) -> tuple[Witness, ...]:
-        """Of a mark, when this record is the last one handled."""
+        """The witnesses of a mark when this record is the last one handled."""
         if handled is None:
             return ()
         return (*sorted({w for w in (*self.ladder, *self.samples) if w.offset < handled.offset}), handled)
 
     def unread(self) -> list[tuple[int, int]]:
-        """What was not read, as far as it is known: ranges of offsets."""
+        """The known ranges of offsets that were not read."""
         ranges = list(self.gaps)
         if self.position is not None:
             ranges.append((self.position, NEVER))
@@ -107,7 +107,7 @@ class _Partition:
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What is known of a partition before Kafka is asked."""
+    """The state of a partition before Kafka is asked."""
 
     state: _Partition
     log_id: str | None
@@ -121,7 +121,7 @@ class _Before:
         return cls(state, state.log_id, state.witnesses(state.handled), tuple(state.samples), position)
 
     def offsets(self, *, every: bool) -> set[int]:
-        """What to look at: what is new since the last comparison, or every witness."""
+        """The offsets to compare: those since the last comparison, or those of every witness."""
         whole = every or not self.state.judged
         return {w.offset for w in (*(self.handled if whole else ()), *self.samples)}
 
@@ -246,7 +246,7 @@ class LogGuard:
         if moved:  # looked at again: every witness, after a while
             await asyncio.sleep(CONFIRM_SECONDS)
             again = await self._look(moved, every=True)
-            logs = {place: one for place, one in logs.items() if place not in moved} | again
+            logs = {place: pair for place, pair in logs.items() if place not in moved} | again
         async with self._storing:
             await self._conclude(logs)
 
@@ -289,9 +289,14 @@ class LogGuard:
             self._metrics.log_moved.labels(place[0], "expired").inc()
             self._metrics.expired_records.labels(place[0]).inc(lost)
             log.error(
-                "kafka_records_expired", stage=self._stage, topic=place[0], partition=place[1], count=lost,
-                begin=now.begin, remedy="penstock recover --topics-lost",
-            )  # fmt: skip
+                "kafka_records_expired",
+                stage=self._stage,
+                topic=place[0],
+                partition=place[1],
+                count=lost,
+                begin=now.begin,
+                remedy="penstock recover --topics-lost",
+            )
         state.gaps.clear()
         if state.position is not None:
             state.position = max(state.position, now.begin)
@@ -307,24 +312,35 @@ class LogGuard:
         last = known.handled[-1] if known.handled else None
         self._metrics.log_moved.labels(place[0], verdict.kind).inc()
         log.error(
-            "kafka_log_moved", stage=self._stage, topic=place[0], partition=place[1], kind=verdict.kind,
-            begin=now.begin, end=now.end, position=known.position, read_from=verdict.read_from,
+            "kafka_log_moved",
+            stage=self._stage,
+            topic=place[0],
+            partition=place[1],
+            kind=verdict.kind,
+            begin=now.begin,
+            end=now.end,
+            position=known.position,
+            read_from=verdict.read_from,
             last_handled_sent_ms=None if last is None else last.sent_ms,
             remedy="penstock recover --topics-lost",
-        )  # fmt: skip
+        )
 
     async def _look(self, states: Mapping[Place, _Partition], *, every: bool) -> dict[Place, tuple[_Before, Log]]:
         before = {place: _Before.of(state) for place, state in states.items()}
-        wanted = {place: known.offsets(every=every) for place, known in before.items()}
-        found = await look(wanted, self._kafka.bootstrap, security(self._kafka))
+        offsets = {place: known.offsets(every=every) for place, known in before.items()}
+        logs = await look(offsets, self._kafka.bootstrap, security(self._kafka))
         return {
             place: (
                 before[place],
-                Log(now.log_id, now.begin, now.end,
-                    {n: witness(n, as_read(r.sent_ms), r.key, r.value) for n, r in now.records.items()}),
+                Log(
+                    now.log_id,
+                    now.begin,
+                    now.end,
+                    {n: witness(n, as_read(r.sent_ms), r.key, r.value) for n, r in now.records.items()},
+                ),
             )
-            for place, now in found.items()
-        }  # fmt: skip
+            for place, now in logs.items()
+        }
 
     async def _claim(self, states: Mapping[Place, _Partition]) -> None:
         """Become the owner of their marks, and read those of partitions that are not judged yet."""

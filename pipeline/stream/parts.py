@@ -1,4 +1,4 @@
-"""What every kind of worker is built from, and what a kind is."""
+"""The parts that every kind of worker is built from, and the interface of a kind."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Protocol
 
 from pipeline.core.model import CountTokens, Generation
 from pipeline.embedding.choose import token_counter
+from pipeline.kafka.producer import Producer
 from pipeline.ledger import generations
-from pipeline.settings import Settings, dist
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import Settings, dist
 from pipeline.stages.admission import admission
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.stage import Stage
 from pipeline.stores.postgres import Pool, translated
 from pipeline.stream.consume import Consumption
-from pipeline.telemetry import Metrics
-from topics.producer import Producer
 
 MODELS = "models"
 """Folder under dist() that holds converted models."""
@@ -36,7 +36,7 @@ def _counter(generation: Generation) -> CountTokens:
 
 @dataclass
 class Parts:
-    """What the stages are built from. stack: closes what they open, when the worker ends."""
+    """The parts that the stages are built from. stack: closes what they open, when the worker ends."""
 
     settings: Settings
     pool: Pool
@@ -62,12 +62,12 @@ class Parts:
 
 
 class Kind(Protocol):
-    """What a worker of one name does."""
+    """The stages and background tasks of a worker of one name."""
 
     async def stages(self) -> list[Stage]:
         """Raises Misconfigured at once when nothing could work."""
         ...
 
-    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
-        """What runs for ever beside the stages, in their order."""
+    def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+        """Coroutines that run for ever alongside the stages, in their order."""
         ...

@@ -9,8 +9,8 @@ from pipeline.conversations.embed import ConversationVectors
 from pipeline.core.model import Generation
 from pipeline.generations.models import Models
 from pipeline.ledger import generations
-from pipeline.settings import dist
-from pipeline.spending import Spending
+from pipeline.maintenance.spending import Spending
+from pipeline.runtime.settings import dist
 from pipeline.stages.graph import GraphKeeper
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Stage
@@ -39,18 +39,27 @@ class VectorsWorker:
             return there
 
         stage = VectorSink(
-            parts.pool, models, living, Chunker(parts.counters), parts.announcer, parts.dead, parts.metrics,
+            parts.pool,
+            models,
+            living,
+            Chunker(parts.counters),
+            parts.announcer,
+            parts.dead,
+            parts.metrics,
             batch_size=parts.batch_size("vectors"),
-        )  # fmt: skip
+        )
         return [stage]
 
-    def beside(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
+    def background(self, consuming: Sequence[Consumption]) -> list[Coroutine[Any, Any, BaseException]]:
         parts, documents = self._parts, consuming[0]
         spending = Spending(parts.pool, parts.metrics)
-        parts.stack.push_async_callback(spending.note)  # what the drained batches cost
+        parts.stack.push_async_callback(spending.record)  # the cost of the drained batches
         conversations = ConversationVectors(
-            parts.pool, self._models, parts.metrics, parts.settings.conversations,
+            parts.pool,
+            self._models,
+            parts.metrics,
+            parts.settings.conversations,
             busy=lambda: bool(documents.report()["in_flight"]),  # documents' work goes first
-        )  # fmt: skip
+        )
         graphs = GraphKeeper(parts.settings.postgres, parts.generations, parts.metrics)
         return [conversations.run(), graphs.run(), spending.run()]

@@ -14,17 +14,17 @@ from typing import Any
 
 import structlog
 
-from pipeline import tracing
 from pipeline.core.errors import Fenced, Misconfigured, Retryable
 from pipeline.core.fence import Use
-from pipeline.health import health
-from pipeline.kafka import producer
-from pipeline.settings import Settings
+from pipeline.kafka.client import producer
+from pipeline.observability import tracing
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.health import health
+from pipeline.runtime.settings import Settings
+from pipeline.runtime.tasks import cancel_and_wait
 from pipeline.stores.postgres import FENCE_SECONDS, Pool, open_pool, translated
 from pipeline.stream.consume import Consumption
 from pipeline.stream.parts import Kind, Parts
-from pipeline.tasks import ended
-from pipeline.telemetry import Metrics
 
 log = structlog.get_logger()
 
@@ -43,24 +43,26 @@ async def run(name: str, settings: Settings) -> None:
     deadline = threading.Timer(STOP_SECONDS, _end_anyway, [name])
     deadline.daemon = True
 
-    def told_to_stop() -> None:
+    def on_stop_signal() -> None:
         if not stop.is_set():
             stop.set()
             deadline.start()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told_to_stop)
+        loop.add_signal_handler(number, on_stop_signal)
     metrics = Metrics()
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running(name))
         consuming: list[Consumption] = []
         await stack.enter_async_context(
             health(
-                settings, metrics, lambda: bool(consuming) and all(c.ready for c in consuming),
+                settings,
+                metrics,
+                lambda: bool(consuming) and all(c.ready for c in consuming),
                 lambda: {"stages": [c.report() for c in consuming]},
             )
-        )  # fmt: skip
+        )
         use: Use = "intake" if name == "detect" else "stores"
         pool = await stack.enter_async_context(open_pool(settings.postgres, use, on_fence=metrics.ledger_fenced.set))
         if not await _admitted(pool, stop):
@@ -76,13 +78,13 @@ async def run(name: str, settings: Settings) -> None:
         ]
         await _all_started(starting, stack)
         consuming += starting
-        ending = [*(c.crashed() for c in consuming), *kind.beside(consuming)]
+        ending = [*(c.crashed() for c in consuming), *kind.background(consuming)]
         gc.freeze()  # modules stay: looking through them again and again took 3 % of a first load's processor time
         log.info("worker_started", worker=name)
         try:
             await _until_stopped(stop, ending)
         except BaseException:
-            told_to_stop()  # what is stopped after a crash may wait for Kafka as well
+            on_stop_signal()  # what is stopped after a crash may wait for Kafka as well
             raise
         log.info("worker_draining", worker=name)
         await asyncio.gather(*(c.drain() for c in consuming))
@@ -143,7 +145,7 @@ async def _until_stopped(stop: asyncio.Event, endings: list[Coroutine[Any, Any, 
     stopping = asyncio.create_task(stop.wait())
     running = [asyncio.create_task(ending) for ending in endings]
     done, pending = await asyncio.wait([stopping, *running], return_when=asyncio.FIRST_COMPLETED)
-    await ended(pending)
+    await cancel_and_wait(pending)
     for task in done:
         if task is not stopping:
             raise RuntimeError("a part of the worker gave up") from task.result()  # type: ignore[misc]  # an exception

@@ -22,10 +22,9 @@ from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.normalise import clean
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.stores.postgres import Pool
-from query.access import Caller
-from query.answers.chat import Chat, End, Rest
-from query.answers.context import Context, build
-from query.answers.judged import NOTHING, Judged, judge
+from query.access.callers import Caller
+from query.answers.chat import Chat, End, Rest, TooSlow
+from query.answers.context import Context, build, room_for_passages
 from query.answers.model import (
     NO_INFORMATION,
     Answer,
@@ -39,17 +38,17 @@ from query.answers.model import (
     Usage,
 )
 from query.answers.prompt import Message, ask
-from query.answers.queue import enqueue
-from query.answers.quotes import quotations
-from query.answers.room import room_for_passages
-from query.answers.support import is_no_information
-from query.answers.written import Found, Writing
-from query.charging import charge
-from query.conversations import record_made_from
-from query.material import CallerClass, Material, Question
+from query.answers.review import enqueue
+from query.answers.sentences import quotations
+from query.answers.support import NOTHING, Judged, is_no_information, judge
+from query.answers.writing import Found, Writing
+from query.limits.charging import charge
+from query.model import CallerClass
 from query.modes.budget import PROMPT_TOKENS
+from query.modes.history import record_made_from
+from query.modes.material import Material, Question
+from query.retrieval.steps import Steps
 from query.settings import ChatSettings
-from query.steps import Steps
 from query.telemetry import QueryMetrics
 
 CROWDED = "the question leaves no room for passages in the model's window: these are the passages that match best"
@@ -245,7 +244,7 @@ class _Answering:
                 self._charge_estimate(text)
             raise
         except PenstockError as error:
-            if waits and text:
+            if waits and (text or isinstance(error, TooSlow)):
                 self._charge_estimate(text)
             self.answers._rest.begin(error)
             self.notes.append(f"the answering model failed ({error}): these are the passages that match best")
@@ -339,10 +338,22 @@ class _Answering:
     ) -> Answer:
         verdict = judged.verdict if judged else NOTHING
         return Answer(
-            text, tuple(cited), self.material.mode, tuple(self.steps.done), grounded, relevant, self.id,
-            tuple(dict.fromkeys(self.notes)), model, degraded, tuple(verdict.unsupported), verdict.support,
-            verdict.density, tuple(judged.reasons) if judged else (), usage=self.end.usage if self.end else Usage(),
-        )  # fmt: skip
+            text,
+            tuple(cited),
+            self.material.mode,
+            tuple(self.steps.done),
+            grounded,
+            relevant,
+            self.id,
+            tuple(dict.fromkeys(self.notes)),
+            model,
+            degraded,
+            tuple(verdict.unsupported),
+            verdict.support,
+            verdict.density,
+            tuple(judged.reasons) if judged else (),
+            usage=self.end.usage if self.end else Usage(),
+        )
 
 
 def _count(text: str) -> int:

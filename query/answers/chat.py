@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from pipeline.core.errors import Deferred, PenstockError
+from pipeline.core.errors import Deferred, PenstockError, Retryable
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
@@ -23,6 +23,10 @@ class End:
     usage: Usage
 
 
+class TooSlow(Retryable):
+    """The server has the question and did not answer in time. That it was read, and thought about, has its price."""
+
+
 class Chat(Protocol):
     """Writes an answer to messages. Safe to share between tasks. It is given no tools."""
 
@@ -32,7 +36,7 @@ class Chat(Protocol):
     def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | End, None]:
         """Pieces of the text as they are written, then End. Closing it early closes the request.
 
-        Raises Retryable (Deferred) when the server is away, slow, breaks off or answers nonsense, at any time;
+        Raises Retryable (Deferred, TooSlow) when the server is away, slow, breaks off or answers nonsense, at any time;
         Misconfigured when it refuses. Whoever asked reads why: no error names an address.
         """
 

@@ -14,6 +14,9 @@ from query.answers.model import Numbered
 from query.answers.sentences import sentence_ends
 from query.answers.visible import disarmed, one_line, quotable, visible
 from query.model import Result
+from query.modes.budget import PROMPT_TOKENS
+from query.modes.material import Material
+from query.settings import ChatSettings
 
 CUT = "[… the passage goes on; it was cut here]"
 LEAST_TOKENS = 48
@@ -117,8 +120,8 @@ def beginning(text: str, room_tokens: int, count: Count) -> str:
                 low = middle
             else:
                 high = middle - 1
-        if low and (kept := text[: ends[low - 1]].rstrip()):
-            return kept
+        if low and (cut := text[: ends[low - 1]].rstrip()):
+            return cut
     return ""
 
 
@@ -135,3 +138,17 @@ def heading_of(result: Result) -> str:
     if passage.source_modified_at is not None:
         lines.append(f"date: {passage.source_modified_at:%Y-%m-%d}")
     return "\n".join(lines)
+
+
+WHOLE_SLACK_TOKENS = 256
+"""What the headings of whole documents may take beyond their estimate; the prompt's own estimate has room for it."""
+
+
+def room_for_passages(question: str, material: Material, settings: ChatSettings, count: Count) -> int:
+    """Of found passages ``context_tokens``, of whole documents what they were packed for; never above the model's
+    window less the answer, the prompt, the question and the history. 0: there is no room."""
+    history = sum(piece.tokens for piece in material.history.pieces) if material.history else 0
+    taken = settings.answer_tokens + PROMPT_TOKENS - WHOLE_SLACK_TOKENS + count(question) + history
+    packed = material.budget_tokens
+    budget = settings.context_tokens if packed is None else packed + WHOLE_SLACK_TOKENS
+    return max(0, min(budget, settings.window_tokens - taken))

@@ -8,8 +8,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
-from query.material import AnswerMode
-from query.model import Result, Step, result_as_json
+from query.model import AnswerMode, Result, Step, result_as_json
 
 NO_INFORMATION = "I don't have information on this."
 """The whole answer when nothing that the caller may read is about the question. The model is told to say this."""

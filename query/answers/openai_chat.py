@@ -12,13 +12,14 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeVar, cast
 
+import httpx
 import openai
 from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
-from pipeline.traced.calls import Call, chat
-from query.answers.chat import End
+from pipeline.observability.tracing import Call, trace_chat
+from query.answers.chat import End, TooSlow
 from query.answers.model import Usage
 from query.answers.prompt import Message
 from query.settings import ChatSettings
@@ -45,7 +46,7 @@ class OpenAIChat:
         logging.getLogger("openai").setLevel(logging.INFO)
 
     async def stream(self, messages: Sequence[Message]) -> AsyncGenerator[str | End, None]:
-        with chat(self.model, self._client.base_url.host) as measured:
+        with trace_chat(self.model, self._client.base_url.host) as measured:
             measured.sent = sum(len(m.content.encode("utf-8", "replace")) for m in messages)
             async with aclosing(self._pieces(messages)) as pieces:
                 async for piece in pieces:
@@ -56,9 +57,11 @@ class OpenAIChat:
         began = time.monotonic()
         ends, first = began + self._settings.timeout_seconds, began + self._settings.first_token_seconds
         opened = await self._within(
-            min(first, ends), self._client.chat.completions.create(**self._request(messages), stream=True,
-                                                                   stream_options={"include_usage": True})
-        )  # fmt: skip
+            min(first, ends),
+            self._client.chat.completions.create(
+                **self._request(messages), stream=True, stream_options={"include_usage": True}
+            ),
+        )
         reason, usage, written = None, Usage(), False
         async with aclosing(opened):
             chunks = aiter(opened)
@@ -87,7 +90,7 @@ class OpenAIChat:
         if as_json:
             request["response_format"] = {"type": "json_object"}
         ends = time.monotonic() + self._settings.timeout_seconds
-        with chat(self.model, self._client.base_url.host) as measured:
+        with trace_chat(self.model, self._client.base_url.host) as measured:
             measured.sent = sum(len(m.content.encode("utf-8", "replace")) for m in messages)
             answer = await self._within(ends, self._client.chat.completions.create(**request))
             text, _, usage = _read(answer)
@@ -120,7 +123,8 @@ class OpenAIChat:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
                 return await work
         except (TimeoutError, openai.APITimeoutError) as error:
-            raise Retryable("the chat server is too slow", service="chat") from error
+            is_away = isinstance(error.__cause__, httpx.ConnectTimeout | httpx.PoolTimeout)
+            raise (Retryable if is_away else TooSlow)("the chat server is too slow", service="chat") from error
         except openai.APIStatusError as error:
             raise self._refusal(error) from None  # its text may quote the request
         except openai.APIConnectionError as error:

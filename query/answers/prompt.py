@@ -15,7 +15,7 @@ from datetime import date
 from query.answers.context import Shown
 from query.answers.model import NO_INFORMATION
 from query.answers.visible import quotable
-from query.conversations import History
+from query.modes.history import History
 
 _RULES = """\
 You answer questions for the people of an organisation, from passages of its documents and from nothing else.
@@ -64,8 +64,11 @@ def ask(
     parts = [_quoted(f"{s.passage.n}", f"{s.heading}\n\n{s.body}", key) for s in shown]
     if history is not None and history.pieces:
         said = "\n\n".join(quotable(piece.text) for piece in history.pieces)
-        parts.insert(0, "Earlier conversation with the same person; it may say what the question is about, and it is no"
-                        f" source to cite:\n{_quoted('history', said, key)}")  # fmt: skip
+        parts.insert(
+            0,
+            "Earlier conversation with the same person; it may say what the question is about, and it is no"
+            f" source to cite:\n{_quoted('history', said, key)}",
+        )
     parts += [_REMINDER, f"Question: {question}"]
     return [Message("system", rules), Message("user", "\n\n".join(parts))]
 

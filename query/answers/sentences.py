@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+
+from query.answers.model import Numbered
+from query.answers.visible import disarmed
 
 _END = re.compile(
     r"[.!?…][\"'”’»)\]*_]*(?:[ \t]*\[\d+\])*(?=\s|\Z)"  # Latin, Greek, Cyrillic
@@ -37,3 +42,162 @@ def sentences(text: str) -> list[str]:
     """Without surrounding white space; none is empty."""
     starts = [0, *sentence_ends(text)]
     return [part for start, end in pairwise(starts) if (part := text[start:end].strip())]
+
+
+NEGATIONS = frozenset(
+    """not no never none neither nor without cannot nicht kein keine keinen nie ohne""".split()  # noqa: SIM905
+)
+COMMON = NEGATIONS | frozenset(
+    """a about above according after again all also am an and any are as at be because been before being below between
+    both but by can could did do does doing down during each either every few for from further had has have having he
+    her here hers him his how however i if in into is it its itself just like may me might more most must my of off on
+    once one only onto or other our out over own passage per same shall she should so some such than that the their
+    them then there these they this those through thus to too under until up upon us use used uses using very via was we
+    were what when where whether which while who whom whose why will with within would you your yours
+    der die das den dem des ein eine einen einem einer und oder ist sind war wird werden mit von zu im am auf für aus
+    bei nach als auch wie es er sie man sich dass""".split()  # noqa: SIM905
+)
+"""Words that stand in every text, in English and German. Of other languages they count as words."""
+_NUMERALS = {
+    word: str(n)
+    for n, word in enumerate(
+        """two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+        eighteen nineteen twenty""".split(),  # noqa: SIM905
+        start=2,
+    )
+}
+_ENDINGS = (
+    "ations",
+    "ation",
+    "ments",
+    "ment",
+    "ingly",
+    "edly",
+    "ing",
+    "ies",
+    "ied",
+    "ers",
+    "ed",
+    "er",
+    "es",
+    "ly",
+    "s",
+    "e",
+    "y",
+)
+_WORD = re.compile(r"\w+(?:[.,:/_@+-]\w+)*[%°]?")
+_NUMBER = re.compile(r"^\d[\d.,:/-]*(?:[a-z]{1,3}|[%°])?$")
+_SHORT = re.compile(r"\b\w+n't\b", re.IGNORECASE)
+_CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    words: frozenset[str]
+    """Stems of words that mean something; where words are not divided (Chinese, Japanese), pairs of letters."""
+    numbers: frozenset[str]
+    names: frozenset[str]
+    """Those of the words that are identifiers, abbreviations, or capital where the sentence does not begin."""
+    negated: bool
+
+
+def read(text: str) -> Said:
+    text = text.replace("\u2019", "'")
+    words: set[str] = set()
+    numbers: set[str] = set()
+    names: set[str] = set()
+    tokens = [m[0] for m in _WORD.finditer(_SHORT.sub(" not ", text))]
+    for n, token in enumerate(tokens):
+        lower = token.lower()
+        if _NUMBER.match(lower) or lower in _NUMERALS:
+            numbers.add(_number(lower))
+        elif runs := _CJK.findall(token):
+            words.update(run[at : at + 2] for run in runs for at in range(max(1, len(run) - 1)))
+        elif lower not in COMMON and (len(token) > 1 or token.isupper()):
+            words.add(stem(lower))
+            if _is_name(token, first=n == 0):
+                names.add(stem(lower))
+    negated = any(token.lower() in NEGATIONS for token in tokens)
+    return Said(frozenset(words), frozenset(numbers), frozenset(names), negated)
+
+
+def together(*several: Said) -> Said:
+    nothing: frozenset[str] = frozenset()
+    return Said(
+        nothing.union(*(s.words for s in several)),
+        nothing.union(*(s.numbers for s in several)),
+        nothing.union(*(s.names for s in several)),
+        any(s.negated for s in several),
+    )
+
+
+def share(part: frozenset[str], whole: frozenset[str]) -> float:
+    """Of ``part`` that ``whole`` holds; 1 of nothing."""
+    return len(part & whole) / len(part) if part else 1.0
+
+
+def stem(word: str) -> str:
+    """Roughly: enough for two forms of a word to meet."""
+    if len(word) <= 4 or not word.isascii() or not word.isalpha():
+        return word
+    for ending in _ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 3:
+            cut = word[: -len(ending)]
+            doubled = len(cut) > 3 and cut[-1] == cut[-2] and cut[-1] not in "aeiousl"
+            return cut[:-1] if doubled else cut
+    return word
+
+
+def _is_name(token: str, *, first: bool) -> bool:
+    inner = token[1:]
+    shaped = any(c.isupper() or c.isdigit() or c == "_" for c in inner)
+    return shaped or (token[0].isupper() and not first)
+
+
+def _number(token: str) -> str:
+    """1,000 and 1000, 3.0 and 3, ``three`` and 3 are equal."""
+    token = _NUMERALS.get(token, token)
+    token = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", token).rstrip(".,:/-")
+    return re.sub(r"\.0+(?=\D|$)", "", token)
+
+
+_HEADING = re.compile(r"#{1,6}\s")
+MOST_PASSAGES = 5
+MOST_CHARACTERS = 480
+"""Of one quotation."""
+
+
+def quotations(question: str, passages: Sequence[Numbered], *, ranked: bool) -> tuple[str, list[Numbered]]:
+    """The stretch of each passage that has most of the question's words, as Markdown quotations with ``[n]``; and the
+    passages that are quoted. ranked: the best come first; else those with most of the words are taken."""
+    question_words = read(question)
+    quoted = [
+        (passage, *excerpt(question_words, passage.text))
+        for passage in (passages[:MOST_PASSAGES] if ranked else passages)
+    ]
+    quoted = sorted((q for q in quoted if q[2]), key=lambda q: 0 if ranked else -q[1])[:MOST_PASSAGES]
+    return "\n\n".join(f"{_as_quotation(text)} [{p.n}]" for p, _, text in quoted), [p for p, _, _ in quoted]
+
+
+def excerpt(wanted: Said, text: str) -> tuple[int, str]:
+    """How many of the words it has, and whole sentences, as long as there are any that are short enough."""
+    text = disarmed(text)
+    ends = [0, *sentence_ends(text)]
+    best, stretch_, last = -1, "", 0
+    for first in range(len(ends) - 1):
+        last = max(last, first + 1)
+        while last + 1 < len(ends) and ends[last + 1] - ends[first] <= MOST_CHARACTERS:
+            last += 1
+        said = read(stretch := text[ends[first] : ends[last]].strip())
+        hits = len(wanted.words & said.words) + len(wanted.numbers & said.numbers)
+        if hits > best:
+            best, stretch_ = hits, stretch
+    if len(stretch_) > MOST_CHARACTERS:
+        stretch_ = stretch_[: stretch_.rfind(" ", 0, MOST_CHARACTERS)].rstrip() + " …"
+    return best, stretch_
+
+
+def _as_quotation(text: str) -> str:
+    """Headings are left out: the passage's title stands beside it, and in a quotation they shout."""
+    lines = [line for line in text.splitlines() if not _HEADING.match(line)] or [text.strip("# ")]
+    return "\n".join(f"> {line}" if line.strip() else ">" for line in "\n".join(lines).strip().splitlines())

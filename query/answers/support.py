@@ -2,9 +2,10 @@
 
 A claim is supported when enough of its words stand close together in what it cites, and all of its numbers and nearly
 all of its names stand there too. The thresholds were chosen on the hand-made pairs of
-tests/unit/test_answers_support.py, which is a small set. What this cannot see: a paraphrase in words of its own (taken
-for unsupported: the answer goes to review), a true sentence turned round in the same words (taken for supported, except
-for a negation), and an answer in another language than its passages. It decides what people look at, nothing else.
+tests/unit/query/answers/test_support.py, which is a small set. What this cannot see: a paraphrase in words of its own
+(taken for unsupported: the answer goes to review), a true sentence turned round in the same words (taken for supported,
+except for a negation), and an answer in another language than its passages. It decides what people look at, nothing
+else.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from query.answers.model import NO_INFORMATION
-from query.answers.sentences import sentences
-from query.answers.words import Said, read, share, together
+from query.answers.model import NO_INFORMATION, Numbered, Reason
+from query.answers.sentences import Said, read, sentences, share, together
+from query.answers.writing import Found
 
 ENOUGH_WORDS = 0.6
 """Share of a claim's words that must stand in the best stretch of each passage it cites, taken together."""
@@ -142,3 +143,47 @@ def supported(claim: Claim, evidence: Mapping[int, Evidence]) -> bool:
         and share(said.names, anywhere.words) >= ENOUGH_NAMES
         and not any(passage.contradicts(said) for passage in cited)
     )
+
+
+REVIEW_SUPPORT = 0.8
+"""An answer whose claims are supported to a smaller share is looked at …"""
+REVIEW_DENSITY = 0.5
+"""… and one of whose claims fewer carry a citation."""
+
+NOTHING = Verdict(0, (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    verdict: Verdict
+    grounded: bool
+    reasons: Sequence[Reason]
+    notes: Sequence[str]
+
+
+def judge(text: str, found: Found, passages: Sequence[Numbered]) -> Judged:
+    """text: as it is shown."""
+    verdict = examine(text, {p.n: evidence(p) for p in passages})
+    notes = []
+    if bad := len(found.bad_citations):
+        notes.append(f"{bad} {'citation' if bad == 1 else 'citations'} of no passage taken out of the answer")
+    if found.removed:
+        notes.append("images, links or markup taken out of the answer")
+    return Judged(verdict, bool(found.cited) and not verdict.unsupported, why_review(verdict, found), notes)
+
+
+def evidence(passage: Numbered) -> str:
+    """What a claim is held to: the text, with what stands above it."""
+    place = passage.result.passage
+    above = [place.title or place.external_id, *passage.result.headings]
+    return "\n\n".join([*above, passage.text])
+
+
+def why_review(verdict: Verdict, found: Found) -> list[Reason]:
+    checks: dict[Reason, bool] = {
+        "unsupported": verdict.support < REVIEW_SUPPORT,
+        "uncited": verdict.density < REVIEW_DENSITY,
+        "bad_citation": bool(found.bad_citations),
+        "active_content": bool(found.removed),
+    }
+    return [reason for reason, holds in checks.items() if holds]

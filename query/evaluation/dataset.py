@@ -97,8 +97,8 @@ def _named(line: Mapping[str, Any], key: str) -> str:
 
 
 def _qrels_file(folder: Path) -> Path:
-    found = sorted((folder / "qrels").glob("*.tsv"))
-    for path in (folder / "qrels" / "test.tsv", *found, folder / "qrels.tsv"):
+    paths = sorted((folder / "qrels").glob("*.tsv"))
+    for path in (folder / "qrels" / "test.tsv", *paths, folder / "qrels.tsv"):
         if path.exists():
             return path
     raise BadDataset(f"{folder / 'qrels'} holds no *.tsv: the judgements are missing")
@@ -163,6 +163,9 @@ def _dataset(
     if not documents or not asked:
         raise BadDataset(f"{folder}: {len(documents)} documents and {len(asked)} judged queries; at least one of each")
     return Dataset(
-        folder.resolve().name, documents, asked, {id_: relevant[id_] for id_ in asked},
+        folder.resolve().name,
+        documents,
+        asked,
+        {id_: relevant[id_] for id_ in asked},
         {id_: kind for id_, kind in slices.items() if id_ in asked},
-    )  # fmt: skip
+    )

@@ -13,21 +13,21 @@ import numpy as np
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
-from pipeline.settings import Settings, dist
+from pipeline.runtime.settings import Settings, dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import Connection, Pool
-from query.access import Caller, identify
-from query.embedders import GenerationEmbedders
+from query.access.callers import Caller, identify
+from query.access.tenant_rows import see
+from query.embedding.embedders import GenerationEmbedders
 from query.evaluation import dataset as datasets
 from query.evaluation import golden as judgements
 from query.evaluation import measures, rank
 from query.evaluation.dataset import Judgements
 from query.evaluation.measures import Interval
 from query.evaluation.service import connected
-from query.evaluation.shadowed import Shadowed, shadowed
+from query.evaluation.shadow import Shadowed, shadowed
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Found
-from query.retrieval import Search, Timeouts
-from query.rows import see
+from query.retrieval.search import Search, Timeouts
 from query.settings import RetrievalSettings
 
 DECIDES = "nDCG@5"
@@ -106,15 +106,15 @@ async def compare(
     """
     async with connected(pool) as connection:
         active = await generations.active(connection)
-        there = {one.name: one for one in await generations.writable(connection)}
-        if candidate not in there:
+        existing = {generation.name: generation for generation in await generations.writable(connection)}
+        if candidate not in existing:
             raise Misconfigured(f"there is no generation {candidate} to compare: `penstock generation list` names them")
         if dataset is None:
-            asked, judged = await _golden(connection)
+            questions, judged = await _golden(connection)
         else:
             await see(connection, tenant)
             caller = await identify(connection, tenant, principals=principals, tags=tags)
-            asked, judged = await asyncio.to_thread(_collection, dataset, caller)
+            questions, judged = await asyncio.to_thread(_collection, dataset, caller)
     async with AsyncExitStack() as closing:
         embedders = GenerationEmbedders.by_settings(
             settings.embedding, dist() / "models", embed_seconds=TIMEOUT_SECONDS
@@ -125,17 +125,24 @@ async def compare(
         patient = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
         alone = (retrieval or RetrievalSettings()).model_copy(update={"cached_queries": 0, "feedback_at_once": AT_ONCE})
         search = Search(pool, es, embedders, timeouts=patient, settings=alone)
-        before = await _values(search, active, asked, judged)
-        after = await _values(search, there[candidate], asked, judged)
+        before = await _values(search, active, questions, judged)
+        after = await _values(search, existing[candidate], questions, judged)
     async with connected(pool) as connection:
         shadow = await shadowed(connection, active.name, candidate)
     tested = measures.compare(after[DECIDES], before[DECIDES])
     means = {name: float(np.mean(of)) for name, of in before.items()}
     theirs = {name: float(np.mean(of)) for name, of in after.items()}
     return Comparison(
-        active.name, candidate, len(asked), means, theirs, _change(means[DECIDES], theirs[DECIDES]),
-        tested.difference, tested.p_randomisation, shadow,
-    )  # fmt: skip
+        active.name,
+        candidate,
+        len(questions),
+        means,
+        theirs,
+        _change(means[DECIDES], theirs[DECIDES]),
+        tested.difference,
+        tested.p_randomisation,
+        shadow,
+    )
 
 
 def _change(before: float, after: float) -> float:
@@ -151,18 +158,18 @@ async def _golden(connection: Connection) -> tuple[dict[str, _Asked], Judgements
             "no golden judgement stands, so nothing says whether the new generation finds what it should:"
             " `penstock golden add` makes one, or name a dataset"
         )
-    asked = {}
-    for one in left:
-        await see(connection, one.tenant)
-        caller = await identify(connection, one.tenant, principals=one.principals, tags=one.tags)
-        asked[str(one.id)] = _Asked(one.text, caller, one)
-    return asked, {str(one.id): judgements.gains(one) for one in left}
+    questions = {}
+    for golden in left:
+        await see(connection, golden.tenant)
+        caller = await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
+        questions[str(golden.id)] = _Asked(golden.text, caller, golden)
+    return questions, {str(golden.id): judgements.gains(golden) for golden in left}
 
 
 def _collection(folder: Path, caller: Caller) -> tuple[dict[str, _Asked], Judgements]:
-    found = datasets.read(folder)
-    asked = {id_: _Asked(text[:MAX_QUERY_CHARACTERS], caller) for id_, text in found.queries.items()}
-    return asked, found.judgements
+    collection = datasets.read(folder)
+    questions = {id_: _Asked(text[:MAX_QUERY_CHARACTERS], caller) for id_, text in collection.queries.items()}
+    return questions, collection.judgements
 
 
 async def _values(

@@ -14,9 +14,9 @@ from uuid import UUID, uuid5
 
 from pipeline.core.identity import document_id
 from pipeline.stores.postgres import Connection
+from query.access.tenant_rows import see
 from query.evaluation.dataset import BadDataset
 from query.model import Found
-from query.rows import see
 
 NAMESPACE = UUID("6f1f3a56-5e0b-5c0e-9d5f-0d6f0f4f7a11")
 LONGEST_ANCHOR = 500
@@ -66,11 +66,15 @@ def write(golden: Iterable[Golden]) -> Iterator[str]:
         ]
         yield json.dumps(
             {
-                "tenant": g.tenant, "query": g.text, "as": list(g.principals), "tags": list(g.tags),
-                "reference": g.reference, "judgements": judged,
+                "tenant": g.tenant,
+                "query": g.text,
+                "as": list(g.principals),
+                "tags": list(g.tags),
+                "reference": g.reference,
+                "judgements": judged,
             },
             ensure_ascii=False,
-        )  # fmt: skip
+        )
 
 
 def read(lines: Iterable[str]) -> Iterator[Golden]:
@@ -95,10 +99,13 @@ def _parsed(line: Mapping[str, Any]) -> Golden:
         raise ValueError("judgements")
     reference = line.get("reference")
     return Golden(
-        _text(line.get("tenant", "default")), _text(line["query"]), judged,
-        tuple(map(_text, line.get("as") or ())), tuple(map(_text, line.get("tags") or ())),
+        _text(line.get("tenant", "default")),
+        _text(line["query"]),
+        judged,
+        tuple(map(_text, line.get("as") or ())),
+        tuple(map(_text, line.get("tags") or ())),
         None if reference is None else _text(reference),
-    )  # fmt: skip
+    )
 
 
 def _text(value: object) -> str:
@@ -142,22 +149,22 @@ async def kept(connection: Connection, tenant: str | None = None) -> list[Golden
         " WHERE q.tenant = coalesce(%s, q.tenant) ORDER BY q.tenant, q.text, j.gain DESC, j.source, j.external_id",
         [tenant],
     )
-    found: dict[tuple[str, str], Golden] = {}
+    questions: dict[tuple[str, str], Golden] = {}
     for of, text, principals, tags, reference, *judged in await cursor.fetchall():
-        known = found.get((of, text)) or Golden(of, text, (), tuple(principals), tuple(tags), reference)
-        found[of, text] = Golden(
+        known = questions.get((of, text)) or Golden(of, text, (), tuple(principals), tuple(tags), reference)
+        questions[of, text] = Golden(
             of, text, (*known.judged, Judged(*judged)), known.principals, known.tags, known.reference
         )
-    return list(found.values())
+    return list(questions.values())
 
 
 async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[list[Golden], int]:
     """What can still be judged, and how many judgements cannot: their document is gone, or their words are. They say
     nothing about the search. Raises psycopg.Error."""
     lost, left = 0, []
-    for one in golden:
-        ids = {document_id(one.tenant, j.source, j.external_id): None for j in one.judged}
-        await see(connection, one.tenant)
+    for question in golden:
+        ids = {document_id(question.tenant, j.source, j.external_id): None for j in question.judged}
+        await see(connection, question.tenant)
         cursor = await connection.execute(
             "SELECT d.id, b.text FROM documents d JOIN document_bodies b ON b.document_id = d.id"
             " WHERE d.id = ANY(%s) AND d.deleted_at IS NULL AND d.version IS NOT NULL",
@@ -165,12 +172,16 @@ async def standing(connection: Connection, golden: Sequence[Golden]) -> tuple[li
         )
         texts = {id_: flat(text) for id_, text in await cursor.fetchall()}
         judged = tuple(
-            j for j in one.judged if flat(j.anchor) in texts.get(document_id(one.tenant, j.source, j.external_id), "")
-            and document_id(one.tenant, j.source, j.external_id) in texts
-        )  # fmt: skip
-        lost += len(one.judged) - len(judged)
+            j
+            for j in question.judged
+            if flat(j.anchor) in texts.get(document_id(question.tenant, j.source, j.external_id), "")
+            and document_id(question.tenant, j.source, j.external_id) in texts
+        )
+        lost += len(question.judged) - len(judged)
         if judged:
-            left.append(Golden(one.tenant, one.text, judged, one.principals, one.tags, one.reference))
+            left.append(
+                Golden(question.tenant, question.text, judged, question.principals, question.tags, question.reference)
+            )
     return left, lost
 
 

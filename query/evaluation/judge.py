@@ -38,7 +38,7 @@ _USEFUL = (
 
 
 class Embeds(Protocol):
-    """``query.embedder.QueryEmbedder``."""
+    """``query.embedding.embedders.QueryEmbedder``."""
 
     async def embed(self, text: str) -> tuple[Any, Vectors]: ...
 
@@ -66,9 +66,11 @@ async def grade(
     statements, questions = _texts(said, "statements"), _texts(said, "questions")
     joined = "\n\n".join(contexts)
     useful = await _verdicts(
-        chat, _USEFUL, {"question": question, "contexts": list(contexts), "reference": reference or answer},
+        chat,
+        _USEFUL,
+        {"question": question, "contexts": list(contexts), "reference": reference or answer},
         len(contexts),
-    )  # fmt: skip
+    )
     return Grades(
         await _share(chat, statements, joined),
         await _relevancy(embedder, question, questions) if statements else 0.0,
@@ -103,19 +105,19 @@ async def _share(chat: Chat, statements: Sequence[str], context: str) -> float |
 async def _relevancy(embedder: Embeds, question: str, questions: Sequence[str]) -> float:
     if not questions:
         return 0.0
-    _, asked = await embedder.embed(question)
-    cosines = [float(np.dot(asked, (await embedder.embed(other))[1])) for other in questions]
+    _, vector = await embedder.embed(question)
+    cosines = [float(np.dot(vector, (await embedder.embed(other))[1])) for other in questions]
     return min(1.0, max(0.0, float(np.mean(cosines))))
 
 
 async def _verdicts(chat: Chat, task: str, material: Mapping[str, object], count: int) -> list[bool]:
     if count == 0:
         return []
-    given = (await _ask(chat, task, material)).get("verdicts")
-    if not isinstance(given, list) or len(given) != count:
+    verdicts = (await _ask(chat, task, material)).get("verdicts")
+    if not isinstance(verdicts, list) or len(verdicts) != count:
         raise Retryable("the judging model did not give one verdict for each", service="chat")
     try:
-        return [int(one["verdict"]) == 1 for one in given]
+        return [int(entry["verdict"]) == 1 for entry in verdicts]
     except (KeyError, TypeError, ValueError) as error:
         raise Retryable("the judging model gave verdicts that are none", service="chat") from error
 
@@ -124,16 +126,16 @@ async def _ask(chat: Chat, task: str, material: Mapping[str, object]) -> dict[st
     messages = [Message("system", f"{_RULES} {task}"), Message("user", json.dumps(material, ensure_ascii=False))]
     text, _ = await chat.complete(messages, as_json=True)
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except json.JSONDecodeError:
-        found = None
-    if not isinstance(found, dict):
+        parsed = None
+    if not isinstance(parsed, dict):
         raise Retryable("the judging model did not answer one JSON object", service="chat")
-    return found
+    return parsed
 
 
 def _texts(said: Mapping[str, Any], key: str) -> list[str]:
-    given = said.get(key)
-    if not isinstance(given, list):
+    texts = said.get(key)
+    if not isinstance(texts, list):
         raise Retryable("the judging model's answer lacks a list", service="chat")
-    return [text for text in given if isinstance(text, str) and text.strip()]
+    return [text for text in texts if isinstance(text, str) and text.strip()]

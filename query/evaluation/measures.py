@@ -82,12 +82,19 @@ def compare(one: NDArray[np.float64], other: NDArray[np.float64]) -> Comparison:
     if not np.any(differences):
         return Comparison(Interval(0.0, 0.0, 0.0), 1.0, 1.0, 0, 0)
     swapped = stats.permutation_test(
-        (differences,), np.mean, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES,
-        rng=np.random.default_rng(SEED), axis=0,
-    )  # fmt: skip
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=RESAMPLES,
+        rng=np.random.default_rng(SEED),
+        axis=0,
+    )
     constant = bool(np.all(differences == differences[0]))
     return Comparison(
-        interval(differences), float(swapped.pvalue),
+        interval(differences),
+        float(swapped.pvalue),
         float(swapped.pvalue) if constant else float(stats.ttest_rel(one, other).pvalue),
-        int(np.sum(differences > 0)), int(np.sum(differences < 0)),
-    )  # fmt: skip
+        int(np.sum(differences > 0)),
+        int(np.sum(differences < 0)),
+    )

@@ -25,8 +25,10 @@ from pipeline.core.identity import document_id
 from pipeline.core.model import ChunkParams, Generation
 from pipeline.embedding.choose import chunk_params
 from pipeline.embedding.port import Embedder, OneModel
+from pipeline.kafka.producer import Stored
 from pipeline.ledger import generations
-from pipeline.settings import PostgresSettings, Settings
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import PostgresSettings, Settings
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
@@ -38,11 +40,9 @@ from pipeline.stores.elasticsearch import connect, create_index, drop_index
 from pipeline.stores.elasticsearch import translated as es_translated
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Pool, migrate, open_pool, translated
-from pipeline.telemetry import Metrics
 from query.evaluation.dataset import Dataset, Document
 from topics.codec import encode
 from topics.messages import DocumentUpserted
-from topics.producer import Stored
 
 TENANT, SOURCE, TAG = "evaluation", "collection", "evaluation"
 BATCH = 64
@@ -116,9 +116,17 @@ class Place:
 
 def _event(document: Document, moment: datetime) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant=TENANT, source=SOURCE, external_id=document.id, observed_at=moment, version=1, title=document.title,
-        content=document.text, author=document.author, media_type="text/plain", acl_tags=[TAG],
-    )  # fmt: skip
+        tenant=TENANT,
+        source=SOURCE,
+        external_id=document.id,
+        observed_at=moment,
+        version=1,
+        title=document.title,
+        content=document.text,
+        author=document.author,
+        media_type="text/plain",
+        acl_tags=[TAG],
+    )
 
 
 @asynccontextmanager
@@ -208,12 +216,21 @@ def assembled(
         return {generation.name: generation}
 
     return Place(
-        settings, pool, es, generation,
+        settings,
+        pool,
+        es,
+        generation,
         Detect(
-            pool, producer, dead, announcer, lambda _: embedder.count_tokens, metrics, batch_size=32,  # type: ignore[arg-type]
+            pool,
+            producer,  # type: ignore[arg-type]
+            dead,
+            announcer,
+            lambda _: embedder.count_tokens,
+            metrics,
+            batch_size=32,
             grace_seconds=30,
         ),
         VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=32),
         KeywordSink(pool, Keywords(es), known, chunker, announcer, dead, metrics, batch_size=32),
         metrics,
-    )  # fmt: skip
+    )

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from query.access import Caller
+from query.access.callers import Caller
 from query.evaluation.dataset import Dataset
 from query.evaluation.measures import Rankings
 from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, Found, Mode
@@ -15,7 +15,7 @@ AT_ONCE = 4
 
 
 class Searches(Protocol):
-    """``query.retrieval.Search``, without reranking."""
+    """``query.retrieval.search.Search``, without reranking."""
 
     async def search(self, query: str, caller: Caller, *, top: int, mode: Mode, rerank: bool) -> Found: ...
 

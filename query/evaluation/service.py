@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 from pipeline.core.model import Generation
 from pipeline.ledger import generations
+from pipeline.stores.leader import leading
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access import Caller, identify
+from query.access.callers import Caller, identify
+from query.access.tenant_rows import see
 from query.answers import chat as chats
 from query.answers.answers import Answers
 from query.answers.chat import Chat
 from query.answers.model import Done, Sources
-from query.embedder import Embedders
+from query.embedding.embedders import Embedders
 from query.evaluation import golden as judgements
 from query.evaluation.golden import Golden
 from query.evaluation.judge import Embeds, Grades, grade
 from query.evaluation.measures import measure
-from query.evaluation.metrics import ALL, MOST_SLICES, EvalMetrics
-from query.material import Question
 from query.model import Found
-from query.rows import see
+from query.modes.material import Question
 from query.settings import EvalSettings
 
 if TYPE_CHECKING:
@@ -77,13 +78,13 @@ class Evaluation:
         if not left:
             return None
         values: dict[str, dict[str, float]] = {}
-        for n, one in enumerate(left):
-            values[str(n)] = await self._retrieval(one, generation)
+        for n, golden in enumerate(left):
+            values[str(n)] = await self._retrieval(golden, generation)
         if self.answers is not None and self.chat is not None and self.embedders is not None:
             embedder = self.embedders.of(generation)
             for n in self._chosen(len(left), started):
                 values[str(n)] |= await self._answer(left[n], self.answers, self.chat, embedder)
-        means = _means({n: _slices(one) for n, one in enumerate(left)}, values)
+        means = _means({n: _slices(golden) for n, golden in enumerate(left)}, values)
         async with connected(self.pool) as connection:
             before = await newest(connection)
             await _keep(connection, started, generation.name, means)
@@ -92,38 +93,46 @@ class Evaluation:
 
     def _chosen(self, count: int, started: datetime) -> list[int]:
         """A model's answers cost money: so many a run, the next ones at the next run."""
-        asked = min(count, self.settings.answers)
+        batch = min(count, self.settings.answers)
         turn = int(started.timestamp() // self.settings.every_seconds)
-        return [(turn * asked + n) % count for n in range(asked)]
+        return [(turn * batch + n) % count for n in range(batch)]
 
-    async def _retrieval(self, one: Golden, generation: Generation) -> dict[str, float]:
-        found = await self.search.search(one.text, await self._caller(one), top=TOP, generation=generation)
-        if found.degraded:
-            raise Retryable(f"evaluation: a search was not whole: {found.degraded[0]}")
-        values = measure({"q": judgements.ranking(one, found)}, {"q": judgements.gains(one)})
+    async def _retrieval(self, golden: Golden, generation: Generation) -> dict[str, float]:
+        outcome = await self.search.search(golden.text, await self._caller(golden), top=TOP, generation=generation)
+        if outcome.degraded:
+            raise Retryable(f"evaluation: a search was not whole: {outcome.degraded[0]}")
+        values = measure({"q": judgements.ranking(golden, outcome)}, {"q": judgements.gains(golden)})
         return {name: float(values[name][0]) for name in (NDCG, RECALL)}
 
-    async def _answer(self, one: Golden, answers: Answers, chat: Chat, embedder: Embeds) -> dict[str, float]:
+    async def _answer(self, golden: Golden, answers: Answers, chat: Chat, embedder: Embeds) -> dict[str, float]:
         """Nothing, where the answer is made of quotations: no model wrote it."""
-        events = answers.answer(Question(one.text), await self._caller(one))
+        events = answers.answer(Question(golden.text), await self._caller(golden))
         contexts: list[str] = []
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, Sources):
                     contexts = [shown.text for shown in event.passages]
                 elif isinstance(event, Done) and event.answer.model is not None:
-                    return _values(await grade(chat, embedder, one.text, event.answer.text, contexts, one.reference))
+                    return _values(
+                        await grade(chat, embedder, golden.text, event.answer.text, contexts, golden.reference)
+                    )
         return {}
 
-    async def _caller(self, one: Golden) -> Caller:
+    async def _caller(self, golden: Golden) -> Caller:
         async with connected(self.pool) as connection:
-            await see(connection, one.tenant)
-            return await identify(connection, one.tenant, principals=one.principals, tags=one.tags)
+            await see(connection, golden.tenant)
+            return await identify(connection, golden.tenant, principals=golden.principals, tags=golden.tags)
 
     def show(self, started: datetime, means: Means, before: Means) -> None:
         shown = _largest(means)
-        for gauge in (self.metrics.ndcg, self.metrics.recall, self.metrics.faithfulness, self.metrics.queries,
-                      self.metrics.answers, self.metrics.change):  # fmt: skip
+        for gauge in (
+            self.metrics.ndcg,
+            self.metrics.recall,
+            self.metrics.faithfulness,
+            self.metrics.queries,
+            self.metrics.answers,
+            self.metrics.change,
+        ):
             gauge.clear()
         for (slice_, name), (value, queries) in means.items():
             if slice_ not in shown:
@@ -187,9 +196,14 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
     settings = service.query.evaluation
     try:
         yield Evaluation(
-            service.pool, service.search, settings, EvalMetrics(service.metrics.registry, settings),
-            service.answers.unnoticed(), chat, service.embedders,
-        )  # fmt: skip
+            service.pool,
+            service.search,
+            settings,
+            EvalMetrics(service.metrics.registry, settings),
+            service.answers.unnoticed(),
+            chat,
+            service.embedders,
+        )
     finally:
         if chat is not None:
             await chat.aclose()
@@ -197,23 +211,15 @@ async def _of(service: Service) -> AsyncIterator[Evaluation]:
 
 async def run_if_due(evaluation: Evaluation) -> bool:
     """Whether this process ran. Raises PenstockError."""
-    async with connected(evaluation.pool) as connection:
-        cursor = await connection.execute("SELECT pg_try_advisory_lock(%s)", [EVAL_LOCK])
-        [mine] = await cursor.fetchone() or (False,)
+    async with connected(evaluation.pool) as connection, leading(connection, EVAL_LOCK) as is_leader:
+        last = await newest(connection)
+        late = last is None or evaluation.now() - last[0] >= timedelta(seconds=evaluation.settings.every_seconds)
         await connection.commit()
-        try:
-            last = await newest(connection)
-            late = last is None or evaluation.now() - last[0] >= timedelta(seconds=evaluation.settings.every_seconds)
-            await connection.commit()
-            if mine and late:
-                return await evaluation.run() is not None
-            if last is not None:
-                evaluation.show(last[0], last[1], await _second(connection, last[0]))
-            return False
-        finally:
-            if mine:
-                await connection.execute("SELECT pg_advisory_unlock(%s)", [EVAL_LOCK])
-                await connection.commit()
+        if is_leader and late:
+            return await evaluation.run() is not None
+        if last is not None:
+            evaluation.show(last[0], last[1], await _second(connection, last[0]))
+        return False
 
 
 async def newest(connection: Connection, before: datetime | None = None) -> tuple[datetime, Means] | None:
@@ -228,8 +234,8 @@ async def newest(connection: Connection, before: datetime | None = None) -> tupl
 
 
 async def _second(connection: Connection, last: datetime) -> Means:
-    found = await newest(connection, last)
-    return found[1] if found else {}
+    run_before = await newest(connection, last)
+    return run_before[1] if run_before else {}
 
 
 async def _keep(connection: Connection, started: datetime, generation: str, means: Means) -> None:
@@ -242,15 +248,17 @@ async def _keep(connection: Connection, started: datetime, generation: str, mean
         await cursor.execute("DELETE FROM eval_runs WHERE started_at < %s", [started - timedelta(days=KEPT_DAYS)])
 
 
-def _slices(one: Golden) -> set[str]:
-    return {ALL, *(j.source for j in one.judged)}
+def _slices(golden: Golden) -> set[str]:
+    return {ALL, *(j.source for j in golden.judged)}
 
 
 def _values(grades: Grades) -> dict[str, float]:
     named = {
-        FAITHFULNESS: grades.faithfulness, "answer_relevancy": grades.answer_relevancy,
-        "context_precision": grades.context_precision, "context_recall": grades.context_recall,
-    }  # fmt: skip
+        FAITHFULNESS: grades.faithfulness,
+        "answer_relevancy": grades.answer_relevancy,
+        "context_precision": grades.context_precision,
+        "context_recall": grades.context_recall,
+    }
     return {name: value for name, value in named.items() if value is not None}
 
 
@@ -267,3 +275,42 @@ def _largest(means: Means) -> Sequence[str]:
     """The slices with most questions, ``*`` first."""
     sizes = {slice_: queries for (slice_, name), (_, queries) in means.items() if name == NDCG}
     return sorted(sizes, key=lambda s: (s != ALL, -sizes[s], s))[: MOST_SLICES + 1]
+
+
+ALL = "*"
+"""The slice of every question."""
+MOST_SLICES = 30
+"""Sources with a series of their own, those with most questions; the others are in ``*`` only."""
+
+
+class EvalMetrics:
+    """Makes its metrics in a registry that is there: that of ``query.telemetry.QueryMetrics``."""
+
+    def __init__(self, registry: CollectorRegistry, settings: EvalSettings) -> None:
+        r = registry
+        self.ndcg = Gauge("penstock_eval_ndcg", "nDCG@5 of the golden judgements, by source", ["slice"], registry=r)
+        self.recall = Gauge("penstock_eval_recall", "recall@50 of the golden judgements", ["slice"], registry=r)
+        self.faithfulness = Gauge(
+            "penstock_eval_faithfulness",
+            "Share of the answers' statements that their passages support",
+            ["slice"],
+            registry=r,
+        )
+        self.answers = Gauge(
+            "penstock_eval_answers",
+            "answer_relevancy, context_precision and context_recall of the answers",
+            ["measure", "slice"],
+            registry=r,
+        )
+        self.change = Gauge(
+            "penstock_eval_change_ratio", "Against the run before: -0.05 is 5 % worse", ["measure", "slice"], registry=r
+        )
+        self.floor = Gauge("penstock_eval_floor", "Below it somebody should look", ["measure"], registry=r)
+        self.floor.labels("nDCG@5").set(settings.ndcg_floor)
+        self.floor.labels("faithfulness").set(settings.faithfulness_floor)
+        self.queries = Gauge("penstock_eval_queries", "Golden questions that were asked", ["slice"], registry=r)
+        self.lost = Gauge(
+            "penstock_eval_lost_judgements", "Judgements whose document or words are not there any more", registry=r
+        )
+        self.ran_at = Gauge("penstock_eval_last_run_timestamp_seconds", "When the last whole run began", registry=r)
+        self.failures = Counter("penstock_eval_failures", "Runs that could not be finished", registry=r)

@@ -12,48 +12,53 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
-from pipeline.traced.http import Traced
-from query.http import answering, health, judging, reads
-from query.http.auth import Authenticator
+from pipeline.observability.traced_http import Traced
+from query.auth.authenticator import Authenticator
+from query.http import answers, documents, feedback, health, search
+from query.http.audit_trail import Recorder
 from query.http.gate import QUIET, Gate
 from query.http.health import Health
-from query.http.limits import Limits
-from query.http.problems import MEDIA_TYPE, Kind, Problem
-from query.http.told import ProblemTold
-from query.http.trail import Recorder
+from query.http.schemas import ProblemResponse
+from query.limits.budgets import Meter
+from query.limits.concurrency import Limits
+from query.limits.quotas import Quotas
 from query.mcp import endpoint as mcp
-from query.meter import Meter
 from query.page.router import router as page
-from query.quotas import Quotas
+from query.problems import MEDIA_TYPE, Kind, Problem
 from query.service import Service
 
 DESCRIPTION = """\
-Hybrid search and cited answers over what the caller may read, now: every passage is verified against the ledger when it
-is shown. Who asks is proved by a token or a key; nothing in a request can widen what is read.
+Hybrid search and cited answers over the documents that the caller may read. Every passage is checked against the ledger
+at the time of the request. The caller is authenticated by a token or an API key; nothing else in a request can extend
+its access.
 
-Errors are `application/problem+json` (RFC 9457). Times are ISO 8601. Lists are never longer than they were asked for.
+Errors are `application/problem+json` (RFC 9457). Times are ISO 8601.
 """
 _BEARER = HTTPBearer(
-    auto_error=False, scheme_name="token", description="A JSON Web Token of the issuer, or an API key."
+    auto_error=False, scheme_name="token", description="A JSON Web Token from the configured issuer, or an API key."
 )
 _KEY = APIKeyHeader(name="X-Api-Key", auto_error=False, scheme_name="key", description="A service's API key.")
 
 _STATUS: dict[int, Kind] = {
-    400: "bad-request", 404: "not-found", 405: "method-not-allowed", 413: "too-large", 415: "unsupported-media",
-}  # fmt: skip
+    400: "bad-request",
+    404: "not-found",
+    405: "method-not-allowed",
+    413: "too-large",
+    415: "unsupported-media",
+}
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"description": words, "model": ProblemTold}
+    status: {"description": words, "model": ProblemResponse}
     for status, words in (
-        (400, "It cannot be read."),
-        (401, "It is not proved who asks."),
-        (403, "Not for this caller."),
-        (404, "There is no such thing, or not for this caller."),
-        (408, "It did not arrive in time."),
-        (413, "Too large."),
-        (422, "It has another shape, or is no question."),
-        (429, "Too many requests; Retry-After says when."),
-        (503, "Busy, or a part is away; Retry-After says when."),
-        (504, "It took too long."),
+        (400, "Malformed request."),
+        (401, "Missing or invalid token or API key."),
+        (403, "Forbidden for this caller."),
+        (404, "Not found, or not readable by this caller."),
+        (408, "The request body did not arrive in time."),
+        (413, "Request body too large."),
+        (422, "Invalid request or query."),
+        (429, "Rate limit, share or budget exceeded; see Retry-After."),
+        (503, "Service busy or unavailable; see Retry-After."),
+        (504, "Request timed out."),
     )
 }
 
@@ -82,10 +87,13 @@ def app(service: Service, authenticator: Authenticator, quotas: Quotas, meter: M
     made.add_middleware(Traced, quiet=QUIET)
     if origins := service.query.serve.allowed_origins:
         made.add_middleware(
-            CORSMiddleware, allow_origins=list(origins), allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Api-Key"], expose_headers=["Retry-After", "Trace-Id"],
+            CORSMiddleware,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
+            expose_headers=["Retry-After", "Trace-Id"],
             max_age=600,
-        )  # fmt: skip
+        )
     return made
 
 
@@ -104,7 +112,7 @@ def described() -> FastAPI:
     )
     made.include_router(health.routes)
     proofs = [Depends(_BEARER), Depends(_KEY)]  # for the description: the gate has looked at them
-    for part in (reads, answering, judging):
+    for part in (search, documents, answers, feedback):
         made.include_router(part.routes, dependencies=proofs, responses=_PROBLEMS)
     made.include_router(page)
     made.add_exception_handler(HTTPException, _http_error)
@@ -127,7 +135,7 @@ class _Described(FastAPI):
                     for answer in operation["responses"].values():
                         content = answer.get("content", {})
                         schema = content.get("application/json", {}).get("schema", {})
-                        if schema.get("$ref", "").endswith(f"/{ProblemTold.__name__}"):
+                        if schema.get("$ref", "").endswith(f"/{ProblemResponse.__name__}"):
                             content[MEDIA_TYPE] = content.pop("application/json")
         assert self.openapi_schema is not None
         return self.openapi_schema
@@ -142,21 +150,23 @@ async def _http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = _STATUS.get(error.status_code, "failed")
     details = {
-        "bad-request": "the body is no JSON that can be read",
-        "not-found": "there is nothing at this address",
-        "method-not-allowed": "see /openapi.json for what is taken here",
+        "bad-request": "the body is not valid JSON",
+        "not-found": "no such path",
+        "method-not-allowed": "see /openapi.json for the methods of this path",
         "unsupported-media": "send Content-Type: application/json",
     }
-    return Problem(kind, details.get(kind, "it cannot be answered"), headers=error.headers).response()
+    return Problem(kind, details.get(kind, "the request failed"), headers=error.headers).response()
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
     """Where it is wrong and what is expected there; never what was sent."""
     assert isinstance(error, RequestValidationError)
-    found = error.errors()
-    if any(one["type"] == "json_invalid" for one in found):
-        return Problem("bad-request", "the body is no JSON").response()
-    errors = [{"pointer": _pointer(one["loc"]), "detail": str(one["msg"])[:200]} for one in found[:20]]
+    violations = error.errors()
+    if any(violation["type"] == "json_invalid" for violation in violations):
+        return Problem("bad-request", "the body is not valid JSON").response()
+    errors = [
+        {"pointer": _pointer(violation["loc"]), "detail": str(violation["msg"])[:200]} for violation in violations[:20]
+    ]
     detail = f"{errors[0]['pointer'] or 'the body'}: {errors[0]['detail']}"
     return Problem("invalid", detail, errors=errors).response()
 

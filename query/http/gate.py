@@ -16,14 +16,15 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pipeline.core.errors import PenstockError, Retryable
-from query.charging import charge_to
-from query.http import problems
-from query.http.auth import LOOPBACK_NAMES, Authenticator
-from query.http.limits import Limits, kind_of
-from query.http.problems import Problem
-from query.http.who import Who
-from query.meter import Meter
+from pipeline.runtime.http_server import KeyedLimit
+from query import problems
+from query.auth.authenticator import LOOPBACK_NAMES, Authenticator
+from query.auth.identity import Who
+from query.limits.budgets import Meter
+from query.limits.charging import charge_to
+from query.limits.concurrency import Limits, kind_of
 from query.model import BadQuery
+from query.problems import Problem
 from query.settings import ServeSettings
 from query.telemetry import QueryMetrics
 
@@ -44,6 +45,9 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
 }
+BODIES_BYTES, BODIES_BYTES_PER_TENANT = 64 * 1024 * 1024, 16 * 1024 * 1024
+"""Of requests that are waited for or answered, counted as they arrive: each caller may send as many at once as its rate
+lets it. A few of the longest fit in any case."""
 LINGER_TIMES = 16
 PROBES = frozenset({"/livez", "/readyz"})
 """Whoever orchestrates asks by address, and learns two words."""
@@ -81,6 +85,31 @@ class _Exchange:
         return of.get(self.status, "refused" if self.status < 500 else "failed")
 
 
+class _Room:
+    """What one request's body takes of the memory for all."""
+
+    def __init__(self, bodies: KeyedLimit, tenant: str, metrics: QueryMetrics) -> None:
+        self._bodies, self._tenant, self._metrics = bodies, tenant, metrics
+        self._taken = 0
+
+    def take(self, size: int) -> None:
+        """Raises Problem (429, 503)."""
+        lacking = self._bodies.lacks(self._tenant, size)
+        if lacking is not None:
+            self._metrics.shed.labels("memory").inc()
+            kind: problems.Kind = "over-share" if lacking == "address" else "busy"
+            whose = "of this tenant " if lacking == "address" else ""
+            raise Problem(
+                kind, f"request bodies {whose}exceed the memory for them: retry soon", headers={"Retry-After": "1"}
+            )
+        self._bodies.take(self._tenant, size)
+        self._taken += size
+
+    def leave(self) -> None:
+        self._bodies.give(self._tenant, self._taken)
+        self._taken = 0
+
+
 class Gate:
     """ASGI middleware, the outermost. ``scope["state"]["who"]`` is the caller where the path is guarded."""
 
@@ -100,6 +129,8 @@ class Gate:
         self._meter = meter
         self._metrics = metrics
         self._settings = settings
+        longest = settings.max_body_bytes
+        self._bodies = KeyedLimit(max(BODIES_BYTES, 8 * longest), max(BODIES_BYTES_PER_TENANT, 2 * longest))
         self._hosts: Collection[str] = settings.allowed_hosts or (
             LOOPBACK_NAMES if authenticator.development else ()  # a name that was rebound to loopback is no proof
         )
@@ -145,7 +176,7 @@ class Gate:
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: _Exchange) -> None:
         headers = Headers(scope=scope)
         if self._hosts and scope["path"] not in PROBES and _host(headers) not in self._hosts:
-            raise Problem("bad-request", "this service does not go by the name in the Host header")
+            raise Problem("bad-request", "unknown host name in the Host header")
         if not _is_guarded(scope["path"]):
             await self._app(scope, receive, send)
             return
@@ -154,8 +185,9 @@ class Gate:
         self._limits.count(exchange.who)
         kind = kind_of(scope["path"])
         account = await self._meter.admit(exchange.who, kind)
+        room = _Room(self._bodies, exchange.who.tenant, self._metrics)
         try:
-            body = await self._body(headers, receive)
+            body = await self._body(headers, receive, room)
             async with self._limits.place(exchange.who, kind) as scope["state"]["place"]:
                 charge_to(account.charge)  # in this request's task alone
                 await _while_connected(self._app, scope, body, receive, send)
@@ -163,10 +195,11 @@ class Gate:
             account.close(refund=True)
             raise
         finally:
+            room.leave()
             account.close()
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
-        """Raises Problem (408, 413) or _ClientLeft."""
+    async def _body(self, headers: Headers, receive: Receive, room: _Room) -> bytes:
+        """Raises Problem (408, 413, 429, 503) or _ClientLeft."""
         most = self._settings.max_body_bytes
         declared = headers.get("content-length", "0")
         is_large = declared.isdecimal() and int(declared[:20]) > most
@@ -183,19 +216,20 @@ class Gate:
                         body.clear()
                         discarded += len(part)
                     else:
+                        room.take(len(part))
                         body += part
                     is_over = not message.get("more_body", False)
                     # Who is cut off in the middle of sending never reads why: some of the rest is taken and dropped.
                     if is_large and (is_over or discarded > LINGER_TIMES * most):
                         raise Problem(
-                            "too-large", f"a request has at most {most} bytes", headers={"Connection": "close"}
+                            "too-large", f"the request body exceeds {most} bytes", headers={"Connection": "close"}
                         )
                     if is_over:
                         return bytes(body)
         except TimeoutError as error:
             raise Problem(
                 "slow-request",
-                f"the whole request has to arrive within {self._settings.body_seconds:g} s",
+                f"the request body did not arrive within {self._settings.body_seconds:g} s",
                 headers={"Connection": "close"},
             ) from error
 
@@ -208,15 +242,21 @@ class Gate:
             return
         who = exchange.who
         log.info(
-            "request", method=scope["method"][:16], route=route, status=exchange.status, outcome=exchange.outcome,
-            ms=round(1000 * seconds, 1), caller=who and who.log_name, tenant=who and who.tenant,
-        )  # fmt: skip
+            "request",
+            method=scope["method"][:16],
+            route=route,
+            status=exchange.status,
+            outcome=exchange.outcome,
+            ms=round(1000 * seconds, 1),
+            caller=who and who.log_name,
+            tenant=who and who.tenant,
+        )
 
 
 async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
     """Answer, and stop when the client leaves: what nobody waits for is not worked on. Raises _ClientLeft."""
     left = asyncio.ensure_future(_leaving(receive))
-    given, answered = False, False
+    was_sent, answered = False, False
 
     async def noting(message: Message) -> None:
         nonlocal answered
@@ -224,9 +264,9 @@ async def _while_connected(app: ASGIApp, scope: Scope, body: bytes, receive: Rec
         await send(message)
 
     async def again() -> Message:
-        nonlocal given
-        if not given:
-            given = True
+        nonlocal was_sent
+        if not was_sent:
+            was_sent = True
             return {"type": "http.request", "body": body, "more_body": False}
         await asyncio.shield(left)
         return {"type": "http.disconnect"}
@@ -261,8 +301,8 @@ def _guard(headers: MutableHeaders, *, guarded: bool) -> None:
 
 def _host(headers: Headers) -> str:
     """Without the port; "" where it is none."""
-    found = _AUTHORITY.fullmatch(headers.get("host", "").lower())
-    return (found["address"] or found["name"]) if found else ""
+    match = _AUTHORITY.fullmatch(headers.get("host", "").lower())
+    return (match["address"] or match["name"]) if match else ""
 
 
 def _template(scope: Scope) -> str:

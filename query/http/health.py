@@ -17,11 +17,11 @@ from starlette.responses import PlainTextResponse, Response
 
 from pipeline.core.errors import Fenced, IndexFenced, PenstockError
 from pipeline.ledger import generations
+from pipeline.runtime.tasks import time_limit
 from pipeline.stores.elasticsearch import translated
-from query.embedder import bounded
-from query.http.asking import ledger, service_of
-from query.http.auth import PROXY_HEADERS, Authenticator, is_loopback
-from query.rows import NO_TENANT
+from query.access.tenant_rows import NO_TENANT
+from query.auth.authenticator import PROXY_HEADERS, Authenticator, is_loopback
+from query.http.dependencies import ledger, service_of
 from query.service import Service
 
 LOOK_SECONDS = 2.0
@@ -61,14 +61,14 @@ class Health:
     async def _look(self) -> Condition:
         service = self._service
         try:
-            async with bounded(LOOK_SECONDS, "Postgres"), ledger(service, "readiness", NO_TENANT) as connection:
+            async with time_limit(LOOK_SECONDS, "Postgres"), ledger(service, "readiness", NO_TENANT) as connection:
                 active = await generations.active(connection)
         except PenstockError as error:
             self._looked_at = monotonic()
             return Condition(False, ("ledger fenced" if isinstance(error, Fenced) else "ledger",))
         away = []
         try:
-            async with bounded(LOOK_SECONDS, "Elasticsearch"):
+            async with time_limit(LOOK_SECONDS, "Elasticsearch"):
                 with translated("readiness"):
                     if not await service.es.indices.exists(index=active.keyword_index):
                         away.append("keywords")
@@ -91,7 +91,7 @@ class Health:
 
 @routes.get("/livez", response_class=PlainTextResponse, tags=["service"])
 async def live() -> str:
-    """The process answers."""
+    """The process responds."""
     return "ok\n"
 
 
@@ -99,23 +99,24 @@ async def live() -> str:
     "/readyz",
     response_class=PlainTextResponse,
     tags=["service"],
-    responses={503: {"description": "The ledger is away, or the service is starting.", "content": {"text/plain": {}}}},
+    responses={
+        503: {"description": "The ledger is unavailable, or the service is starting.", "content": {"text/plain": {}}}
+    },
 )
 async def ready(request: Request) -> Response:
-    """200 when questions are answered, be it by a part of the stores (`degraded: …`)."""
+    """200 if searches are answered, possibly by one of the stores only (`degraded: …`)."""
     condition: Condition = await request.app.state.health.condition()
     return PlainTextResponse(condition.line, 200 if condition.ready else 503)
 
 
 @routes.get("/metrics", response_class=PlainTextResponse, tags=["service"])
 async def metrics(request: Request) -> Response:
-    """Prometheus's text format: to this machine, and to an operator's key from elsewhere. What others ask shows in the
-    counts."""
+    """Metrics in Prometheus's text format. Without credentials on this machine only; elsewhere for operators."""
     if not _is_local(request):
         authenticator: Authenticator = request.app.state.authenticator
         who = await authenticator.authenticate(request.headers)
         if not who.operator:
-            return PlainTextResponse("for operators only\n", 403)
+            return PlainTextResponse("operators only\n", 403)
     return Response(generate_latest(service_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

@@ -12,14 +12,16 @@ from importlib import import_module
 import structlog
 
 from pipeline.core.errors import Misconfigured
-from pipeline.serving import served
-from pipeline.settings import Settings
-from pipeline.tasks import ended
-from query.embedder import Embedders
+from pipeline.diagnosis.ledger import UNDIVIDED, undivided
+from pipeline.runtime.http_server import served
+from pipeline.runtime.settings import Settings
+from pipeline.runtime.tasks import cancel_and_wait
+from pipeline.stores.postgres import Pool, translated
+from query.auth.authenticator import open_authenticator, require
+from query.embedding.embedders import Embedders
 from query.http.app import app
-from query.http.auth import open_authenticator, require
-from query.meter import open_meter
-from query.quotas import Quotas
+from query.limits.budgets import open_meter
+from query.limits.quotas import Quotas
 from query.service import Service, open_service
 from query.settings import QuerySettings
 
@@ -31,10 +33,11 @@ async def serving(
     settings: Settings, query: QuerySettings, *, embedders: Embedders | None = None
 ) -> AsyncIterator[tuple[str, Service]]:
     """Yields the address, ``http://host:port``, and the service. At the end no more requests are taken, and those under
-    way are finished or cut within ``pipeline.serving.STOP_SECONDS``. Raises Misconfigured and Retryable."""
+    way are finished or cut within ``pipeline.runtime.http_server.STOP_SECONDS``. Raises Misconfigured and Retryable."""
     require(query.auth, query.serve)
     async with AsyncExitStack() as closing:
         service = await closing.enter_async_context(open_service(settings, query, embedders=embedders))
+        await warn_if_undivided(service.pool)
         authenticator = await closing.enter_async_context(open_authenticator(query.auth, query.serve))
         service.metrics.next_key_expiry.set_function(lambda: authenticator.next_key_expiry)
         service.following.start()
@@ -56,6 +59,14 @@ async def serving(
         yield address, service
 
 
+async def warn_if_undivided(pool: Pool) -> None:
+    """Raises Retryable."""
+    with translated("rows by tenant"):
+        async with pool.connection() as connection:
+            if await undivided(connection):
+                log.warning("rows_undivided", says=UNDIVIDED)
+
+
 async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str], None]) -> None:
     """Until SIGTERM or SIGINT. on_ready: told the address once it is listened on."""
     stop = asyncio.Event()
@@ -68,7 +79,7 @@ async def run(settings: Settings, query: QuerySettings, on_ready: Callable[[str]
         evaluating = asyncio.create_task(_evaluate(service), name="evaluation")
         await stop.wait()
         log.info("stopping")
-        await ended([evaluating])
+        await cancel_and_wait([evaluating])
 
 
 async def _evaluate(service: Service) -> None:

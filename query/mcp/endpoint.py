@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from query.http.problems import Problem
+from query.problems import Problem
 from query.service import Service
 
 PATH = "/mcp"
@@ -34,7 +34,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["route"] = self  # for the gate's metrics
         if scope["method"] != "POST":  # GET would wait for messages that never come, and hold a caller's place
-            problem = Problem("method-not-allowed", "POST is taken here", headers={"Allow": "POST"})
+            problem = Problem("method-not-allowed", "only POST is supported", headers={"Allow": "POST"})
             await problem.response()(scope, receive, send)
             return
         assert self._handler is not None, "requests come only while the application is up"

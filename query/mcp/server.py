@@ -25,10 +25,10 @@ from mcp_types import (
 )
 from pydantic import BaseModel, ValidationError
 
-from pipeline import tracing
-from query.access import Caller
-from query.http import problems
-from query.http.trail import ToolCall
+from pipeline.observability import tracing
+from query import problems
+from query.access.callers import Caller
+from query.http.audit_trail import ToolCall
 from query.mcp import tools
 from query.mcp.shapes import NOTICE, FetchArguments, FetchGiven, SearchArguments, SearchGiven
 from query.service import Service
@@ -43,8 +43,8 @@ Note = Callable[[Context, ToolCall], Awaitable[None]]
 """For the audit trail; called before what was found is given."""
 
 INSTRUCTIONS = f"""\
-Search over this organisation's documents, as far as the person you act for may read them. `search` finds passages;
-`fetch` gives a whole document by the id of a result. Cite the url. {NOTICE}"""
+Search this organisation's documents, restricted to those that your user may read. `search` returns matching passages;
+`fetch` returns a whole document by the id of a result. Cite the url. {NOTICE}"""
 
 
 @dataclass(frozen=True)
@@ -60,31 +60,43 @@ class _Tool:
 
     def described(self) -> Tool:
         return Tool(
-            name=self.name, title=self.title, description=self.description,
-            input_schema=self.takes.model_json_schema(), output_schema=self.gives.model_json_schema(),
+            name=self.name,
+            title=self.title,
+            description=self.description,
+            input_schema=self.takes.model_json_schema(),
+            output_schema=self.gives.model_json_schema(),
             annotations=ToolAnnotations(
-                title=self.title, read_only_hint=True, destructive_hint=False, idempotent_hint=True,
+                title=self.title,
+                read_only_hint=True,
+                destructive_hint=False,
+                idempotent_hint=True,
                 open_world_hint=False,
             ),
-        )  # fmt: skip
+        )
 
 
 TOOLS = (
     _Tool(
         "search",
         "Search documents",
-        "Find the documents that answer a question, by meaning and by keyword at once, with the passages that match."
-        " Exact identifiers (PROJ-4821, an error code, a file name) are found as they stand."
-        f" Only what you may read is found. {NOTICE}",
-        SearchArguments, SearchGiven, tools.search, tools.shown,
+        "Find the documents that answer a question, by meaning and by keyword, with the matching passages."
+        " Exact identifiers (PROJ-4821, an error code, a file name) are matched exactly."
+        f" Only documents that your user may read are returned. {NOTICE}",
+        SearchArguments,
+        SearchGiven,
+        tools.search,
+        tools.shown,
     ),
     _Tool(
         "fetch",
         "Read a document",
-        f"The text of one document by the id of a search result, a long one in parts. {NOTICE}",
-        FetchArguments, FetchGiven, tools.fetch, lambda given: [UUID(given.id)],
+        f"Return the text of one document by the id of a search result, a long document in parts. {NOTICE}",
+        FetchArguments,
+        FetchGiven,
+        tools.fetch,
+        lambda given: [UUID(given.id)],
     ),
-)  # fmt: skip
+)
 
 
 def server(service: Service, identify: Identify, note: Note) -> Server[dict[str, Any]]:
@@ -97,7 +109,7 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
     async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
         tool = named.get(params.name)
         if tool is None:
-            raise MCPError(INVALID_PARAMS, f"there is no tool of this name: {' and '.join(named)} are there")
+            raise MCPError(INVALID_PARAMS, f"unknown tool: the tools are {' and '.join(named)}")
         try:
             asked = tool.takes.model_validate(params.arguments or {})
         except ValidationError as error:
@@ -120,9 +132,13 @@ def server(service: Service, identify: Identify, note: Note) -> Server[dict[str,
         return CallToolResult(content=[TextContent(type="text", text=text)], structured_content=told)
 
     return Server(
-        "penstock", title="Penstock", version="1", instructions=INSTRUCTIONS, on_list_tools=list_tools,
+        "penstock",
+        title="Penstock",
+        version="1",
+        instructions=INSTRUCTIONS,
+        on_list_tools=list_tools,
         on_call_tool=call_tool,
-    )  # fmt: skip
+    )
 
 
 def _failed(line: str) -> CallToolResult:
@@ -131,8 +147,8 @@ def _failed(line: str) -> CallToolResult:
 
 def _wrong(error: ValidationError) -> str:
     """Where and what is expected there; never what was sent."""
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    first = found[0]
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    first = errors[0]
     where = ".".join(str(part)[:100] for part in first["loc"]) or "the arguments"
     return " ".join(f"{where}: {first['msg'][:200]}".split())
 

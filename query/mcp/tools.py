@@ -9,11 +9,12 @@ from typing import Any
 from uuid import UUID
 
 from pipeline.core.errors import PenstockError
+from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import translated
-from query.access import Caller
+from query.access import documents as reading
+from query.access.callers import Caller
+from query.access.tenant_rows import rows_of
 from query.answers.visible import one_line, visible
-from query.embedder import bounded
-from query.http import reading
 from query.mcp.shapes import (
     FETCHED_CHARACTERS,
     FetchArguments,
@@ -23,7 +24,6 @@ from query.mcp.shapes import (
     SearchResult,
 )
 from query.model import MAX_TOP, Result
-from query.rows import rows_of
 from query.service import Service
 
 PASSAGES_A_RESULT = 2
@@ -39,25 +39,29 @@ class Missing(PenstockError):
 async def search(service: Service, caller: Caller, asked: SearchArguments) -> SearchGiven:
     """Raises BadQuery, Retryable, Misconfigured; TimeoutError."""
     async with asyncio.timeout(service.budget.total):
-        found = await service.search.search(
+        outcome = await service.search.search(
             asked.query, caller, top=min(MAX_TOP, PASSAGES_A_RESULT * asked.limit), filters=asked.filters()
         )
-    for step in found.steps:
+    for step in outcome.steps:
         if step.degraded:
             service.metrics.degraded.labels(step.name).inc()
     service.shadow.offer(asked.query, caller, filters=asked.filters())
     of_document: dict[UUID, list[Result]] = {}
-    for result in found.results:
+    for result in outcome.results:
         of_document.setdefault(result.passage.document_id, []).append(result)
-    notes = [f"incomplete: {reason}" for reason in found.degraded]
+    notes = [f"incomplete: {reason}" for reason in outcome.degraded]
     if not of_document:
-        notes.append("nothing that you may read is about this")
+        notes.append("no document that you may read matches")
     return SearchGiven(results=[_result(group) for group in list(of_document.values())[: asked.limit]], notes=notes)
 
 
 def shown(given: SearchGiven) -> list[UUID]:
     """The documents of what was found, and those that say the same."""
-    ids = [id_ for one in given.results for id_ in (one.id, *(also["id"] for also in one.metadata.get("also", ())))]
+    ids = [
+        id_
+        for result in given.results
+        for id_ in (result.id, *(also["id"] for also in result.metadata.get("also", ())))
+    ]
     return [UUID(id_) for id_ in dict.fromkeys(ids)]
 
 
@@ -82,33 +86,33 @@ def _result(group: Sequence[Result]) -> SearchResult:
 def _also(group: Sequence[Result]) -> dict[str, Any]:
     """Documents that say the same, where there are any: they are not listed again."""
     others = {str(place.document_id): place for result in group for place in result.also}
-    told = [
+    others_json = [
         {"id": id_, "title": _title(p.title, p.external_id), "url": _url(p.source_url, p.document_id)}
         for id_, p in others.items()
     ]
-    return {"also": told} if told else {}
+    return {"also": others_json} if others_json else {}
 
 
 async def fetch(service: Service, caller: Caller, asked: FetchArguments) -> FetchGiven:
     """Access is asked for again, in the statement that reads. Raises Missing, Retryable."""
-    found = None
+    document = None
     if (id_ := _uuid(asked.id)) is not None:
-        async with bounded(service.budget.ledger, "Postgres"):
+        async with time_limit(service.budget.ledger, "Postgres"):
             with translated("fetch"):
                 async with rows_of(service.pool, caller.tenant) as connection:
-                    found = await reading.read(connection, caller, id_)
-    if found is None:
-        raise Missing("there is no document of this id, or you may not read it: take an id from a search")
-    text = await asyncio.to_thread(visible, found.text)  # up to 4 MiB
+                    document = await reading.read(connection, caller, id_)
+    if document is None:
+        raise Missing("the document does not exist, or you may not read it: use an id from a search result")
+    text = await asyncio.to_thread(visible, document.text)  # up to 4 MiB
     end = asked.offset + FETCHED_CHARACTERS
-    metadata = _metadata(found.source, found.author, found.media_type, found.source_modified_at)
+    metadata = _metadata(document.source, document.author, document.media_type, document.source_modified_at)
     if end < len(text):
         metadata |= {"next_offset": end, "characters": len(text)}
     return FetchGiven(
-        id=str(found.document_id),
-        title=_title(found.title, found.external_id),
+        id=str(document.document_id),
+        title=_title(document.title, document.external_id),
         text=text[asked.offset : end],
-        url=_url(found.source_url, found.document_id),
+        url=_url(document.source_url, document.document_id),
         metadata=metadata,
     )
 
@@ -132,7 +136,9 @@ def _url(source_url: str | None, document: UUID) -> str:
 def _metadata(source: str, author: str | None, media_type: str | None, modified: datetime | None) -> dict[str, Any]:
     """What is known of it."""
     known = {
-        "source": source, "author": author and one_line(author), "media_type": media_type,
+        "source": source,
+        "author": author and one_line(author),
+        "media_type": media_type,
         "source_modified_at": modified and modified.isoformat(),
-    }  # fmt: skip
+    }
     return {name: value for name, value in known.items() if value}

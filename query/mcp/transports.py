@@ -13,10 +13,10 @@ from starlette.types import ASGIApp
 
 from pipeline.core.errors import Misconfigured
 from pipeline.trail import access, recorded
-from query.access import Caller
-from query.http.auth import LOOPBACK_NAMES
-from query.http.trail import ToolCall, note_call
-from query.http.who import Who
+from query.access.callers import Caller
+from query.auth.authenticator import LOOPBACK_NAMES
+from query.auth.identity import Who
+from query.http.audit_trail import ToolCall, note_call
 from query.mcp.server import Context, server
 from query.service import Service
 from query.settings import ServeSettings
@@ -39,9 +39,12 @@ async def sessions(service: Service) -> AsyncIterator[ASGIApp]:
 
     serve = service.query.serve
     manager = StreamableHTTPSessionManager(
-        server(service, identify, note), json_response=True, stateless=True, security_settings=security(serve),
+        server(service, identify, note),
+        json_response=True,
+        stateless=True,
+        security_settings=security(serve),
         max_request_body_size=serve.max_body_bytes,
-    )  # fmt: skip
+    )
     async with manager.run():
         yield manager.handle_request
 
@@ -67,9 +70,14 @@ async def stdio(service: Service, tenant: str, *, principals: Sequence[str], tag
 
     async def note(_: Context, call: ToolCall) -> None:
         record = recorded(
-            call.action, tenant=tenant, access=access(principals, tags), object=call.object, documents=call.documents,
-            decision=call.decision, reason=call.reason,
-        )  # fmt: skip
+            call.action,
+            tenant=tenant,
+            access=access(principals, tags),
+            object=call.object,
+            documents=call.documents,
+            decision=call.decision,
+            reason=call.reason,
+        )
         if call.decision == "failed":
             service.trail.offer(record)
         else:

@@ -1,5 +1,1 @@
-"""How a question is answered: from whole documents or from found passages, decided by the server and shown."""
-
-from query.modes.gather import Modes
-
-__all__ = ["Modes"]
+"""Answer modes: whether a question is answered from whole documents or from retrieved passages (docs/modes.md)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.embedding.tokens import byte_pairs
-from query.material import CallerClass
+from query.model import CallerClass
 from query.settings import ChatSettings, RetrievalSettings
 
 PROMPT_TOKENS = 1_000

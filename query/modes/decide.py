@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from query.material import AnswerMode
+from query.model import AnswerMode
 
 SLIGHTLY_OVER = 1.25
 """Times the budget that is still read without retrieval: the newest four fifths of it are better than a search."""

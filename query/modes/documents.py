@@ -6,14 +6,15 @@ Whether the caller may read them is decided in the same statement that reads the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
 
-from pipeline.core.model import CountTokens
+from pipeline.core.model import CountTokens, Span
 from pipeline.stores.postgres import Connection
 from query.model import Passage, Result
-from query.modes.pack import Packer, Part, parts
+from query.modes.budget import PASSAGE_TOKENS
 from query.modes.survey import Scope
 
 READ_AT_ONCE = 16
@@ -59,13 +60,24 @@ class Document:
         return [
             Result(
                 Passage(
-                    part.chunk_id, about.document_id, about.external_id, about.source, about.title, about.source_url,
-                    part.chunk_index, about.author, about.media_type, about.source_modified_at,
+                    part.chunk_id,
+                    about.document_id,
+                    about.external_id,
+                    about.source,
+                    about.title,
+                    about.source_url,
+                    part.chunk_index,
+                    about.author,
+                    about.media_type,
+                    about.source_modified_at,
                 ),
-                part.text, 0.0, {}, headings=part.headings,
+                part.text,
+                0.0,
+                {},
+                headings=part.headings,
             )
             for part in taken
-        ]  # fmt: skip
+        ]
 
 
 async def read(connection: Connection, scope: Scope, ids: Sequence[UUID], *, budget_tokens: int) -> list[Document]:
@@ -74,20 +86,23 @@ async def read(connection: Connection, scope: Scope, ids: Sequence[UUID], *, bud
     cursor = await connection.execute(
         _MAY_READ + _READ,
         {
-            "ids": list(ids), "characters": characters, "generation": scope.generation.name, "tenant": scope.tenant,
+            "ids": list(ids),
+            "characters": characters,
+            "generation": scope.generation.name,
+            "tenant": scope.tenant,
             "tags": sorted(scope.tags),
         },
-    )  # fmt: skip
-    found = {}
+    )
+    by_id = {}
     for row in await cursor.fetchall():
         id_, external_id, source, title, url, author, media_type, at, text, chunk_ids, spans, headings = row
         about = Passage(NOBODY, id_, external_id, source, title, url, 0, author, media_type, at)
         if chunk_ids is None:
-            found[id_] = Document(about, [], False, False)
+            by_id[id_] = Document(about, [], False, False)
             continue
         is_cut = bool(spans) and spans[-1][-1][1] > len(text)
-        found[id_] = Document(about, list(parts(text, chunk_ids, spans, headings)), True, is_cut)
-    return [found[id_] for id_ in ids if id_ in found]
+        by_id[id_] = Document(about, list(parts(text, chunk_ids, spans, headings)), True, is_cut)
+    return [by_id[id_] for id_ in ids if id_ in by_id]
 
 
 NOBODY = UUID(int=0)
@@ -112,8 +127,8 @@ async def readable_of(connection: Connection, scope: Scope, ids: Sequence[UUID])
         _MAY_READ + "SELECT id FROM d",  # noqa: S608 — constants of this module
         {"ids": list(ids), "tenant": scope.tenant, "tags": sorted(scope.tags)},
     )
-    found = {id_ for (id_,) in await cursor.fetchall()}
-    return [id_ for id_ in ids if id_ in found]
+    readable = {id_ for (id_,) in await cursor.fetchall()}
+    return [id_ for id_ in ids if id_ in readable]
 
 
 async def read_whole(
@@ -138,3 +153,67 @@ async def read_whole(
                 behind = len(documents) - n + len(ids[start + READ_AT_ONCE :])
                 return Whole(results, packer.tokens, read_, behind + (not taken), bool(taken), unprepared)
     return Whole(results, packer.tokens, read_, 0, False, unprepared)
+
+
+COUNTED_AT_ONCE = 64
+"""Passages: of a document that is far too long, little more than what fits is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One chunk's own text."""
+
+    chunk_id: UUID
+    chunk_index: int
+    """From 0, in reading order, as in the manifest."""
+    text: str
+    headings: tuple[str, ...]
+
+
+def parts(
+    text: str, chunk_ids: Sequence[UUID], spans: Sequence[Sequence[Span]], headings: Sequence[Sequence[str]]
+) -> Iterator[Part]:
+    """A document's chunks without what an earlier one had already; those of nothing else but that are left out."""
+    read = 0
+    for n, (chunk_id, of_chunk) in enumerate(zip(chunk_ids, spans, strict=True)):
+        own = "".join(text[max(start, read) : end] for start, end in of_chunk if end > read)
+        read = max(read, *(end for _, end in of_chunk))
+        if own.strip():
+            yield Part(chunk_id, n, own, tuple(headings[n]))
+
+
+class Packer:
+    """Takes documents in the order of their worth: each as far as it fits, and none after the first that does not.
+
+    A gap would mislead more than an end does: no smaller document further down is taken instead.
+    """
+
+    def __init__(self, budget_tokens: int, count: CountTokens) -> None:
+        self._left = self._budget = budget_tokens
+        self._count = count
+        self.taken: list[list[Part]] = []
+        """Of each document that was added, the parts that fit; the last one may lack its end, or be empty."""
+        self.is_full = False
+        """Something did not fit."""
+
+    @property
+    def tokens(self) -> int:
+        return self._budget - self._left
+
+    @property
+    def is_cut(self) -> bool:
+        """The last document's beginning is there and its end is not."""
+        return self.is_full and bool(self.taken[-1])
+
+    def add(self, document: Iterable[Part]) -> None:
+        """Not after it is full."""
+        fitting: list[Part] = []
+        self.taken.append(fitting)
+        remaining = iter(document)
+        while some := list(islice(remaining, COUNTED_AT_ONCE)):
+            for part, tokens in zip(some, self._count([part.text for part in some]), strict=True):
+                if tokens + PASSAGE_TOKENS > self._left:
+                    self.is_full = True
+                    return
+                self._left -= tokens + PASSAGE_TOKENS
+                fitting.append(part)

@@ -11,26 +11,24 @@ from uuid import UUID
 from pipeline.core.errors import PenstockError, Retryable
 from pipeline.embedding.tokens import byte_pairs
 from pipeline.ledger import generations
+from pipeline.runtime.tasks import time_limit
 from pipeline.stores.postgres import Connection, Pool, translated
-from query.access import Caller, readable
-from query.conversations import History, history
-from query.embedder import Embedders, bounded
-from query.filters import Filters
-from query.material import AnswerMode, CallerClass, Material, Question
-from query.model import BadQuery, Facts, Found, Mode, Result, check
+from query.access.callers import Caller, readable, sayable
+from query.access.filters import Filters
+from query.access.filters import check as check_filters
+from query.access.tenant_rows import rows_of
+from query.embedding.embedders import Embedders
+from query.model import AnswerMode, BadQuery, CallerClass, Facts, Found, Mode, Result, check
 from query.modes import decide as deciding
-from query.modes import words
 from query.modes.budget import HISTORY_SHARE, budget_tokens
 from query.modes.decide import Coverage, Decision, Known
 from query.modes.documents import Whole, read, read_whole, readable_of
-from query.modes.narrow import narrowed
-from query.modes.order import interleave
-from query.modes.past import needs_vector, vector_of
+from query.modes.history import History, history, needs_vector, vector_of
+from query.modes.material import Material, Question
 from query.modes.survey import LOCAL_SETTINGS, MOST_DOCUMENTS, Scope, Survey, coverage, of_sources, survey
-from query.retrieval import Search
-from query.rows import rows_of
+from query.retrieval.search import Search
+from query.retrieval.steps import Steps
 from query.settings import ChatSettings, RerankSettings, RetrievalSettings
-from query.steps import Steps
 
 BEST, RECENT = 40, 10
 """Passages by meaning and by time, of a personal collection."""
@@ -42,8 +40,11 @@ SURVEY_SECONDS = 3.0
 LEDGER_SECONDS = 10.0
 
 SEARCHED: dict[AnswerMode, Mode] = {
-    "hybrid": "hybrid", "keyword": "keyword", "vector": "vector", "semantic": "vector",
-}  # fmt: skip
+    "hybrid": "hybrid",
+    "keyword": "keyword",
+    "vector": "vector",
+    "semantic": "vector",
+}
 """Modes that search; the others read whole documents."""
 
 
@@ -134,16 +135,16 @@ class _Gathering:
             vector, reason = await vector_of(self.text, scope, self.modes._embedders) if needed else (None, None)
             share = int(HISTORY_SHARE * self.budget)
             async with self._connection("the history") as connection:
-                found = await history(connection, self.caller, member, share, question=vector)
-            used = sum(piece.tokens for piece in found.pieces)
-            facts |= {"served": found.served, "pieces": len(found.pieces), "tokens": used, "budget_tokens": share}
-            if found.withheld:
-                facts["withheld"] = found.withheld
+                recalled = await history(connection, self.caller, member, share, question=vector)
+            used = sum(piece.tokens for piece in recalled.pieces)
+            facts |= {"served": recalled.served, "pieces": len(recalled.pieces), "tokens": used, "budget_tokens": share}
+            if recalled.withheld:
+                facts["withheld"] = recalled.withheld
             if reason is not None:
                 facts |= {"degraded": True, "reason": reason}
-        self.history = found
+        self.history = recalled
         self.budget -= used
-        self.notes += [*([reason] if reason else []), *found.notes]
+        self.notes += [*([reason] if reason else []), *recalled.notes]
 
     # What is decided
 
@@ -152,12 +153,12 @@ class _Gathering:
         sources = self.filters.sources
         personal = bool(sources) and self.modes._settings.personal_sources.issuperset(sources)
         known = Known(self.budget, self.question.mode, bool(self.question.documents), personal)
-        while isinstance(wanted := deciding.decide(known), str):
-            if wanted == "size":
+        while isinstance(next_fact := deciding.decide(known), str):
+            if next_fact == "size":
                 known = replace(known, size=await self._size(scope, deciding.most_tokens(self.budget)))
             else:
                 known = replace(known, coverage=await self._coverage(scope))
-        return wanted, known
+        return next_fact, known
 
     async def _size(self, scope: Scope, most_tokens: int | None) -> deciding.Size:
         try:
@@ -181,14 +182,16 @@ class _Gathering:
         try:
             with self.steps.step("embedded") as facts:
                 async with self._bounded_connection("counting what is embedded") as connection:
-                    found = await coverage(connection, scope)
-                facts |= {"missing_percent": round(100 * found.share)}
+                    measured = await coverage(connection, scope)
+                facts |= {"missing_percent": round(100 * measured.share)}
                 # Of a sample its size would tell how large the whole ledger is.
-                facts |= {"sampled": True} if found.sampled else {"chunks": found.chunks, "missing": found.missing}
+                facts |= (
+                    {"sampled": True} if measured.sampled else {"chunks": measured.chunks, "missing": measured.missing}
+                )
         except Retryable as error:
             self.notes.append(f"how much is embedded was not found out: {error}")
             return deciding.UNKNOWN_COVERAGE
-        return found
+        return measured
 
     # What is read
 
@@ -196,13 +199,13 @@ class _Gathering:
         named = list(dict.fromkeys(self.question.documents))
         with self.steps.step("read") as facts:
             async with self._connection("reading documents") as connection:
-                there = await readable_of(connection, scope, named)
-                whole = await self._read(connection, scope, there)
+                readable_ids = await readable_of(connection, scope, named)
+                whole = await self._read(connection, scope, readable_ids)
             facts |= {"named": len(named), **self._facts(whole)}
-        if len(there) < len(named):
-            self.notes.append(words.unknown_documents(len(named) - len(there), len(named)))
+        if len(readable_ids) < len(named):
+            self.notes.append(unknown_documents(len(named) - len(readable_ids), len(named)))
         if whole.left_out or whole.is_cut:
-            self.notes.append(words.left_out(whole, self.budget))
+            self.notes.append(left_out(whole, self.budget))
         return self._whole("focused", whole)
 
     async def _long_context(self, scope: Scope, known: Known) -> Material:
@@ -214,12 +217,12 @@ class _Gathering:
             )
         with self.steps.step("read") as facts:
             async with self._connection("reading documents") as connection:
-                whole = await self._read(connection, scope, [one.id for one in seen.documents])
+                whole = await self._read(connection, scope, [document.id for document in seen.documents])
             facts |= self._facts(whole)
         if whole.left_out or whole.is_cut:
-            self.notes.append(words.trimmed(whole, self.budget))
+            self.notes.append(trimmed(whole, self.budget))
         if known.coverage is not None:
-            self.notes.append(words.not_embedded(known.coverage.share))
+            self.notes.append(not_embedded(known.coverage.share))
         return self._whole("long_context", whole)
 
     async def _read(self, connection: Connection, scope: Scope, ids: Sequence[UUID]) -> Whole:
@@ -227,7 +230,7 @@ class _Gathering:
 
     def _facts(self, whole: Whole) -> Facts:
         if whole.unprepared:
-            self.notes.append(words.unprepared(whole.unprepared))
+            self.notes.append(unprepared(whole.unprepared))
         numbers = {"documents": whole.read, "passages": len(whole.results), "tokens": whole.tokens}
         return {**numbers, "budget_tokens": self.budget}
 
@@ -241,22 +244,22 @@ class _Gathering:
     async def _found(self, scope: Scope, decision: Decision, known: Known) -> Material:
         mode = decision.mode
         if known.coverage is not None and known.coverage.share > deciding.MOST_MISSING:
-            self.notes.append(f"{words.not_embedded(known.coverage.share)}: found by keyword alone")
+            self.notes.append(f"{not_embedded(known.coverage.share)}: found by keyword alone")
         top = self.question.top or (BEST if mode == "semantic" else self.modes._top)
         try:
-            found = await self._ask(scope, mode, top)
+            outcome = await self._ask(scope, mode, top)
         except PenstockError as error:
             if known.explicit or mode != "semantic" or isinstance(error, BadQuery):
                 raise
             with self.steps.step("semantic") as facts:
                 facts |= {"degraded": True, "reason": str(error)}
             self.notes.append(f"found by keyword and not by meaning: {error}")
-            mode, found = "keyword", await self._ask(scope, "keyword", top)
-        self.notes += found.degraded
-        recent = await self._recent(scope, found) if decision.mode == "semantic" else []
-        results = interleave(found.results, recent)
-        steps = [*self.steps.done, *found.steps]
-        return Material(mode, results, False, steps, self.notes, self.history, found.relevant or bool(recent))
+            mode, outcome = "keyword", await self._ask(scope, "keyword", top)
+        self.notes += outcome.degraded
+        recent = await self._recent(scope, outcome) if decision.mode == "semantic" else []
+        results = interleave(outcome.results, recent)
+        steps = [*self.steps.done, *outcome.steps]
+        return Material(mode, results, False, steps, self.notes, self.history, outcome.relevant or bool(recent))
 
     async def _ask(self, scope: Scope, mode: AnswerMode, top: int) -> Found:
         return await self.modes._search.search(
@@ -274,7 +277,7 @@ class _Gathering:
                         facts |= {"degraded": True, "reason": reason}
                         self.notes.append(reason)
                         return []
-                    newest = [one.id for one in seen.documents[:RECENT]]
+                    newest = [document.id for document in seen.documents[:RECENT]]
                     documents = await read(connection, scope, newest, budget_tokens=RECENT_TOKENS)
                 first = [r for d in documents for r in d.results(d.parts[: self.modes._settings.per_document])]
                 known = {chunk_id for result in found.results for chunk_id in result.chunk_ids}
@@ -289,7 +292,7 @@ class _Gathering:
 
     @asynccontextmanager
     async def _connection(self, doing: str) -> AsyncIterator[Connection]:
-        async with bounded(LEDGER_SECONDS, "Postgres"):
+        async with time_limit(LEDGER_SECONDS, "Postgres"):
             with translated(doing):
                 async with rows_of(self.modes._pool, self.caller.tenant) as connection:
                     yield connection
@@ -300,3 +303,77 @@ class _Gathering:
         async with self._connection(doing) as connection, connection.transaction():
             await connection.execute(LOCAL_SETTINGS, [str(round(SURVEY_SECONDS * 1000))])
             yield connection
+
+
+MOST_NAMED = 100
+"""Documents that one question may name."""
+
+
+def narrowed(question: Question) -> Filters:
+    """The filters with the collection, and with the documents where they do not stand for the focused mode.
+
+    Raises BadQuery where nothing could be both.
+    """
+    if question.mode == "focused" and not question.documents:
+        raise BadQuery("mode is focused, but no document is named: give documents, or another mode")
+    if len(question.documents) > MOST_NAMED:
+        raise BadQuery(f"{len(question.documents)} documents are named, at most {MOST_NAMED} are taken")
+    filters = question.filters
+    check_filters(filters)
+    if question.collection is not None:
+        if not sayable([question.collection]):
+            raise BadQuery("the collection's name holds characters that no source's name has")
+        if filters.sources and question.collection not in filters.sources:
+            raise BadQuery("the collection is not among the sources of the filter: nothing can be both")
+        filters = replace(filters, sources=(question.collection,))
+    if question.documents and question.mode not in (None, "focused"):
+        if filters.documents:
+            raise BadQuery("documents are named twice, in the question and in its filters: name them once")
+        filters = replace(filters, documents=question.documents)
+    return filters
+
+
+BEST_A_RECENT = 4
+"""Passages by meaning for one by time, so that a smaller context still holds some of the newest."""
+
+
+def interleave(best: Sequence[Result], recent: Sequence[Result]) -> list[Result]:
+    """BEST_A_RECENT of the first, one of the second, and so on; the rest of either at the end."""
+    mixed: list[Result] = []
+    rest = list(recent)
+    for n, result in enumerate(best, start=1):
+        mixed.append(result)
+        if n % BEST_A_RECENT == 0 and rest:
+            mixed.append(rest.pop(0))
+    return [*mixed, *rest]
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def unknown_documents(missing: int, named: int) -> str:
+    """Whether they do not exist or may not be read is not told: to the asker both are the same."""
+    what = f"{missing} of the {named} documents named" if named > 1 else "the document named"
+    return f"{what} could not be found among what you may read"
+
+
+def left_out(whole: Whole, budget_tokens: int) -> str:
+    named = whole.read + whole.left_out
+    return f"{whole.read} of {plural(named, 'document')} {_fit(whole)} the budget of {budget_tokens} tokens"
+
+
+def trimmed(whole: Whole, budget_tokens: int) -> str:
+    return f"the newest {left_out(whole, budget_tokens)}; the older rest was left out"
+
+
+def unprepared(documents: int) -> str:
+    return f"{plural(documents, 'document')} changed a moment ago and cannot be read yet"
+
+
+def not_embedded(share: float) -> str:
+    return f"{round(100 * share)} % of the passages have no embedding yet"
+
+
+def _fit(whole: Whole) -> str:
+    return "fit, the last one without its end," if whole.is_cut else "fit"

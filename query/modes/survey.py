@@ -1,8 +1,8 @@
 """What a caller may read, counted from the ledger without reading texts, and no further than a decision needs.
 
 Every statement finds documents by tenant and access, takes at most so many, and looks up the rest by key: what it reads
-does not grow with the library (tests/contract/test_modes_plans.py). Access sets are immutable and those that the caller
-satisfies were looked up in the same breath: a document whose access_id is one of them may be read now.
+does not grow with the library (tests/contract/query/modes/test_plans.py). Access sets are immutable and those that the
+caller satisfies were looked up in the same breath: a document whose access_id is one of them may be read now.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from psycopg import sql
 
 from pipeline.core.model import Generation
 from pipeline.stores.postgres import Connection
-from query.access import Readable
-from query.filters import Filters, conditions, values
+from query.access.callers import Readable
+from query.access.filters import Filters, conditions, values
 from query.modes.budget import PASSAGE_TOKENS
 from query.modes.decide import Coverage, Size
 
@@ -112,9 +112,9 @@ async def survey(connection: Connection, scope: Scope, *, most_tokens: int | Non
         rows = await cursor.fetchall()
         seen = [Seen(id_, at, round(tokens)) for id_, at, tokens in rows if tokens is not None]
         complete = len(rows) <= limit
-        over = most_tokens is not None and sum(one.tokens for one in seen) > most_tokens
+        over = most_tokens is not None and sum(document.tokens for document in seen) > most_tokens
         if complete or over or limit >= MOST_DOCUMENTS:
-            seen.sort(key=lambda one: (one.at, one.id), reverse=True)
+            seen.sort(key=lambda document: (document.at, document.id), reverse=True)
             return Survey(seen, complete)
         limit = min(MOST_DOCUMENTS, 4 * limit)
 
@@ -159,12 +159,12 @@ async def coverage(connection: Connection, scope: Scope) -> Coverage:
     [rows] = await cursor.fetchone() or (0,)
     if rows <= COVERED_DOCUMENTS:
         return (await _covered(connection, scope, None))[1]
-    found = Coverage(0, 0, True)
+    measured = Coverage(0, 0, True)
     for sampled in SAMPLED_ROWS:
-        documents, found = await _covered(connection, scope, await _below(connection, sampled))
+        documents, measured = await _covered(connection, scope, await _below(connection, sampled))
         if documents >= LEAST_SAMPLE:
             break
-    return found
+    return measured
 
 
 async def _covered(connection: Connection, scope: Scope, below: UUID | None) -> tuple[int, Coverage]:
@@ -193,6 +193,8 @@ async def _below(connection: Connection, sampled: int) -> UUID:
 
 def _values(scope: Scope) -> dict[str, Any]:
     return {
-        **values(scope.filters), "tenant": scope.tenant, "access": list(scope.access_ids),
+        **values(scope.filters),
+        "tenant": scope.tenant,
+        "access": list(scope.access_ids),
         "generation": scope.generation.name,
-    }  # fmt: skip
+    }

@@ -32,7 +32,7 @@ async function turn(mine) {
     draw(view, { ...found, away: [...(found.away ?? []), ...answers.away] }, answers.waiting);
   } catch (error) {
     if (error.name === "AbortError") return;
-    const why = error.status === 403 ? "This view is for those who operate the service." : error.message;
+    const why = error.status === 403 ? "This view is for operators only." : error.message;
     view.querySelector(":scope > .doubt")?.remove();
     view.prepend(el("p", { class: "doubt", role: "alert" }, why));
     view.querySelector(":scope > .quiet-text")?.remove();

@@ -17,9 +17,11 @@ from importlib.resources import files
 from fastapi import APIRouter, Request, Response
 
 TYPES = {
-    "css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
     "html": "text/html; charset=utf-8",
-}  # fmt: skip
+}
 FOREVER = "public, max-age=31536000, immutable"
 
 
@@ -33,9 +35,11 @@ class File:
     @classmethod
     def of(cls, name: str, content: bytes) -> File:
         return cls(
-            content, gzip.compress(content, mtime=0), TYPES[name.rpartition(".")[2]],
+            content,
+            gzip.compress(content, mtime=0),
+            TYPES[name.rpartition(".")[2]],
             f'"{sha256(content).hexdigest()[:16]}"',
-        )  # fmt: skip
+        )
 
 
 def _read() -> tuple[File, str, dict[str, File]]:

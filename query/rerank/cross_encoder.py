@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.core.errors import Misconfigured, Poison
 from pipeline.embedding.local import usable_cpus
-from query.rerank.batches import Batches
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -37,7 +36,7 @@ class CrossEncoder:
         use. Slow (it loads the model): call it in a thread. Raises Misconfigured."""
         self.model = folder.name
         self._session = _load(folder / MODEL, threads or usable_cpus())
-        self._inputs = {one.name for one in self._session.get_inputs()}
+        self._inputs = {model_input.name for model_input in self._session.get_inputs()}
         if "input_ids" not in self._inputs or self._inputs - KNOWN_INPUTS:
             raise Misconfigured(f"{folder / MODEL} is no cross-encoder: its inputs are {sorted(self._inputs)}")
         self._tokenizer = _tokenizer(folder / TOKENIZER)
@@ -143,3 +142,74 @@ def _longest(path: Path) -> int:
     except (OSError, ValueError, AttributeError) as error:
         raise Misconfigured(f"{path} cannot be read ({type(error).__name__})") from error
     return int(written) if isinstance(written, int | float) and written > 0 else WINDOW
+
+
+T = TypeVar("T")
+
+WINDOW_SECONDS = 0.005
+"""How long a few pairs wait for company; 50 of one search wait for nobody."""
+LEAST, MOST = 8, 16
+"""Pairs of a batch: fewer than LEAST wait for company; MOST bounds what the pairs of one search pad and hold up."""
+
+
+class _Waiting(NamedTuple, Generic[T]):
+    item: T
+    score: asyncio.Future[float]
+
+
+class Batches(Generic[T]):
+    """Laws: a caller that goes away takes its own pairs with it and no others; what fails, fails for those in the batch
+    alone; whatever waits when a round begins is scored in it, however much comes later."""
+
+    def __init__(self, work: Callable[[Sequence[T]], Awaitable[Sequence[float]]], size: Callable[[T], int]) -> None:
+        """work: scores one batch, in its order. size: equal ones fit together without padding."""
+        self._work = work
+        self._size = size
+        self._waiting: list[_Waiting[T]] = []
+        self._working: asyncio.Task[None] | None = None
+
+    async def scores(self, items: Sequence[T]) -> list[float]:
+        """Raises what ``work`` raises."""
+        loop = asyncio.get_running_loop()
+        mine = [_Waiting(item, loop.create_future()) for item in items]
+        self._waiting += mine
+        if self._working is None or self._working.done():
+            self._working = asyncio.create_task(self._rounds(), name="rerank batches")
+        try:
+            return await asyncio.gather(*(pair.score for pair in mine))
+        finally:
+            for pair in mine:
+                pair.score.cancel()
+
+    async def aclose(self) -> None:
+        """Whoever still waits is cancelled."""
+        if self._working is not None:
+            self._working.cancel()
+            await asyncio.gather(self._working, return_exceptions=True)
+        for pair in self._waiting:
+            pair.score.cancel()
+
+    async def _rounds(self) -> None:
+        while self._waiting:
+            if len(self._waiting) < LEAST:
+                await asyncio.sleep(WINDOW_SECONDS)
+            left = sorted(self._waiting, key=lambda pair: self._size(pair.item))
+            self._waiting = []
+            try:
+                while left := [pair for pair in left if not pair.score.done()]:
+                    await self._score(left[:MOST])
+            finally:
+                for pair in left:
+                    pair.score.cancel()
+
+    async def _score(self, batch: Sequence[_Waiting[T]]) -> None:
+        try:
+            scores = await self._work([pair.item for pair in batch])
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits for it
+            for pair in batch:
+                if not pair.score.done():
+                    pair.score.set_exception(error)
+            return
+        for pair, score in zip(batch, scores, strict=True):
+            if not pair.score.done():
+                pair.score.set_result(score)

@@ -14,8 +14,9 @@ from typing import Literal
 from cachetools import TTLCache
 
 from pipeline.core.breaker import Breaker
-from pipeline.core.errors import Deferred, PenstockError, Poison, Retryable
-from query.rerank.port import Reranker
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
+from query.rerank.reranker import Reranker
+from query.settings import RerankSettings
 
 Outcome = Literal["reranked", "cached", "timeout", "throttled", "unavailable", "misconfigured", "rejected", "skipped"]
 """Of one rerank: all but the first two leave the order of the fusion. skipped: not asked, because it was failing or
@@ -108,9 +109,13 @@ class Guarded:
             if isinstance(error, Deferred):
                 self._deferred_until = self._clock() + (retry_after or 1.0)
             self._breaker.failed(
-                next(self._asked), "rerank", str(error),
-                now=self._clock(), random=random.random(), retry_after=retry_after,  # noqa: S311  jitter
-            )  # fmt: skip
+                next(self._asked),
+                "rerank",
+                str(error),
+                now=self._clock(),
+                random=random.random(),  # noqa: S311  jitter
+                retry_after=retry_after,
+            )
             raise
         except BaseException:
             if self._breaker.trouble:
@@ -133,3 +138,29 @@ def _outcome(error: PenstockError) -> Outcome:
     if isinstance(error, Poison):
         return "rejected"
     return "unavailable" if isinstance(error, Retryable) else "misconfigured"
+
+
+async def open_reranker(
+    settings: RerankSettings, on_outcome: Callable[[Outcome], None] = lambda outcome: None
+) -> Reranker | None:
+    """None: reranking is not set up. To be closed by whoever opened it. Loads a local model in a thread. on_outcome:
+    see ``Guarded``. Raises Misconfigured, naming the setting."""
+    if settings.url and settings.onnx_path:
+        raise Misconfigured("PENSTOCK_RERANK_URL and PENSTOCK_RERANK_ONNX_PATH are both set: choose one")
+    inner: Reranker
+    if settings.url:
+        from query.rerank.http import HttpReranker
+
+        inner = HttpReranker(settings)
+    elif settings.onnx_path:
+        from query.rerank.cross_encoder import CrossEncoder
+
+        inner = await asyncio.to_thread(CrossEncoder, settings.onnx_path)
+    else:
+        return None
+    return Guarded(
+        inner,
+        timeout_seconds=settings.timeout_seconds,
+        cached_pairs=settings.cached_pairs,
+        on_outcome=on_outcome,
+    )

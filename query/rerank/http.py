@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import httpx
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
 from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
 from pipeline.core.retry import classify_http, retry_after_seconds
-from pipeline.traced.calls import Call, rerank
-from query.rerank.wire import MOST_TEXTS, body, read
-from query.settings import RerankSettings
+from pipeline.observability.tracing import Call, trace_rerank
+from query.settings import Flavour, RerankSettings
 
 MOST_ANSWER_BYTES = 16 * 2**20
 """Two hundred passages that a server sends back with their scores stay far below."""
@@ -52,7 +54,7 @@ class HttpReranker:
 
     async def _ask(self, query: str, texts: Sequence[str]) -> list[float]:
         asked = body(self._settings.flavour, self.model, query, texts)
-        with rerank(self.model, len(texts), self._url.host) as measured:
+        with trace_rerank(self.model, len(texts), self._url.host) as measured:
             return read(await self._answer(asked, measured), texts=len(texts))
 
     async def _answer(self, asked: object, measured: Call) -> bytes:
@@ -115,3 +117,54 @@ def _headers(settings: RerankSettings) -> dict[str, str]:
     if not key.isascii() or not key.isprintable():
         raise Misconfigured("PENSTOCK_RERANK_API_KEY holds characters that no header takes")
     return {"Authorization": f"Bearer {key}"}
+
+
+MOST_TEXTS: Mapping[Flavour, int] = {"tei": 32}
+"""Texts a request, where there are fewer than a pool may have: TEI's --max-client-batch-size is 32 unless set."""
+
+
+def body(flavour: Flavour, model: str, query: str, texts: Sequence[str]) -> dict[str, Any]:
+    """The JSON of one request for the scores of all texts. A passage that is too long loses its end at the server."""
+    if flavour == "tei":
+        return {"query": query, "texts": list(texts), "truncate": True}
+    request: dict[str, Any] = {"query": query, "documents": list(texts), "top_n": len(texts)}
+    if model:
+        request["model"] = model
+    if flavour == "jina":
+        request["return_documents"] = False  # else each passage comes back
+    if flavour == "vllm":
+        request["truncate_prompt_tokens"] = -1  # the model's window; without it a passage that is too long is refused
+    return request
+
+
+class _Rank(BaseModel):
+    index: int
+    score: float = Field(validation_alias=AliasChoices("relevance_score", "score"))
+
+
+class _Ranks(BaseModel):
+    results: list[_Rank]
+
+
+_ANSWER = TypeAdapter[_Ranks | list[_Rank]](_Ranks | list[_Rank])
+
+
+def read(answer: bytes, *, texts: int) -> list[float]:
+    """The scores in the order of the texts, from either shape. Raises Retryable unless every text has one, once, and it
+    is finite."""
+    try:
+        parsed = _ANSWER.validate_json(answer)
+    except ValidationError as error:
+        # The cause would quote the body: name it by its kind only.
+        raise Retryable(
+            f"the rerank server's answer cannot be read ({type(error).__name__})", service="rerank"
+        ) from None
+    ranks = parsed if isinstance(parsed, list) else parsed.results
+    if sorted(rank.index for rank in ranks) != list(range(texts)):
+        raise Retryable(
+            f"the rerank server answered {len(ranks)} scores for {texts} passages, or numbered them wrongly",
+            service="rerank",
+        )
+    if not all(math.isfinite(rank.score) for rank in ranks):
+        raise Retryable("the rerank server answered a score that is no number", service="rerank")
+    return [rank.score for rank in sorted(ranks, key=lambda rank: rank.index)]

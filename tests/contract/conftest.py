@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from deploy.local.stack import Stack
-from tests.contract.http_kit import World, open_world
-from tests.folder_kit import Desk, desk_in, own_database
-from tests.library import Library, WordEmbedder
-from tests.runner_kit import Bench, Ground, bench_on, ground_on
+from tests.support.connectors.folder_kit import Desk, desk_in, own_database
+from tests.support.connectors.runner_kit import Bench, Ground, bench_on, ground_on
+from tests.support.query.http_kit import World, open_world
+from tests.support.query.library import Library, WordEmbedder
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.core.canary import PRINCIPAL
-from tests.space import Space, now
+from tests.support.space import Space, now
 from topics.messages import DocumentUpserted
 
 pytestmark = pytest.mark.stack
@@ -67,6 +67,7 @@ async def test_a_canary_is_found_in_both_stores_and_vanishes_in_either_way(space
     await until(left_nothing)
 
 
+@pytest.mark.slow
 async def test_nobody_else_sees_it_and_the_next_process_removes_what_a_killed_one_left(space: Space) -> None:
     note = DocumentUpserted(
         tenant="default", source="wiki", external_id="note", observed_at=now(), version=1, title="A note",

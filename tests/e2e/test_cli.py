@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from tests.space import PROJECT, Space
+from tests.support.space import PROJECT, Space
 
 WORKERS = ("detect", "vectors", "keywords")
 
 
 def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *arguments],
+        [sys.executable, "-m", "cli.main", *arguments],
         env=space.environment, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
@@ -109,6 +109,7 @@ async def test_bad_input_is_reported_and_the_rest_goes_on(working: Space, folder
     assert found(working, "turbine blades")[0] == "turbine.md"
 
 
+@pytest.mark.slow
 async def test_ten_thousand_tiny_files_are_searchable_by_keyword_while_the_model_is_away(
     working: Space, tmp_path: Path
 ) -> None:

@@ -17,14 +17,14 @@ from connectors.declared import options as declared_options
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.source import Context
-from pipeline.kafka import producer
-from pipeline.settings import dist
+from pipeline.kafka.client import producer
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import dist
 from pipeline.stores.postgres import open_pool
-from pipeline.telemetry import Metrics
-from query.embedders import GenerationEmbedders
+from query.embedding.embedders import GenerationEmbedders
 from query.model import MODES
-from query.retrieval import Search, open_search
-from tests.space import Space
+from query.retrieval.search import Search, open_search
+from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
 
@@ -134,6 +134,7 @@ async def test_pages_are_found_and_follow_what_happens_to_them(company: Company)
     await c.until(play.inside, "harbour", everything | {file})
 
 
+@pytest.mark.slow
 async def test_access_follows_the_page_above_the_group_and_the_space(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()
@@ -159,6 +160,7 @@ async def test_access_follows_the_page_above_the_group_and_the_space(company: Co
     await c.until(play.outside, "harbour", set())
 
 
+@pytest.mark.slow
 async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Company) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.pages.values()

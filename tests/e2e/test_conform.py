@@ -13,7 +13,7 @@ from connectors.conform.conversations import LAWS
 from connectors.conform.run import conform_on
 from deploy.local.stack import Stack
 from pipeline.core.errors import Misconfigured
-from tests.space import Space
+from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
 
@@ -43,17 +43,20 @@ def space(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sp
             runner.run(opened.__aexit__(None, None, None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 async def test_what_is_broken_is_found(space: Space, name: str) -> None:
     law, why = BROKEN[name]
-    [verdict] = await conform_on(space.settings, f"tests.broken_notes:{name}", [law])
+    [verdict] = await conform_on(space.settings, f"tests.support.connectors.broken_notes:{name}", [law])
     assert not verdict.holds
     assert why in verdict.why
 
 
 async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> None:
     laws = ["--law", "member-removed", "--law", "slim-is-full"]
-    code, result = await space.penstock("connector", "conform", "tests.broken_notes:RemembersMembers", *laws, "--json")
+    code, result = await space.penstock(
+        "connector", "conform", "tests.support.connectors.broken_notes:RemembersMembers", *laws, "--json"
+    )
     assert (code, result["conforms"]) == (1, False)
     assert [(one["law"], one["holds"]) for one in result["laws"]] == [("member-removed", False), ("slim-is-full", True)]
     code, result = await space.penstock("connector", "conform", "examples.notes:Notes", *laws, "--json")
@@ -62,6 +65,7 @@ async def test_the_command_says_so_and_leaves_nothing_behind(space: Space) -> No
     assert await space.query("SELECT 1 FROM connector_items") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", LAWS)
 async def test_the_way_in_of_the_conversations_keeps_its_laws(space: Space, law: str) -> None:
     [verdict] = await conform_on(space.settings, "conversations", [law])
@@ -70,6 +74,7 @@ async def test_the_way_in_of_the_conversations_keeps_its_laws(space: Space, law:
         assert await space.query(f"SELECT 1 FROM conversation_{table}") == [], "a tenant is thrown away afterwards"
 
 
+@pytest.mark.slow
 async def test_conversations_that_nobody_takes_in_break_their_laws(
     stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,4 +89,4 @@ async def test_what_cannot_be_tried_is_said(space: Space) -> None:
     with pytest.raises(Misconfigured, match="no law is called 'gravity'"):
         await conform_on(space.settings, "examples.notes:Notes", ["gravity"])
     with pytest.raises(Misconfigured, match="has no playground"):
-        await conform_on(space.settings, "tests.runner_kit:WorldSource")
+        await conform_on(space.settings, "tests.support.connectors.runner_kit:WorldSource")

@@ -12,12 +12,12 @@ import pytest
 
 from connectors.conform.run import EVERY, tried
 from connectors.conform.trial import Trial
-from connectors.kinds import source_class
+from connectors.declared import source_class
 from deploy.local.stack import Stack
-from pipeline.kafka import producer
+from pipeline.kafka.client import producer
 from pipeline.stores.postgres import open_pool
-from tests.oracle import assert_equal
-from tests.space import Space
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.space import Space
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 pytestmark = pytest.mark.stack
@@ -26,6 +26,8 @@ KINDS = (
     "examples.notes:Notes", "confluence", "connectors.confluence.playground:ConfluenceDataCenter", "folder", "git",
     "google-drive", "slack", "uploads",
 )  # fmt: skip
+SECURITY_LAWS = ("delete", "member-removed")
+"""`make test` tries these with every kind, and all laws with the example; `make test-slow` tries the rest."""
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,14 @@ def final(trial: Trial) -> list[DocumentUpserted]:
     return [document for document in documents.values() if document.acl_tags]
 
 
-@pytest.mark.parametrize("law", EVERY)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "law"),
+    [
+        pytest.param(kind, law, marks=() if kind == KINDS[0] or law in SECURITY_LAWS else pytest.mark.slow)
+        for kind in KINDS
+        for law in EVERY
+    ],
+)
 async def test_law(space: Space, kind: str, law: str) -> None:
     async def stores(trial: Trial) -> None:
         await assert_equal(space, final(trial))

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer
 
+from cli.stack import _connectors
 from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
-from pipeline.cli.stack import _connectors
 from pipeline.core.errors import Misconfigured
-from pipeline.serving import served
-from tests.space import KEY_ENDS, PROJECT, Space
+from pipeline.runtime.http_server import served
+from tests.support.space import KEY_ENDS, PROJECT, Space
 
 pytestmark = pytest.mark.stack
 
@@ -105,6 +105,7 @@ def fill(play: NotesPlayground, count: int) -> None:
         play.service.notes[id_] = Note(id_, "book", f"Note {n}", f"Some words of note number {n}, and no more.", 1)
 
 
+@pytest.mark.slow
 async def test_while_10_000_documents_are_crawled_an_edit_elsewhere_is_searchable(desk: Desk) -> None:
     for name in ("alpha", "beta"):
         await desk.plays["small"].write(name, f"All about {name}.")
@@ -161,6 +162,7 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_resumes_and_publishes_at_most_one_page_again(desk: Desk) -> None:
     fill(desk.plays["large"], 3_000)
     for _ in range(2):
@@ -197,6 +199,7 @@ async def count(space: Space, topic: str) -> int:
         await consumer.stop()
 
 
+@pytest.mark.slow
 async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
     play = desk.plays["small"]
     for n in range(40):
@@ -243,7 +246,7 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
 
 async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "pipeline.cli.main", *arguments, env=space.environment, cwd=PROJECT,
+        sys.executable, "-m", "cli.main", *arguments, env=space.environment, cwd=PROJECT,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, errors = await asyncio.wait_for(process.communicate(), 120)
@@ -251,6 +254,7 @@ async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
     return process.returncode, out.decode(), errors.decode()
 
 
+@pytest.mark.slow
 async def test_penstock_up_starts_it_only_where_connectors_are_declared(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,14 +19,14 @@ from deploy.local.stack import Stack
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import embedder
 from pipeline.ledger import generations
-from pipeline.settings import dist
+from pipeline.runtime.settings import dist
 from pipeline.stores.postgres import Pool, open_pool
-from query.access import Caller
-from query.conversations import History, history
-from tests.contract.test_conversations_http import door
+from query.access.callers import Caller
+from query.modes.history import History, history
+from tests.contract.connectors.conversations.test_http import door
 from tests.e2e.test_stream import document, prose
 from tests.fakes.server import serving
-from tests.space import KEY_ENDS, Space
+from tests.support.space import KEY_ENDS, Space
 
 pytestmark = pytest.mark.stack
 
@@ -124,6 +124,7 @@ async def test_what_is_said_is_found_whole_then_by_nearness_and_then_forgotten(s
     await model.aclose()
 
 
+@pytest.mark.slow
 async def test_a_killed_worker_loses_nothing_that_was_accepted_and_doubles_nothing(space: Space) -> None:
     space.start("detect", env=SMALL_GATE)
     async with door(space) as client:
@@ -145,6 +146,7 @@ async def test_a_killed_worker_loses_nothing_that_was_accepted_and_doubles_nothi
         await until(space, "SELECT count(*) FROM dead_letters", 0)
 
 
+@pytest.mark.slow
 async def test_without_the_model_histories_are_served_and_when_it_is_back_they_are_embedded(
     stack: Stack, tmp_path: Path
 ) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from pipeline.kafka import deliver, producer
+from pipeline.kafka.client import deliver, producer
 from tests.e2e.test_cli import answer, run
 from tests.e2e.test_stream import document
-from tests.space import Space, now
+from tests.support.space import Space, now
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, INDEX_LIVE, Topic
 
 pytestmark = pytest.mark.stack
@@ -57,6 +57,7 @@ LETTERS = "SELECT count(*) FROM dead_letters"
 WAITING = "SELECT count(*) FROM dead_letters WHERE replayed_at IS NULL"
 
 
+@pytest.mark.slow
 async def test_a_flood_of_poison_stops_intake_instead_of_dead_lettering_the_world(space: Space) -> None:
     space.start("detect", env={"PENSTOCK_STREAM_DEAD_LETTERS_PER_MINUTE": "20"})
     good = document("flooded.md", "# Behind it\n\nThe valid one.")
@@ -85,6 +86,7 @@ async def test_a_flood_of_poison_stops_intake_instead_of_dead_lettering_the_worl
     assert not {line.split()[0] for line in paged[1:-1]} & {line.split()[0] for line in summary[1:-1]}
 
 
+@pytest.mark.slow
 async def test_replaying_never_overwrites_newer_and_what_fails_again_names_the_first(space: Space) -> None:
     """Version 1 comes from a clock that is ahead, and is refused; version 2 is fine; then version 1 is replayed."""
     space.start("detect", "vectors", "keywords")

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from pipeline.kafka import deliver, producer
+from pipeline.kafka.client import deliver, producer
 from tests.e2e.test_cli import run
 from tests.e2e.test_dead import TYPE, metric, until
 from tests.e2e.test_stream import document
-from tests.space import Space, now
+from tests.support.space import Space, now
 from topics.messages import AccessChanged, DocumentUpserted
 from topics.registry import DOCUMENTS_LIVE
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 BAD, VALID, DOCUMENTS = 3_000, 600, 20
 REVOKED = (

@@ -21,9 +21,11 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from deploy.local.stack import Stack
-from pipeline.kafka import deliver, producer
-from tests.space import PROJECT, Space
+from pipeline.kafka.client import deliver, producer
+from tests.support.space import PROJECT, Space
 from topics.registry import INDEX_BACKFILL, INDEX_LIVE
+
+RECORDING_WORKER = "tests.support.pipeline.recording_worker"
 
 Position = tuple[str, int, int]
 
@@ -39,7 +41,7 @@ class Crowd:
     async def start(self, name: str, *, slow: float = 0.05, slow_signal: str = "") -> None:
         with (self.space.home / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "tests.e2e.writes_down", str(self.log), str(slow), slow_signal],
+                [sys.executable, "-m", RECORDING_WORKER, str(self.log), str(slow), slow_signal],
                 env={**self.space.environment, "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": "6"},
                 cwd=PROJECT, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
@@ -154,6 +156,7 @@ async def test_partitions_move_between_two_workers_with_work_in_flight(crowd: Cr
     await crowd.check_nothing_is_committed_that_was_not_handled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slow_signal", ["on_partitions_assigned", "on_rebalance_complete"])
 async def test_records_that_come_while_partitions_are_taken_over_are_handled(crowd: Crowd, slow_signal: str) -> None:
     """faust lets records through while it still tells of the assignment; and what it had read before it was ready it
@@ -173,6 +176,7 @@ async def test_records_that_come_while_partitions_are_taken_over_are_handled(cro
     await crowd.check_nothing_is_committed_that_was_not_handled()
 
 
+@pytest.mark.slow
 async def test_a_stop_drains_within_thirty_seconds_though_the_work_is_slow(crowd: Crowd) -> None:
     await publish(crowd.space, 600)
     await crowd.start("slow", slow=6.0)
@@ -186,6 +190,7 @@ async def test_a_stop_drains_within_thirty_seconds_though_the_work_is_slow(crowd
     await crowd.settled()
 
 
+@pytest.mark.slow
 async def test_a_worker_paused_past_its_session_comes_back_and_commits_nothing_of_the_others(crowd: Crowd) -> None:
     await publish(crowd.space, 1500)
     await crowd.start("sleeper")
@@ -202,6 +207,7 @@ async def test_a_worker_paused_past_its_session_comes_back_and_commits_nothing_o
     await crowd.check_nothing_is_committed_that_was_not_handled()
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd, stack: Stack) -> None:
     await publish(crowd.space, 1000)
     await crowd.start("patient", slow=0.5)
@@ -215,6 +221,7 @@ async def test_a_broker_that_is_killed_and_comes_back_is_waited_for(crowd: Crowd
     assert crowd.processes["patient"].poll() is None, "it did not need to be started anew"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ready", [True, False], ids=["at work", "still starting"])
 async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Stack, ready: bool) -> None:
     """Found by the fault suite: a worker that was told to stop while Kafka was away stayed for minutes."""
@@ -224,7 +231,7 @@ async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Sta
     try:
         if not ready:
             space.processes["keywords"] = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.cli.main", "worker", "keywords"], env=space.environment, cwd=PROJECT
+                [sys.executable, "-m", "cli.main", "worker", "keywords"], env=space.environment, cwd=PROJECT
             )
             await asyncio.sleep(8)
         took = time.monotonic()
@@ -234,6 +241,7 @@ async def test_a_stop_ends_in_time_though_kafka_is_away(space: Space, stack: Sta
         await asyncio.to_thread(stack.start, "kafka")
 
 
+@pytest.mark.slow
 async def test_kills_stops_pauses_and_joiners_at_random_lose_nothing(crowd: Crowd) -> None:
     seed = random.randrange(2**32)
     sys.stdout.write(f"seed {seed}\n")  # shown by pytest when this fails

@@ -19,16 +19,17 @@ import pytest
 
 from deploy.local import dist
 from deploy.local.stack import Stack
-from pipeline.groups import group
+from pipeline.kafka.groups import Groups, group
 from query.http.serve import serving
 from query.settings import AuthSettings, QuerySettings, ServeSettings
-from tests.contract.http_kit import DEVELOPMENT, as_, problem
 from tests.e2e.test_recover import access, answer, deletion, document, run, start, stop
-from tests.oracle import assert_equal
-from tests.space import Space, now
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.query.http_kit import DEVELOPMENT, as_, problem
+from tests.support.space import Space, now
 from topics.messages import IdentityChanged
-from topics.offsets import Groups
 from topics.registry import DOCUMENTS_LIVE, IDENTITIES
+
+pytestmark = pytest.mark.slow
 
 WORKERS = ("detect", "vectors", "keywords")
 PATIENCE_SECONDS = 60.0

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from tests.space import PROJECT, Space, now
+from tests.support.space import PROJECT, Space, now
 
 pytestmark = pytest.mark.stack
 

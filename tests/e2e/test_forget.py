@@ -15,15 +15,18 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from psycopg import sql
 
 from pipeline.core.identity import document_id
-from pipeline.kafka import deliver, producer
+from pipeline.kafka.client import deliver, producer
 from pipeline.ledger import producers
+from pipeline.maintenance.retention import Retention
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import RetentionSettings
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
-from query.review import givers_of
-from tests.contract.roles_kit import logins, run_file
-from tests.space import Space, now
-from topics.messages import ConversationRecorded, DocumentUpserted, IdentityChanged, Pair
+from query.answers.review import givers_of
+from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.space import Space, now
+from topics.messages import ConversationRecorded, DocumentDeleted, DocumentUpserted, IdentityChanged, Pair
 from topics.registry import CONVERSATIONS, DOCUMENTS_LIVE, IDENTITIES, TOPICS
 from topics.signatures import key_id, new_private_key, public_key_of
 
@@ -111,8 +114,8 @@ async def plant(space: Space) -> DocumentUpserted:
     )  # fmt: skip
     await space.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('acme', 'hr', 'theirs')")
     await space.execute(
-        "INSERT INTO connector_items (tenant, source, external_id, scope, version, content_at)"
-        f" VALUES ('acme', 'hr', %s, '', 1, {OLD})", jane.external_id,
+        "INSERT INTO connector_items (tenant, source, external_id, scope, version, content_at, acl_tags)"
+        f" VALUES ('acme', 'hr', %s, '', 1, {OLD}, %s)", jane.external_id, [f"user:{PERSON}"],
     )  # fmt: skip
     await space.execute("INSERT INTO connector_groups VALUES ('acme', 'hr', 'staff', %s, '{}', now())", [PERSON])
     await space.execute("INSERT INTO connector_principals VALUES ('acme', 'hr', %s, 'x', now())", PERSON)
@@ -234,7 +237,9 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(op
     assert await in_elasticsearch(space) == 2
     code, told = await space.penstock("export", PERSON, "--tenant", "acme")
     assert code == 0
-    assert {"memberships", "conversation_pairs", "answer_feedback", "answer_reviews"} <= told["postgres"].keys()
+    assert {"memberships", "conversation_pairs", "answer_feedback", "answer_reviews", "connector_items"} <= told[
+        "postgres"
+    ].keys()
     assert told["postgres"]["memberships"][0]["principal"] == PERSON
 
     code, told = await space.penstock("forget", "document", jane.external_id, "--tenant", "acme", "--json")
@@ -271,6 +276,7 @@ async def test_a_forgotten_document_and_person_are_found_in_no_store_any_more(op
     assert alive == [("rules.md", "rules.md"), (jane.external_id, jane.title)], "a later event makes it anew"
 
 
+@pytest.mark.slow
 async def test_a_person_and_a_document_are_forgotten_where_only_signed_records_are_taken_in(space: Space) -> None:
     """The command signs with its own key: what it withdraws, the empty set of groups and the tombstone."""
     key = space.home / "forget.pem"
@@ -300,6 +306,7 @@ async def test_a_person_and_a_document_are_forgotten_where_only_signed_records_a
     assert await space.query("SELECT code FROM dead_letters") == []
 
 
+@pytest.mark.slow
 async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
     space = operator
     await plant(space)
@@ -317,3 +324,43 @@ async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
     assert told["erased"]["postgres documents"] == 2
     await assert_forgotten(space)
     assert await space.query("SELECT tenant FROM documents WHERE deleted_at IS NULL") == [("globex",)]
+
+
+async def test_the_name_of_a_forgotten_author_is_found_by_no_search_whatever_they_wrote(working: Space) -> None:
+    """It stayed in the keyword index with all of their documents but the first."""
+    space = working
+    works = [written(f"{n}.md", f"Rule {n}: be kind.", author=PERSON) for n in range(3)]
+    await space.publish(*works)
+    await space.settled(works)
+    assert await in_elasticsearch(space) == 3
+    code, told = await space.penstock("forget", "person", PERSON, "--tenant", "acme", "--yes", "--json")
+    assert (code, told["erased"]["postgres documents"], told["erased"]["elasticsearch authors"]) == (0, 3, 3)
+    assert await in_elasticsearch(space) == 0
+    assert await in_postgres(space) == set()
+
+
+@pytest.mark.parametrize("subject", ["document", "source"])
+async def test_what_names_a_document_is_forgotten_although_its_own_row_went_by_age(
+    operator: Space, subject: str
+) -> None:
+    """ "Already erased" was said, and answers made from it, golden questions and dead letters went on naming it."""
+    space = operator
+    jane = await plant(space)
+    gone = DocumentDeleted(tenant="acme", source="hr", external_id=jane.external_id, observed_at=now())
+    await space.publish(gone)
+    await space.settled([gone])
+    await space.execute("UPDATE documents SET announced_seq = seq, deleted_at = %s WHERE deleted_at IS NOT NULL",
+                        now() - timedelta(days=31))  # fmt: skip
+    await space.execute("DELETE FROM connector_items")  # as by age, too
+    async with open_pool(space.settings.postgres) as pool, asyncio.timeout(60):
+        while await space.query("SELECT count(*) FROM documents WHERE erased_at IS NOT NULL") != [(1,)]:
+            await Retention(pool, Metrics(), RetentionSettings()).turn()
+    assert {"eval_judgements", "dead_letters", "conversation_pairs"} <= await in_postgres(space)
+    name = jane.external_id if subject == "document" else "hr"
+    code, told = await space.penstock("forget", subject, name, "--tenant", "acme", "--yes", "--json")
+    assert (code, told["done"], told.get("already_erased", False)) == (0, True, subject == "document")
+    assert await space.query(
+        "SELECT (SELECT count(*) FROM dead_letters), (SELECT count(*) FROM eval_judgements WHERE external_id = %s),"
+        " (SELECT count(*) FROM conversation_pairs WHERE member = 'ada'), (SELECT count(*) FROM superseded)",
+        jane.external_id,
+    ) == [(0, 0, 0, 0)]  # fmt: skip

@@ -18,17 +18,19 @@ import numpy as np
 import pytest
 
 from deploy.local.stack import Stack
-from pipeline.settings import dist
+from pipeline.runtime.settings import dist
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.postgres import open_pool
-from query.embedders import GenerationEmbedders
+from query.embedding.embedders import GenerationEmbedders
 from query.evaluation.golden import Golden, Judged, keep
-from query.retrieval import Search, Timeouts
+from query.retrieval.search import Search, Timeouts
 from tests.fakes.words import FakeWords
-from tests.oracle import VECTOR_TOLERANCE, assert_equal
-from tests.space import PROJECT, Space, now
+from tests.support.pipeline.oracle import VECTOR_TOLERANCE, assert_equal
+from tests.support.space import PROJECT, Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL
+
+pytestmark = pytest.mark.slow
 
 STEADY = 64
 """Documents that nobody changes: a search must find them at any time."""
@@ -61,7 +63,7 @@ class Operator:
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         self.running = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pipeline.cli.main", *arguments, env=self.space.environment, cwd=PROJECT,
+            sys.executable, "-m", "cli.main", *arguments, env=self.space.environment, cwd=PROJECT,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         return self.running

@@ -11,9 +11,9 @@ import pytest
 from connectors.fakes.google_drive_corpus import Grant
 from connectors.google_drive import GoogleDrive
 from connectors.google_drive.playground import playing
-from tests.company import Company, company_in
-from tests.played import made
-from tests.space import Space
+from tests.support.connectors.company import Company, company_in
+from tests.support.connectors.playground_kit import made
+from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
 
@@ -75,6 +75,7 @@ async def test_documents_are_found_and_follow_what_happens_to_them(company: Harb
     await c.until(play.inside, "harbour", everything)
 
 
+@pytest.mark.slow
 async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_file(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()
@@ -94,6 +95,7 @@ async def test_access_follows_the_folder_above_the_group_and_the_grants_on_a_fil
     await c.until(play.inside, "harbour", set())
 
 
+@pytest.mark.slow
 async def test_a_sweep_closes_the_gap_that_lost_notifications_left(company: Harbour) -> None:
     c, play = company, company.play
     crane, ferry, bridge = play.files.values()

@@ -11,6 +11,7 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
@@ -22,16 +23,16 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from pipeline.home import DEVELOPMENT_FILE
-from tests.contract.http_kit import as_, bearer
-from tests.contract.mcp_kit import call, connected, refused
-from tests.space import PROJECT, Space, now
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from tests.support.query.http_kit import as_, bearer
+from tests.support.query.mcp_kit import call, connected, refused
+from tests.support.space import PROJECT, Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 from topics.registry import IDENTITIES
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
-COMMAND = (sys.executable, "-m", "pipeline.cli.main")
+COMMAND = (sys.executable, "-m", "cli.main")
 PLACE = {"tenant": "acme", "source": "wiki"}
 
 
@@ -73,18 +74,29 @@ async def check(client: Client) -> None:
     assert found["notes"] == []
     assert (await call(client, "fetch", id=id_of(LEAVE)))["text"] == LEAVE.content
     assert id_of(SALARY) not in {one["id"] for one in (await call(client, "search", query="salary bands"))["results"]}
-    assert "no document of this id" in await refused(client, "fetch", id=id_of(SALARY))
+    assert "the document does not exist" in await refused(client, "fetch", id=id_of(SALARY))
 
 
+@pytest.mark.slow
 async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
     started = StdioServerParameters(
         command=COMMAND[0], args=[*COMMAND[1:], "mcp", "--tenant", "acme", "--as", "ann"], env=site.environment,
         cwd=PROJECT,
     )  # fmt: skip
+    since = datetime.now(UTC)
     async with Client(started, read_timeout_seconds=60) as client:
         await check(client)
+    recorded = await site.query(
+        "SELECT action, decision, object, %s = ANY(documents::text[]) FROM trail.records"
+        " WHERE access = '{user:ann}' AND at > %s ORDER BY at",
+        id_of(LEAVE), since,
+    )  # fmt: skip
+    assert recorded[:2] == [("mcp.search", "allowed", "", True), ("mcp.fetch", "allowed", "", True)]
+    assert [row[:2] for row in recorded[2:]] == [("mcp.search", "allowed"), ("mcp.fetch", "refused")]
+    assert recorded[3][2] == f"document:{id_of(SALARY)}"
 
 
+@pytest.mark.slow
 async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout(site: Space) -> None:
     process = await asyncio.create_subprocess_exec(
         *COMMAND, "mcp", "--tenant", "acme", "--tag", "wiki/board", env=site.environment, cwd=PROJECT,
@@ -181,6 +193,7 @@ async def test_the_example_is_under_eighty_lines() -> None:
     assert len((PROJECT / "examples" / "reader.py").read_text().splitlines()) < 80
 
 
+@pytest.mark.slow
 async def test_the_example_of_another_teams_query_service(site: Space) -> None:
     question, remote = "How much vacation do I get?", page("remote.md", "Vacation days can be spent working abroad.")
     async with reading(site) as reader:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.console import commands, shell
-from tests.space import PROJECT
+from tests.support.deploy.console import commands, shell
+from tests.support.space import PROJECT
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 GUIDE = PROJECT / "docs" / "operate.md"
 
@@ -40,6 +40,6 @@ def test_every_command_of_the_guide_prints_what_it_shows(tmp_path: Path) -> None
                 bash.run(command)
         finally:
             subprocess.run(
-                [sys.executable, "-m", "pipeline.cli.main", "down"], cwd=PROJECT, capture_output=True, check=True,
+                [sys.executable, "-m", "cli.main", "down"], cwd=PROJECT, capture_output=True, check=True,
                 env={**env, "PENSTOCK_HOME": str(tmp_path / "penstock-trial" / "state")},
             )  # fmt: skip

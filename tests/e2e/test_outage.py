@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from deploy.local.stack import Stack
-from query.retrieval import open_search
+from query.retrieval.search import open_search
 from tests.e2e.test_stream import changed, document, prose
 from tests.fakes.server import serving
-from tests.oracle import assert_equal
-from tests.space import Space
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.space import Space
 from topics.messages import DocumentUpserted
+
+pytestmark = pytest.mark.slow
 
 OUTAGE_SECONDS = float(os.environ.get("PENSTOCK_TEST_OUTAGE_SECONDS", "30"))
 DOCUMENTS = 40

@@ -13,9 +13,11 @@ import pytest
 from deploy.local.stack import Stack
 from tests.e2e.test_stream import changed, detail, document, prose
 from tests.fakes.server import EmbeddingServer, serving
-from tests.oracle import assert_equal
-from tests.space import Space, now
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.space import Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+pytestmark = pytest.mark.slow
 
 
 @dataclass

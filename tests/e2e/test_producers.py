@@ -15,17 +15,17 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from typer.testing import CliRunner, Result
 
-from pipeline.cli.main import app
+from cli.main import app
 from pipeline.core.errors import PenstockError
-from pipeline.kafka import deliver, producer
+from pipeline.kafka.client import deliver, producer
 from pipeline.ledger import producers
 from pipeline.stages.identities import TOMBSTONE
 from pipeline.stores.postgres import open_pool
-from query.access import identify, readable
+from query.access.callers import identify, readable
 from tests.e2e.test_cli import answer, found, run
 from tests.e2e.test_dead import metric, until
 from tests.e2e.test_stream import document
-from tests.space import PROJECT, Space, now
+from tests.support.space import PROJECT, Space, now
 from topics.codec import Headers
 from topics.messages import AccessChanged, AnyMessage, ConversationForgotten, IdentityChanged
 from topics.registry import CONVERSATIONS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES, Topic
@@ -151,6 +151,7 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
     assert sum((await codes(space)).values()) == tried + len(moved)
 
 
+@pytest.mark.slow
 async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path: Path) -> None:
     """Only `penstock forget` takes a person's newest groups out of the compacted topic, and it signs."""
     wiki, partner = await enrol(space, "wiki", "acme/wiki"), await enrol(space, "partner", "globex/*")
@@ -179,6 +180,7 @@ async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path:
     assert await space.query("SELECT groups FROM memberships WHERE principal = 'ann'") == [(["board"],)]
 
 
+@pytest.mark.slow
 async def test_without_enforcing_one_forged_record_is_enough(space: Space, tmp_path: Path) -> None:
     """What the test above would see if nothing were refused."""
     space.start("detect")
@@ -189,6 +191,7 @@ async def test_without_enforcing_one_forged_record_is_enough(space: Space, tmp_p
     assert await who_reads(space, ["eve"]) == ["eve"]
 
 
+@pytest.mark.slow
 async def test_a_group_called_like_a_persons_own_tag_opens_nothing(space: Space) -> None:
     space.start("detect")
     await publish(space, None, DOCUMENTS_LIVE, document("private.md", "# Mine", acl_tags=["user:ann"]))
@@ -200,6 +203,7 @@ async def test_a_group_called_like_a_persons_own_tag_opens_nothing(space: Space)
     assert await who_reads(space, ["ann", "bob", "eve"]) == ["ann"]
 
 
+@pytest.mark.slow
 async def test_a_key_that_was_removed_or_has_ended_counts_no_more_and_a_rotated_one_still_does(space: Space) -> None:
     old = await enrol(space, "wiki", "acme/wiki")
     gone = await enrol(space, "gone", "acme/*")
@@ -229,6 +233,7 @@ async def test_a_key_that_was_removed_or_has_ended_counts_no_more_and_a_rotated_
     assert in_force == {"wiki": [False, False, True]}
 
 
+@pytest.mark.slow
 async def test_switching_it_on_warns_first_and_then_refuses_what_is_still_unsigned(space: Space) -> None:
     wiki = await enrol(space, "wiki", "acme/wiki")
     space.start("detect", env={"PENSTOCK_PRODUCERS": "warn"})
@@ -252,6 +257,7 @@ async def test_switching_it_on_warns_first_and_then_refuses_what_is_still_unsign
     await until(space, "SELECT count(*) FROM documents", 4)
 
 
+@pytest.mark.slow
 async def test_what_was_signed_before_its_producer_was_enrolled_is_replayed_without_its_key(space: Space) -> None:
     private, public = space.home / "p.pem", space.home / "p.pub"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
@@ -271,6 +277,7 @@ async def test_what_was_signed_before_its_producer_was_enrolled_is_replayed_with
     await until(space, "SELECT count(*) FROM memberships", 1)
 
 
+@pytest.mark.slow
 async def test_a_flood_of_forged_records_in_others_names_holds_up_nobody(space: Space) -> None:
     """They name the very sources whose revocations and memberships come behind them, while nobody else gets through."""
     wiki = await enrol(space, "wiki", "acme/*")
@@ -295,6 +302,7 @@ async def test_a_flood_of_forged_records_in_others_names_holds_up_nobody(space: 
     assert metric(space, "penstock_moved_poison_total") == 0
 
 
+@pytest.mark.slow
 async def test_our_own_processes_sign_and_say_so_when_they_cannot(space: Space, tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -315,6 +323,7 @@ async def test_our_own_processes_sign_and_say_so_when_they_cannot(space: Space, 
     assert (foreign.returncode, json.loads(foreign.stdout)["dead"]) == (1, 1)
 
 
+@pytest.mark.slow
 async def test_the_example_in_another_programs_words_is_taken_in(space: Space) -> None:
     key = await enrol(space, "wiki", "acme/wiki")
     space.start("detect", env=ENFORCE)
@@ -372,6 +381,7 @@ def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeyp
     assert [key["in_force"] for key in everything["wiki"]] == [False, True]
 
 
+@pytest.mark.slow
 async def test_a_producer_that_lapsed_comes_back_without_its_old_keys(space: Space) -> None:
     await enrol(space, "theirs", "acme/wiki", until=now() + timedelta(hours=1))
     await space.execute("UPDATE producers SET valid_until = now() WHERE name = 'theirs'")

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from deploy.grafana.dashboards import OVERVIEW
 from deploy.grafana.picture import picture
 from deploy.local.stack import Stack
-from tests.e2e.watched import page, watched
-from tests.space import PROJECT
-from tests.unit.test_alerts import alerts, filled, panels
+from tests.support.deploy.prometheus_kit import page, watched
+from tests.support.space import PROJECT
+from tests.unit.deploy.test_alerts import alerts, filled, panels
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.mark.timeout(600)
@@ -37,7 +37,7 @@ async def test_every_panel_and_alert_has_its_numbers_from_the_running_system(sta
             json.dumps({"tenant": "default", "query": "heron", "as": [], "tags": ["golden"], "judgements": [judged]})
         )
         importing = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pipeline.cli.main", "golden", "import", str(tmp_path / "golden.jsonl"),
+            sys.executable, "-m", "cli.main", "golden", "import", str(tmp_path / "golden.jsonl"),
             env=world.space.environment, cwd=PROJECT,
         )  # fmt: skip
         assert await importing.wait() == 0

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from deploy.local.stack import Stack
-from pipeline.kafka import deliver, producer
-from tests.e2e.watched import Watched, page, watched
+from pipeline.kafka.client import deliver, producer
+from tests.support.deploy.prometheus_kit import Watched, page, watched
 from topics.registry import DOCUMENTS_LIVE
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 ALWAYS = 10**9
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from deploy.local.stack import Stack
-from tests.e2e.watched import watched
+from tests.support.deploy.prometheus_kit import watched
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 
 @pytest.mark.timeout(900)

@@ -20,8 +20,8 @@ from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
 from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords, Write
-from tests.oracle import assert_equal
-from tests.space import PROJECT, Space, now
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.space import PROJECT, Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted, IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, IDENTITIES
 
@@ -30,7 +30,7 @@ WORKERS = ("detect", "vectors", "keywords")
 
 def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *arguments],
+        [sys.executable, "-m", "cli.main", *arguments],
         env=space.environment, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False,
     )  # fmt: skip
 
@@ -123,6 +123,7 @@ async def until(space: Space, statement: str) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(space: Space) -> None:
     space.start(*WORKERS)
     documents = {d.external_id: d for d in (document(f"{n}.md", f"turbine {n}", f"dam {n}") for n in range(30))}
@@ -160,6 +161,7 @@ async def test_a_rebuild_without_workers_says_so_and_a_dry_run_says_what_it_woul
     assert "Traceback" not in process.stderr
 
 
+@pytest.mark.slow
 async def test_a_ledger_restored_from_an_hour_ago_converges(space: Space, local: Stack) -> None:
     space.environment["PENSTOCK_AUDIT_REPAIR"] = "none"  # the ghosts shall still be there when `recover` looks
     start(local, space, *WORKERS)
@@ -229,6 +231,7 @@ async def test_a_ledger_restored_from_an_hour_ago_converges(space: Space, local:
     await assert_equal(space, [old["same.md"], created, edited, torn, recreated, revoked])
 
 
+@pytest.mark.slow
 async def test_a_detect_worker_that_is_not_ours_is_asked_to_be_stopped(space: Space) -> None:
     space.start("detect")
     process = await asyncio.to_thread(run, space, "recover", "--since", "1h")

@@ -16,12 +16,12 @@ import pytest
 
 from deploy.local.stack import Stack
 from pipeline.embedding.port import Embedded, Vectors
-from query.embedder import QueryEmbedder
+from query.embedding.embedders import QueryEmbedder
 from query.model import MODES, Mode
-from query.retrieval import Search, open_search
+from query.retrieval.search import Search, open_search
 from tests.e2e.test_stream import changed, document
 from tests.fakes.openai import FakeOpenAI
-from tests.space import PROJECT, Space, now
+from tests.support.space import PROJECT, Space, now
 from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted, IdentityChanged
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, IDENTITIES
 

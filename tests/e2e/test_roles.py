@@ -9,10 +9,10 @@ import pytest
 
 from connectors.declared import VARIABLE
 from connectors.fakes.notes import SECRET, TOKEN, NotesPlayground, NotesService, app
-from pipeline.serving import served
-from tests.contract.roles_kit import logins, run_file
+from pipeline.runtime.http_server import served
 from tests.e2e.test_canary import metrics
-from tests.space import Space
+from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
 

@@ -21,9 +21,10 @@ from aiokafka.errors import GroupAuthorizationFailedError, TopicAuthorizationFai
 from deploy.certificates import Authority
 from deploy.local.secured import OWNER
 from pipeline.core.errors import PenstockError
-from pipeline.kafka import security
-from tests.secured_kit import Site, secured_site
-from tests.secured_knocks import (
+from pipeline.kafka.client import security
+from pipeline.kafka.producer import NotDelivered
+from tests.support.deploy.secured_kit import Site, secured_site
+from tests.support.deploy.secured_knocks import (
     certified_port,
     consumer,
     elasticsearch,
@@ -36,7 +37,7 @@ from tests.secured_knocks import (
     producer_of,
     showing,
 )
-from tests.secured_rights import (
+from tests.support.deploy.secured_rights import (
     DENIED,
     ELASTICSEARCH_DENIES,
     KAFKA_DENIES_READING,
@@ -45,7 +46,6 @@ from tests.secured_rights import (
 )
 from topics.codec import encode
 from topics.messages import AccessChanged, IdentityChanged
-from topics.producer import NotDelivered
 from topics.registry import IDENTITIES, TOPICS
 from topics.signatures import Signer
 
@@ -86,6 +86,7 @@ def test_a_file_of_a_folder_is_found_in_both_stores_by_the_query_service(site: S
         assert not [word for word in DENIED if word in log], name
 
 
+@pytest.mark.slow
 async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(site: Site) -> None:
     """The connectors' login, stolen: its ACLs let it write, and one forged membership would be enough."""
     folder, removed = site.home / "folder.pem", site.enrol("removed", "default/*")
@@ -133,6 +134,7 @@ async def told(site: Site, knock: Awaitable[None]) -> str:
     return line
 
 
+@pytest.mark.slow
 async def test_who_knocks_rightly_is_let_in(site: Site) -> None:
     await knock_at_kafka(site)
     await knock_at_postgres(site)
@@ -140,6 +142,7 @@ async def test_who_knocks_rightly_is_let_in(site: Site) -> None:
     await knock_at_elasticsearch(site)
 
 
+@pytest.mark.slow
 async def test_a_server_of_another_authority_is_not_talked_to(site: Site, tmp_path: Path) -> None:
     other = str(Authority(tmp_path, OTHER).ca)
     assert "let PENSTOCK_KAFKA_SSL_CAFILE name" in await told(site, knock_at_kafka(site, ssl_cafile=other))
@@ -149,6 +152,7 @@ async def test_a_server_of_another_authority_is_not_talked_to(site: Site, tmp_pa
     assert "let PENSTOCK_ELASTICSEARCH_CA_CERTS name" in await told(site, knock_at_elasticsearch(site, ca_certs=other))
 
 
+@pytest.mark.slow
 async def test_a_wrong_password_is_told_by_its_settings_name(site: Site) -> None:
     assert "PENSTOCK_KAFKA_SASL_PASSWORD" in (await told(site, knock_at_kafka(site, sasl_password="wrong"))).replace(
         "and _SASL", "and PENSTOCK_KAFKA_SASL"
@@ -160,6 +164,7 @@ async def test_a_wrong_password_is_told_by_its_settings_name(site: Site) -> None
     )
 
 
+@pytest.mark.slow
 async def test_whoever_speaks_plainly_is_sent_away(site: Site) -> None:
     plain = {"security_protocol": "PLAINTEXT"}
     assert "it wants TLS: PENSTOCK_KAFKA_SECURITY_PROTOCOL" in await told(site, knock_at_kafka(site, **plain))
@@ -169,6 +174,7 @@ async def test_whoever_speaks_plainly_is_sent_away(site: Site) -> None:
     assert "does it want https?" in line
 
 
+@pytest.mark.slow
 async def test_a_login_alone_is_not_enough_where_a_certificate_of_ours_is_wanted(site: Site, tmp_path: Path) -> None:
     foreign = Authority(tmp_path, OTHER).issue(OWNER)
     wanted = "it wants a certificate of ours"
@@ -182,6 +188,7 @@ async def test_a_login_alone_is_not_enough_where_a_certificate_of_ours_is_wanted
     assert wanted in await told(site, knock_at_elasticsearch(site, client_cert=None, client_key=None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"), [({"expired": True}, "has expired"), ({"hosts": ["elsewhere.example"]}, "is another host's")]
 )
@@ -197,6 +204,7 @@ async def test_a_certificate_that_has_expired_or_is_another_hosts_is_not_believe
         assert said in await told(site, knock_at_elasticsearch(site, url=f"https://127.0.0.1:{port}"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
@@ -219,6 +227,7 @@ def test_a_worker_with_a_wrong_secret_ends_with_one_line(site: Site, tmp_path: P
 # Who may what
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", POSTGRES_DENIES)
 def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
     shown = site.secured.logins[login]
@@ -230,6 +239,7 @@ def test_postgres_gives_nobody_more_than_his_work_needs(site: Site, login: str) 
                 connection.execute(statement.format(chunks=chunks).encode())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", ELASTICSEARCH_DENIES)
 def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: str) -> None:
     somebody = {"password": "somebody's own", "roles": ["superuser"]}
@@ -243,11 +253,13 @@ def test_elasticsearch_gives_nobody_more_than_his_work_needs(site: Site, login: 
     assert [answer.status_code for answer in answers] == [403] * len(answers), [answer.text for answer in answers]
 
 
+@pytest.mark.slow
 def test_the_connectors_have_no_login_for_the_indexes(site: Site) -> None:
     with elasticsearch(site, "penstock_connect") as client:
         assert client.get("/chunks-g1/_search").status_code == 401
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", KAFKA_DENIES_WRITING)
 async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> None:
     for topic in KAFKA_DENIES_WRITING[login]:
@@ -256,6 +268,7 @@ async def test_kafka_lets_nobody_write_others_topics(site: Site, login: str) -> 
                 await (await kafka.send_raw(TOPIC[topic], b"key", b"value", []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", KAFKA_DENIES_READING)
 async def test_kafka_lets_nobody_read_others_topics(site: Site, login: str) -> None:
     options = security(kafka_settings(site, login))
@@ -274,6 +287,7 @@ async def test_kafka_lets_nobody_read_others_topics(site: Site, login: str) -> N
                 await asyncio.wait_for(kafka.getone(), 20)
 
 
+@pytest.mark.slow
 async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
     async with consumer(site, "penstock_keywords", "penstock-vectors") as kafka:
         kafka.subscribe(["index.live.v1"])
@@ -281,6 +295,7 @@ async def test_kafka_lets_nobody_into_anothers_group(site: Site) -> None:
             await asyncio.wait_for(kafka.getone(), 20)
 
 
+@pytest.mark.slow
 async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_password_takes_effect(site: Site) -> None:
     for password, other in (("first", "second"), ("second", "first")):
         assert site.make_kafka_users({"penstock_canary": password})[1].startswith("passwords: penstock_canary\n")
@@ -293,16 +308,19 @@ async def test_a_user_of_kafka_is_made_by_the_step_of_compose_and_its_changed_pa
     assert "no file is named as one of penstock_ask" in errors.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_kafkas_own_tools_are_let_in_by_the_file_of_compose(site: Site, tmp_path: Path) -> None:
     done = kafkas_health(site, tmp_path)
     assert (done.returncode, "Produce(0)" in done.stdout) == (0, True), done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_whoever_may_only_ask_is_told_that_everything_is_up(site: Site) -> None:
     code, told_, _ = site.penstock("penstock_ask", "status", "--json")
     assert (code, json.loads(told_)["away"]) == (0, []), told_
 
 
+@pytest.mark.slow
 def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
     assert site.give_acls()[:2] == (0, "Everything is as it should be.\n")
     assert " 0 taken away" in site.give_acls(prefix="prod.")[1]  # a second installation in the same cluster
@@ -315,6 +333,7 @@ def test_the_acls_are_what_the_file_says_and_stay_so(site: Site) -> None:
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_a_command_line_an_environment_a_log_or_the_status(site: Site) -> None:
     secrets = site.all_secrets()
     for process in psutil.Process().children(recursive=True):

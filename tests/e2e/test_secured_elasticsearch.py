@@ -14,12 +14,12 @@ import pytest
 
 from deploy.local.secured import ADMIN, ROLES, Secured
 from pipeline.core.errors import Misconfigured
-from pipeline.settings import ElasticsearchSettings
+from pipeline.runtime.settings import ElasticsearchSettings
 from pipeline.stores.elasticsearch import connect, translated
-from tests.processes import PROJECT
-from tests.secured_kit import SMALL
+from tests.support.deploy.secured_kit import SMALL
+from tests.support.processes import PROJECT
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600), pytest.mark.slow]
 
 SCRIPT = PROJECT / "deploy" / "image" / "elasticsearch-users.sh"
 PASSWORDS = {"admin": "the first one's", "owner": "owner's own", "worker": "worker's own", "query": "query's own"}

@@ -14,9 +14,9 @@ import pytest
 from connectors.fakes.slack import FakeSlack
 from connectors.http import Parts, app
 from connectors.slack import Slack, SlackOptions
-from pipeline.serving import served
-from tests.company import Company, company_in
-from tests.space import Space
+from pipeline.runtime.http_server import served
+from tests.support.connectors.company import Company, company_in
+from tests.support.space import Space
 
 pytestmark = pytest.mark.stack
 
@@ -121,6 +121,7 @@ async def test_threads_are_found_by_the_workspace_and_follow_what_happens_to_the
     assert len(rows) == 3
 
 
+@pytest.mark.slow
 async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_written_for_that(company: Workplace) -> None:
     c, w = company, company.workspace
     everything = set(ids(c))
@@ -150,6 +151,7 @@ async def test_who_loses_a_channel_finds_nothing_of_it_and_no_document_is_writte
     await c.until(ANN, "harbour", everything)
 
 
+@pytest.mark.slow
 async def test_a_sweep_closes_the_gap_that_lost_events_left(company: Workplace) -> None:
     c, w = company, company.workspace
     crane, ferry, bridge = ids(c)

@@ -9,8 +9,8 @@ import pytest
 
 from pipeline.ledger.arrivals import embedded_ever
 from pipeline.stores.postgres import open_pool
-from tests.oracle import assert_equal
-from tests.space import Space, now
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.space import Space, now
 from topics.codec import Record
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE
@@ -132,6 +132,7 @@ async def test_every_kind_of_change_reaches_both_stores_at_its_own_price(space: 
     assert announced == [(0,)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", WORKERS)
 async def test_a_worker_killed_in_mid_ingest_loses_nothing(space: Space, victim: str) -> None:
     space.start(*WORKERS)
@@ -158,7 +159,7 @@ async def _until_some(space: Space, victim: str) -> None:
 
 async def test_detect_killed_between_the_commit_and_the_hint_loses_nothing(space: Space) -> None:
     space.start("vectors", "keywords")
-    space.start("detect", program=["-m", "tests.e2e.dies_before_hinting"])
+    space.start("detect", program=["-m", "tests.support.pipeline.dies_before_hinting"])
     documents = [document(f"{n}.md", f"# Document {n}\n\n" + prose(f"subject-{n}", 3)) for n in range(10)]
     await space.publish(*documents)
     assert space.processes["detect"].wait(60) == -9
@@ -174,7 +175,7 @@ async def test_a_broken_event_is_set_aside_whole_and_hides_no_other(space: Space
     space.start(*WORKERS)
     good = document("good.md", "# Good\n\nThis one is fine.")
     better = changed(good, content="# Good\n\nThis one is better.")
-    from pipeline.kafka import deliver, producer
+    from pipeline.kafka.client import deliver, producer
 
     future = document("future.md", "x", observed_at=now() + timedelta(hours=1))
     async with producer(space.settings.kafka) as kafka:
@@ -198,6 +199,7 @@ async def test_a_broken_event_is_set_aside_whole_and_hides_no_other(space: Space
     assert "secret-canary" not in space.log("detect") + str(letters)
 
 
+@pytest.mark.slow
 async def test_a_worker_that_is_told_to_stop_drains_and_another_goes_on(space: Space) -> None:
     space.start(*WORKERS)
     documents = [document(f"{n}.md", f"# Document {n}\n\n" + prose(f"subject-{n}", 4)) for n in range(30)]

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from tests.space import PROJECT, Space
+from tests.support.space import PROJECT, Space
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 WORKERS = ("detect", "vectors", "keywords")
 
@@ -35,7 +35,7 @@ async def lose_kafka(space: Space) -> None:
     done = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
-        "pipeline.cli.main",
+        "cli.main",
         "migrate",
         env=space.environment,
         cwd=PROJECT,
@@ -113,7 +113,7 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
 async def test_what_was_lost_has_to_be_said(space: Space) -> None:
     for arguments in ((), ("--since", "1h", "--topics-lost")):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pipeline.cli.main", "recover", *arguments, env=space.environment, cwd=PROJECT,
+            sys.executable, "-m", "cli.main", "recover", *arguments, env=space.environment, cwd=PROJECT,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         _, errors = await process.communicate()

@@ -22,17 +22,17 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from connectors.fakes.notes import SECRET, TOKEN, Note, NotesPlayground, NotesService, app
 from deploy.local.stack import Stack
 from pipeline.core.identity import document_id
-from pipeline.home import DEVELOPMENT_FILE
-from pipeline.serving import served
-from tests.contract.http_kit import bearer
-from tests.contract.mcp_kit import WAY_IN
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from pipeline.runtime.http_server import served
 from tests.fakes.chat import FakeChat
 from tests.fakes.collector import FakeCollector, Kept
 from tests.fakes.server import serving as embedding_server
-from tests.space import PROJECT, Space
+from tests.support.query.http_kit import bearer
+from tests.support.query.mcp_kit import WAY_IN
+from tests.support.space import PROJECT, Space
 from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 TITLE, TEXT, ASKED, NAME = (f"{word}-{secrets.token_hex(6)}" for word in ("title", "text", "asked", "name"))
 """Words that only a document, its name or a question holds."""
@@ -97,7 +97,7 @@ async def serving(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     """The query service, its log where the workers' logs are."""
     with (space.home / "query.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "pipeline.cli.main", "serve", "--port", "0", cwd=PROJECT, stdout=PIPE, stderr=log,
+            sys.executable, "-m", "cli.main", "serve", "--port", "0", cwd=PROJECT, stdout=PIPE, stderr=log,
             env=space.environment,
         )  # fmt: skip
     assert process.stdout is not None

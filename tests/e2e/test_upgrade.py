@@ -14,16 +14,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from pipeline.home import DEVELOPMENT_FILE
-from pipeline.settings import dist
-from tests.contract.http_kit import bearer
-from tests.oracle import assert_equal
-from tests.space import Space, now
-from tests.wheels import Installed, install, next_version
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from pipeline.runtime.settings import dist
+from tests.support.deploy.wheels import Installed, install, next_version
+from tests.support.pipeline.oracle import assert_equal
+from tests.support.query.http_kit import bearer
+from tests.support.space import Space, now
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 FLEET = ("detect", "detect#2", "vectors", "keywords")
 """Two of detect: while they are exchanged both versions share a consumer group."""
@@ -130,7 +130,7 @@ def migrate(space: Space, version: Installed) -> str:
 
 
 def start(space: Space, version: Installed, *names: str) -> None:
-    space.start(*names, python=str(version.python), program=("-P", "-m", "pipeline.cli.main"),
+    space.start(*names, python=str(version.python), program=("-P", "-m", "cli.main"),
                 env={"PENSTOCK_DIST": str(dist())})  # fmt: skip
 
 

@@ -9,15 +9,15 @@ import subprocess
 import httpx
 import pytest
 
-from pipeline.home import DEVELOPMENT_FILE
-from pipeline.settings import dist
-from tests.contract.http_kit import bearer
-from tests.space import PROJECT, Space, now
-from tests.wheels import PACKAGES, Installed, install
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from pipeline.runtime.settings import dist
+from tests.support.deploy.wheels import PACKAGES, Installed, install
+from tests.support.query.http_kit import bearer
+from tests.support.space import PROJECT, Space, now
 from topics.messages import DocumentUpserted, IdentityChanged
 from topics.registry import IDENTITIES
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 ELSEWHERE = ("tests", "bench", "docs", "examples")
 
@@ -109,5 +109,5 @@ async def test_it_runs_without_the_source_tree(installed: Installed, space: Spac
 
 
 def start_from(installed: Installed, space: Space, *names: str) -> None:
-    space.start(*names, python=str(installed.python), program=("-P", "-m", "pipeline.cli.main"),
+    space.start(*names, python=str(installed.python), program=("-P", "-m", "cli.main"),
                 env={"PENSTOCK_DIST": str(dist())})  # fmt: skip

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli.stack import local_processes
+from cli.status import look
 from deploy.local.stack import Stack
-from pipeline.cli.status_look import look
-from pipeline.cli.status_screen import trouble
+from pipeline.diagnosis.problems import problems
 from tests.e2e.test_cli import run
 from tests.e2e.test_stream import document
 from tests.fakes.server import serving
-from tests.space import Space
+from tests.support.space import Space
 
-pytestmark = pytest.mark.stack
+pytestmark = [pytest.mark.stack, pytest.mark.slow]
 
 WITHIN_SECONDS = 180
 
@@ -33,7 +35,7 @@ async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) 
                 await model.faults(errors=10**9, error_status=429)
                 await space.publish(*(document(f"{n}.md", f"# {n}\n\nSome text.") for n in range(12)))
                 told = await until_vectors_stand_still(here, space)
-                assert "vectors stands still" in trouble(told)
+                assert "vectors stands still" in problems(told)
                 assert told["pending"]["vectors"]["documents"] == 12
                 assert {one["stage"]: one["members"] for one in told["stages"]}["vectors"] == 1
 
@@ -58,7 +60,7 @@ async def test_a_throttled_model_is_named_by_both(stack: Stack, tmp_path: Path) 
 async def until_vectors_stand_still(here: Stack, space: Space) -> dict[str, Any]:
     deadline = time.monotonic() + WITHIN_SECONDS
     while True:
-        told = await look(here, space.settings)
+        told = await look(partial(local_processes, here), space.settings)
         stuck = {one["name"]: one["waiting_for"] for one in told["workers"]}
         if stuck.get("vectors") == "embedding" and told["pending"] and not told["pending"]["keywords"]["documents"]:
             return told

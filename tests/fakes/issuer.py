@@ -21,7 +21,7 @@ from fastapi import FastAPI, Request
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from starlette.responses import Response
 
-from pipeline.serving import served
+from pipeline.runtime.http_server import served
 
 AUDIENCE = "penstock-test"
 

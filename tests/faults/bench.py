@@ -11,13 +11,13 @@ from uuid import UUID
 
 from deploy.local.stack import Stack
 from pipeline.core.model import ChunkParams
-from pipeline.settings import Settings
-from pipeline.stages.late import LateBulks
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import Settings
+from pipeline.stages.keywords import LateBulks
 from pipeline.stores.elasticsearch import GC_DELETES
 from pipeline.stores.keywords import Keywords
-from pipeline.telemetry import Metrics
 from tests.faults.puppet import Embeddings
-from tests.library import Library
+from tests.support.query.library import Library
 
 SMALL = ChunkParams(80, 32, 120)
 """A few chunks a section: each text has many."""

@@ -10,8 +10,8 @@ import signal
 from itertools import count
 from typing import Any
 
-from pipeline.cli.main import main
-from topics.producer import Delivery, Producer
+from cli.main import main
+from pipeline.kafka.producer import Delivery, Producer
 
 _acknowledged = count(1)
 

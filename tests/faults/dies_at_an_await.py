@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from pipeline.cli.main import main
+from cli.main import main
 from pipeline.stages.detect import Detect
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.stage import Incoming

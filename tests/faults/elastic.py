@@ -10,7 +10,7 @@ from typing import Literal
 
 from aiohttp import ClientError, web
 
-from tests.contract.es_proxy import ELASTIC, Proxy, api_error
+from tests.support.pipeline.es_proxy import ELASTIC, Proxy, api_error
 
 Bulk = Literal["pass", "hold", "cut", "landed", "late", "throttle", "items", "broken"]
 """pass. hold: waits for ``release``, answered then. cut: never arrives, no answer. landed: arrives, no answer. late: no

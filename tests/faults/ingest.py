@@ -11,7 +11,7 @@ from random import Random
 from tests.faults import tally
 from tests.faults.offices import Shelf
 from tests.faults.world import DYING, World
-from tests.space import PROJECT
+from tests.support.space import PROJECT
 
 LONGEST_RUN_SECONDS = 60.0
 
@@ -58,7 +58,7 @@ class Ingest:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            DYING["FAULTS_SENDS"] if dying else "pipeline.cli.main",
+            DYING["FAULTS_SENDS"] if dying else "cli.main",
             *self._shelf.arguments,
             "--allow-mass-delete",
             "--json",

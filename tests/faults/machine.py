@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from pipeline.core.errors import Retryable
 from pipeline.core.identity import document_id
 from pipeline.ledger import work
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
 from pipeline.stages.stage import Incoming
-from pipeline.telemetry import Metrics
 from query.model import Mode
 from tests.faults import tally
 from tests.faults.bench import Bench
@@ -26,7 +26,7 @@ from tests.faults.journal import LANES, Journal
 from tests.faults.model import outcome, readable
 from tests.faults.puppet import Op, Outbox, Puppet, StageName
 from tests.faults.story import KINDS, NEEDED, TAGS, UNEMBEDDABLE, Story
-from tests.oracle import assert_equal, wanted_chunks
+from tests.support.pipeline.oracle import assert_equal, wanted_chunks
 from topics.messages import DocumentIndexed, IndexHint
 
 NAMES = ["a", "b", "c"]

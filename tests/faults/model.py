@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pipeline.core.fingerprint import content_hash, meta_hash
+from pipeline.core.identity import content_hash, meta_hash
 from pipeline.core.normalise import normalise
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 

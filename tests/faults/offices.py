@@ -17,9 +17,9 @@ from random import Random
 from typing import Any, Protocol, cast
 
 from connectors.confluence.playground import ConfluencePlayground
+from connectors.declared import source_class
 from connectors.folder.playground import FolderPlayground
 from connectors.git.playground import GitPlayground
-from connectors.kinds import source_class
 from connectors.slack.playground import SlackPlayground
 from connectors.source import Playground
 from topics.messages import DocumentUpserted

@@ -14,8 +14,8 @@ import time
 import types
 from typing import Any
 
-OURS = ("connectors", "pipeline", "query", "topics")
-COMMAND_LINE = "pipeline.cli"
+OURS = ("canary", "cli", "connectors", "pipeline", "query", "topics")
+COMMAND_LINE = "cli"
 """typer knows the real class alone."""
 
 _ahead, _from, _until = map(float, os.environ.get("FAULTS_CLOCK", "0,0,0").split(","))
@@ -60,6 +60,6 @@ def _install() -> None:
 
 if __name__ == "__main__":
     _install()
-    from pipeline.cli.main import main
+    from cli.main import main
 
     main()

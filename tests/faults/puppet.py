@@ -20,7 +20,9 @@ from pipeline.core.errors import Retryable
 from pipeline.core.model import Generation
 from pipeline.embedding.choose import token_counter
 from pipeline.embedding.port import Embedded, OneModel, Vectors
-from pipeline.settings import Settings, dist
+from pipeline.kafka.producer import DeliveryUnknown, KafkaUnavailable
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import Settings, dist
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
@@ -32,14 +34,12 @@ from pipeline.stores.elasticsearch import connect
 from pipeline.stores.keywords import Keywords
 from pipeline.stores.postgres import Connection, Pool, open_pool
 from pipeline.stores.refresh import Refresher
-from pipeline.telemetry import Metrics
 from tests.faults.elastic import Gate, gated
 from tests.faults.stepped import stepped
 from tests.faults.story import UNEMBEDDABLE
-from tests.library import WordEmbedder
+from tests.support.query.library import WordEmbedder
 from topics.codec import encode
 from topics.messages import AnyMessage, IndexHint
-from topics.producer import DeliveryUnknown, KafkaUnavailable
 
 StageName = Literal["detect", "vectors", "keywords"]
 Kafka = Literal["fine", "away", "unsure"]

@@ -12,22 +12,24 @@ from typing import Any
 import httpx
 import psycopg
 
-from query.embedder import QueryEmbedder
+from query.embedding.embedders import QueryEmbedder
 from query.http.serve import serving
 from query.model import MODES
 from query.settings import AuthSettings, QuerySettings, ServeSettings
-from tests.contract.http_kit import DEVELOPMENT, as_
-from tests.contract.mcp_kit import connected
 from tests.faults import tally
 from tests.faults.history import History, Query, Revocation
 from tests.faults.offices import CLOSED_BY_MEMBERSHIP, TENANT
 from tests.faults.world import World
-from tests.space import Space
+from tests.support.query.http_kit import DEVELOPMENT, as_
+from tests.support.query.mcp_kit import connected
+from tests.support.space import Space
 
 MAX_RESULTS = 100
 """What one search may return: more than one scenario has documents."""
 MCP_RESULTS = 50
 PAUSE_SECONDS = 0.2
+SEARCH_SECONDS = 40.0
+"""What is shown is compared here, not how fast: the processes of a scenario and its servers share two processors."""
 ANSWER_SECONDS = 30.0
 
 _ACCEPTED = """
@@ -99,7 +101,8 @@ class Readers:
 @asynccontextmanager
 async def readers(space: Space, embedders: QueryEmbedder) -> AsyncIterator[Readers]:
     settings = QuerySettings(
-        serve=ServeSettings(port=0, requests_per_minute=1_000_000, **DEVELOPMENT), auth=AuthSettings()
+        serve=ServeSettings(port=0, requests_per_minute=1_000_000, search_seconds=SEARCH_SECONDS, **DEVELOPMENT),
+        auth=AuthSettings(),
     )
     async with (
         serving(space.settings, settings, embedders=embedders) as (address, service),

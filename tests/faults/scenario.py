@@ -17,7 +17,7 @@ from tests.faults.model import outcome
 from tests.faults.story import KINDS, UNEMBEDDABLE, Story
 from tests.faults.watch import Watch
 from tests.faults.world import World
-from tests.oracle import assert_equal
+from tests.support.pipeline.oracle import assert_equal
 from topics.messages import DocumentUpserted
 
 DOCUMENTS = 12

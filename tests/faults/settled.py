@@ -17,7 +17,7 @@ from tests.faults.model import outcome
 from tests.faults.offices import GROUPS_SECONDS, POLL_SECONDS, SWEEP_SECONDS, Offices
 from tests.faults.readers import Readers
 from tests.faults.world import World
-from tests.oracle import assert_equal, document_id
+from tests.support.pipeline.oracle import assert_equal, document_id
 from topics.messages import DocumentUpserted
 
 PIPELINE_SECONDS = 120.0

@@ -25,7 +25,7 @@ SECONDS: Counter[str] = Counter()
 
 SEED = int(os.environ.get("FAULTS_SEED") or int.from_bytes(os.urandom(3)))
 SCENARIOS = int(os.environ.get("FAULTS_SCENARIOS") or 0)
-"""0: the bounded part that `make test` runs."""
+"""0: the bounded part that `make test` and `make test-slow` run."""
 FIGURES = os.environ.get("FAULTS_FIGURES")
 """Where the figures are written to; nowhere if it is not set."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "guarantees.md"

@@ -21,8 +21,8 @@ import pytest
 
 from deploy.local.stack import Stack
 from pipeline.embedding.choose import embedder
-from pipeline.settings import EmbeddingSettings, dist
-from query.embedder import QueryEmbedder
+from pipeline.runtime.settings import EmbeddingSettings, dist
+from query.embedding.embedders import QueryEmbedder
 from tests.faults import tally
 from tests.faults.breakage import (
     Fault,
@@ -41,6 +41,9 @@ from tests.faults.readers import Readers, Reading, readers
 from tests.faults.scenario import Scenario, ended, later, replay, report, rounds
 from tests.faults.settled import shown_is_what_the_sources_say, text_with_marker
 from tests.faults.world import WORKERS, World
+
+# aiokafka forgets a connection that a dying broker cuts while it is being opened: of these tests' own admin clients.
+pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
 
 NAMES_AN_OFFICE = 4
 OPERATIONS = (12, 24)

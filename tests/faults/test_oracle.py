@@ -11,8 +11,8 @@ import pytest
 
 from deploy.local.stack import Stack
 from tests.faults.bench import Bench
-from tests.library import document
-from tests.oracle import COMPARED, NOT_COMPARED, assert_equal
+from tests.support.pipeline.oracle import COMPARED, NOT_COMPARED, assert_equal
+from tests.support.query.library import document
 
 TENANT = "acme"
 WRITTEN = document(
@@ -70,7 +70,7 @@ async def test_nobody_has_added_a_column_or_a_mapped_field_that_is_not_compared(
     stored = {table: set(await columns(bench, table)) for table in COMPARED if table != "keywords"}
     stored["keywords"] = await mapped(bench)
     decided = {table: {*COMPARED[table], *NOT_COMPARED[table]} for table in COMPARED}
-    assert stored == decided, "say in tests/oracle.py how the new field is compared, or why it is not"
+    assert stored == decided, "say in tests/support/pipeline/oracle.py how the new field is compared, or why it is not"
     assert all(not {*COMPARED[table]} & {*NOT_COMPARED[table]} for table in COMPARED)
 
 

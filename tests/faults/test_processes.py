@@ -32,6 +32,9 @@ from tests.faults.breakage import (
 from tests.faults.scenario import Past, Scenario, play, replay, report, rounds
 from tests.faults.world import World
 
+# aiokafka forgets a connection that a dying broker cuts while it is being opened: of these tests' own admin clients.
+pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.slow]
+
 A_SPACE = 20
 """Scenarios that share a space: the oracle looks at all of it each time."""
 FIXED: tuple[Sequence[Fault], ...] = (

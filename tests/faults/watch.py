@@ -9,10 +9,10 @@ from uuid import UUID
 import psycopg
 
 from pipeline.core.errors import PenstockError
-from query.retrieval import Search
+from query.retrieval.search import Search
 from tests.faults import tally
 from tests.faults.story import NEEDED, SECTIONS, TAGS
-from tests.space import Space
+from tests.support.space import Space
 
 _LEDGER = """
     SELECT d.id, d.seq, d.deleted_at IS NULL AND d.version IS NOT NULL

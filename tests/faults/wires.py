@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from deploy.local.kafka import Kafka
-from deploy.local.ports import Ports
-from deploy.local.service import HOST, LocalSettings, Place
+from deploy.local.service import HOST, Place, free_port
 from deploy.local.stack import Stack
 
 
@@ -95,21 +95,28 @@ async def wired(host: str, port: int, *, listening: int = 0) -> AsyncIterator[Wi
         await wire.close()
 
 
-BROKER_PORT, ADVERTISED_PORT = "kafka-wired", "kafka-wire"
+BROKER_PORT = "kafka-wired"
 
 
 class WiredKafka(Kafka):
     """Kafka with a second listener, which it advertises under another port than it listens on: there a test puts its
-    wire. Clients that come in by it are told of no other way, so a wire holds all of their connections."""
+    wire. Clients that come in by it are told of no other way, so a wire holds all of their connections.
+
+    The stack does not know the advertised port: it would give a broker that is started again another one, because
+    the wire has it.
+    """
+
+    def __init__(self, advertised: int | None = None) -> None:
+        self.advertised = advertised or free_port()
 
     def ports(self) -> tuple[str, ...]:
-        return (*super().ports(), BROKER_PORT, ADVERTISED_PORT)
+        return (*super().ports(), BROKER_PORT)
 
     def more_properties(self, place: Place, ports: Mapping[str, int]) -> dict[str, object]:
         client, controller = f"{HOST}:{ports['kafka']}", f"{HOST}:{ports['kafka-controller']}"
         return {
             "listeners": f"PLAINTEXT://{client},WIRED://{HOST}:{ports[BROKER_PORT]},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{client},WIRED://{HOST}:{ports[ADVERTISED_PORT]}",
+            "advertised.listeners": f"PLAINTEXT://{client},WIRED://{HOST}:{self.advertised}",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,WIRED:PLAINTEXT,CONTROLLER:PLAINTEXT",
         }
 
@@ -117,5 +124,12 @@ class WiredKafka(Kafka):
 def wire_ports(stack: Stack) -> tuple[int, int] | None:
     """(where the broker listens, where a wire must listen); None for a stack whose Kafka has no such listener, which is
     one that ``penstock up`` started."""
-    ports = Ports(stack.home, LocalSettings()).remembered()
-    return (ports[BROKER_PORT], ports[ADVERTISED_PORT]) if BROKER_PORT in ports else None
+    try:
+        properties = (stack.home / "run" / "kafka.d" / "server.properties").read_text()
+    except FileNotFoundError:
+        return None
+    listening, advertised = (
+        re.search(rf"^{name}=.*WIRED://[^:]+:(\d+)", properties, re.MULTILINE)
+        for name in ("listeners", r"advertised\.listeners")
+    )
+    return (int(listening[1]), int(advertised[1])) if listening and advertised else None

@@ -27,27 +27,27 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from deploy.local.stack import Stack
 from pipeline.core.errors import Retryable
 from pipeline.embedding.choose import embedder
-from pipeline.kafka import deliver, producer
-from pipeline.settings import EmbeddingSettings, dist
+from pipeline.kafka.client import deliver, producer
+from pipeline.kafka.producer import Producer
+from pipeline.runtime.settings import EmbeddingSettings, dist
 from pipeline.stores.elasticsearch import connect
-from query.embedder import QueryEmbedder
-from query.retrieval import Search, open_search
+from query.embedding.embedders import QueryEmbedder
+from query.retrieval.search import Search, open_search
 from tests.fakes.openai import FakeOpenAI, Faults
 from tests.faults import tally
 from tests.faults.elastic import Gate, gated
 from tests.faults.model import Event
 from tests.faults.story import UNEMBEDDABLE
 from tests.faults.wires import Wire, wire_ports, wired
-from tests.space import PROJECT, Space
-from tests.wheels import copy_tree, next_version
+from tests.support.deploy.wheels import copy_tree, next_version
+from tests.support.space import PROJECT, Space
 from topics.codec import decode
 from topics.messages import AnyMessage
-from topics.producer import Producer
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
 WORKERS = ("detect", "vectors", "keywords")
 DIMENSIONS = 64
-OURS = ("-m", "pipeline.cli.main")
+OURS = ("-m", "cli.main")
 DYING = {"FAULTS_AWAIT": "tests.faults.dies_at_an_await", "FAULTS_SENDS": "tests.faults.dies_after_sending"}
 """The variable that says when, and the program that is killed then."""
 BUILD = ("generation", "build", "--wait", "--yes", "--json")
@@ -253,7 +253,7 @@ class World:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "pipeline.cli.main",
+            "cli.main",
             *arguments,
             env={**self.space.environment, **self.environment, **(of_tree(tree) if tree else {})},
             cwd=PROJECT,

@@ -14,7 +14,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, cast
 
 import connectors.runner.instance as instance
-import connectors.runner.lease as lease
+import connectors.runner.state as lease
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
 from connectors.source import (

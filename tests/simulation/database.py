@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import dict_row
 
 Key = tuple[Any, ...]
 Row = Mapping[str, Any]
@@ -399,8 +400,8 @@ def text_of(statement: Any) -> str:
 
 
 def maker_of(row_factory: Any) -> Callable[..., Any] | None:
-    """The function behind psycopg's ``args_row`` or ``class_row``: rows for it are dicts by name."""
-    if row_factory is None:
+    """The function behind psycopg's ``args_row`` or ``class_row``: its rows are dicts, as ``dict_row``'s are."""
+    if row_factory is None or row_factory is dict_row:
         return None
     cells = [cell.cell_contents for cell in row_factory.__closure__ or ()]
     return next(cell for cell in cells if callable(cell))

@@ -20,13 +20,13 @@ from pipeline.core.errors import Retryable
 from pipeline.core.kafka_log import Witness, witness
 from pipeline.core.model import Lane
 from pipeline.core.progress import Progress
+from pipeline.kafka.logs import LogNow, LogsUnavailable, SentRecord
+from pipeline.kafka.producer import DeliveryUnknown, KafkaUnavailable, Stored
 from pipeline.stages.stage import Incoming, Stage
 from pipeline.stream.lanes import Lanes
 from pipeline.stream.logguard import LogGuard
 from topics.codec import Headers, encode
-from topics.logs import LogNow, LogsUnavailable, SentRecord
 from topics.messages import AnyMessage
-from topics.producer import DeliveryUnknown, KafkaUnavailable, Stored
 from topics.registry import Topic
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class Broker:
                 group.committed.pop((topic, n), None)
 
     def look(self, place: Place, offsets: Collection[int]) -> LogNow:
-        """As ``topics.logs.look`` sees a partition."""
+        """As ``pipeline.kafka.logs.look`` sees a partition."""
         log = self.logs[place]
         found = {n: SentRecord(self.sent_ms(place, n), *log[n][:2]) for n in offsets if n < len(log)}
         return LogNow(f"{place[0]} {self.made[place[0]]}", 0, len(log), found)
@@ -162,7 +162,7 @@ class Group:
 
 
 class Producer:
-    """What the product sees of ``topics.producer.Producer``."""
+    """What the product sees of ``pipeline.kafka.producer.Producer``."""
 
     def __init__(self, broker: Broker, process: Process) -> None:
         self._broker = broker
@@ -337,7 +337,7 @@ class Consumer:
             raise Retryable("Kafka is away", service="kafka") from error
 
     async def look(self, wanted: Mapping[Place, Collection[int]]) -> dict[Place, LogNow]:
-        """As ``topics.logs.look``."""
+        """As ``pipeline.kafka.logs.look``."""
         try:
             await self.process.reach("kafka", "look")
         except ConnectionError as error:

@@ -54,19 +54,22 @@ class Mutant(NamedTuple):
 
 _FOLD, _FOLDING, _DETECT = "pipeline.core.fold", "pipeline.stages.folding", "pipeline.stages.detect"
 _DOCUMENTS, _WORK, _BULKS = "pipeline.ledger.documents", "pipeline.ledger.work", "pipeline.ledger.bulks"
-_KEYWORDS, _VECTORS, _LATE = "pipeline.stages.keywords", "pipeline.stages.vectors", "pipeline.stages.late"
+_KEYWORDS, _VECTORS, _LATE = "pipeline.stages.keywords", "pipeline.stages.vectors", "pipeline.stages.keywords"
 _STORE, _DIFF, _PROGRESS = "pipeline.stores.keywords", "pipeline.core.diff", "pipeline.core.progress"
-_SWEEP, _ANNOUNCE, _RECOVER = "pipeline.stages.sweep", "pipeline.stages.announce", "pipeline.recover"
-_ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.superseded", "query.access"
-_IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.verify", "query.retrieval"
+_SWEEP, _ANNOUNCE, _RECOVER = "pipeline.stages.hints", "pipeline.stages.announce", "pipeline.maintenance.recover"
+_ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.documents", "query.access.callers"
+_IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.access.verify", "query.retrieval.search"
 _COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
-_MEMBERSHIP, _TOLD = "connectors.runner.membership_tables", "connectors.runner.identities"
+_MEMBERSHIP, _TOLD = "connectors.runner.membership", "connectors.runner.identities"
 _ADMISSION, _GUARD = "pipeline.stages.admission", "pipeline.stream.logguard"
 
-_SAFEGUARDS, _PUBLISHING = "tests/unit/test_safeguards.py", "tests/unit/test_runner_publish.py"
-_COMPARING, _ORDERING = "tests/unit/test_runner_compare.py", "tests/unit/test_order.py"
-_SEARCH = "tests/contract/test_search.py"
-_DOUBT, _AGAIN = "tests/contract/test_runner_in_doubt.py", "tests/contract/test_retrieval_again.py"
+_SAFEGUARDS, _PUBLISHING = (
+    "tests/unit/pipeline/stages/test_safeguards.py",
+    "tests/unit/connectors/runner/test_publish.py",
+)
+_COMPARING, _ORDERING = "tests/unit/connectors/runner/test_compare.py", "tests/unit/pipeline/stages/test_order.py"
+_SEARCH = "tests/contract/query/test_search.py"
+_DOUBT, _AGAIN = "tests/contract/connectors/runner/test_in_doubt.py", "tests/contract/query/test_retrieval.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # What an event does to a document
@@ -76,11 +79,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a delete loses to an upsert of its very moment", _FOLD, "event.observed_at <= state.deleted_floor", "event.observed_at < state.deleted_floor"),
     Mutant("of two access changes the later arrival wins", _FOLD, "event.observed_at < known", "False"),
     Mutant("at a tie the wider access wins", _FOLD, "set(state.acl_tags) & set(", "set(state.acl_tags) | set("),
-    Mutant("at a tie required tags are dropped", _FOLD, "set(state.required_tags) | set(", "set(state.required_tags) & set(", ("tests/unit/test_fold.py", _ORDERING)),
+    Mutant("at a tie required tags are dropped", _FOLD, "set(state.required_tags) | set(", "set(state.required_tags) & set(", ("tests/unit/pipeline/core/test_fold.py", _ORDERING)),
     Mutant("a delete from before the content ends it", _FOLD, "state.observed_at > event.observed_at:", "False:"),
     Mutant("a delete keeps the older floor", _FOLD, "max(state.deleted_floor", "min(state.deleted_floor"),
-    Mutant("access that came before the document is forgotten", _FOLD, 'return Step(after, "stub")', 'return Step(state, "stub")', ("tests/unit/test_fold.py", _ORDERING)),
-    Mutant("a stale upsert brings no access", _FOLD, 'return Step(after, "access", access)\n        return Step(after, newer)', "return Step(state, newer)\n        return Step(state, newer)", ("tests/unit/test_fold.py", _ORDERING)),
+    Mutant("access that came before the document is forgotten", _FOLD, 'return Step(after, "stub")', 'return Step(state, "stub")', ("tests/unit/pipeline/core/test_fold.py", _ORDERING)),
+    Mutant("a stale upsert brings no access", _FOLD, 'return Step(after, "access", access)\n        return Step(after, newer)', "return Step(state, newer)\n        return Step(state, newer)", ("tests/unit/pipeline/core/test_fold.py", _ORDERING)),
     Mutant("new metadata counts as unchanged", _FOLD, "if state.meta_hash != event.meta_hash:\n        return", "if False:\n        return"),
     Mutant("a new title is not written", _FOLDING, "meta_changed or text_changed", "text_changed"),
     Mutant("what a version superseded is forgotten", _FOLDING, "document.superseded.append(arrival)", "pass", (_ORDERING,)),
@@ -88,14 +91,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("what a delete brings back stays away", _FOLDING, "_revive(document, superseded_by_version)", "pass", (_ORDERING,)),
     Mutant("of a batch only the last event of a document counts", _FOLDING, "        _apply(document, arrival)\n", "        document.state = document.before.state\n        _apply(document, arrival)\n"),
     Mutant("the text of a deleted document stays", _FOLDING, "erased=not state.alive and bool(changes)", "erased=False"),
-    Mutant("one superseded version is kept", _SUPERSEDED, "KEPT = 8", "KEPT = 1", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
-    Mutant("the eight highest superseded versions are kept", _SUPERSEDED, "(PARTITION BY document_id ORDER BY observed_at DESC)", "(PARTITION BY document_id ORDER BY version DESC)", ("tests/contract/test_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
+    Mutant("one superseded version is kept", _SUPERSEDED, "MAX_SUPERSEDED = 8", "MAX_SUPERSEDED = 1", ("tests/contract/pipeline/stages/test_event_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
+    Mutant("the eight highest superseded versions are kept", _SUPERSEDED, "(PARTITION BY document_id ORDER BY observed_at DESC)", "(PARTITION BY document_id ORDER BY version DESC)", ("tests/contract/pipeline/stages/test_event_order.py::test_a_document_seen_again_after_a_late_delete_is_never_lost",)),
     # detect
     Mutant("what was read before the lock decides", _DETECT, "known = await documents.lock(connection, identities)", "await documents.lock(connection, identities)", (_SAFEGUARDS,)),
     Mutant("a manifest foreseen from another text is taken", _DETECT, "known is None or known.content_hash != digest", "known is None", (_SAFEGUARDS,)),
     Mutant("no hints are sent", _DETECT, "if a.draws_seq or a.before.pending", "if False"),
     Mutant("a repeated event hints nothing", _DETECT, "if a.draws_seq or a.before.pending", "if a.draws_seq", (_SAFEGUARDS,)),
-    Mutant("a record that nobody can read is dropped", _ADMISSION, "found.poison.append((record, error))", "pass"),
+    Mutant("a record that nobody can read is dropped", _ADMISSION, "sorted_batch.poison.append((record, error))", "pass"),
     Mutant("a record that nobody can read hides the others of its batch", _DETECT, "        if accepted:\n", "        if accepted and not poison:\n"),
     Mutant("a withdrawal is not announced at once", _DETECT, "[self._unsaid[i] for i in folded if i in self._unsaid]", "[]", (_SAFEGUARDS,)),
     Mutant("erased texts keep their manifests", _DOCUMENTS, "if a.erased]", "if False]"),
@@ -137,22 +140,22 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("offsets are committed over gaps", _PROGRESS, "self._last[partition] = grown[-1]", "self._last[partition] = token"),
     Mutant("an offset is committed before the record is done", _PROGRESS, "token = Token(offset, stamp)", "token = Token(offset, stamp, True)"),
     Mutant("a failing batch is acknowledged", _ATTEMPTS, 'return "again"\n        except Exception', 'return "done"\n        except Exception'),
-    Mutant("half of a split batch is lost", _ATTEMPTS, "(self.items[:middle], self.items[middle:])", "(self.items[:middle], self.items[:middle])", ("tests/unit/test_lanes.py", "tests/unit/test_attempts.py")),
-    Mutant("a record that always fails is dropped", _ATTEMPTS, "await self._stage.set_aside(batch.items[0][0], error)", "pass", ("tests/unit/test_attempts.py",)),
+    Mutant("half of a split batch is lost", _ATTEMPTS, "(self.items[:middle], self.items[middle:])", "(self.items[:middle], self.items[:middle])", ("tests/unit/pipeline/stream/test_lanes.py", "tests/unit/pipeline/stream/test_attempts.py")),
+    Mutant("a record that always fails is dropped", _ATTEMPTS, "await self._stage.set_aside(batch.items[0][0], error)", "pass", ("tests/unit/pipeline/stream/test_attempts.py",)),
     Mutant("the sweeper hints nothing", _SWEEP, "if not due:", "if True:", (_SAFEGUARDS,)),
     Mutant("announcements that a crash cut off are not made up for", _SWEEP, "if round_ % ANNOUNCE_EVERY == 0:", "if False:"),
     Mutant("nothing is announced", _ANNOUNCE, "if not ready:\n            return 0", "if ready:\n            return 0"),
-    Mutant("an announcement is recorded before it is sent", _ANNOUNCE, "        now = datetime.now(UTC)\n        told = [", "        async with self._pool.connection() as connection:\n            await ledger.announced(connection, ready)\n        now = datetime.now(UTC)\n        told = ["),
+    Mutant("an announcement is recorded before it is sent", _ANNOUNCE, "        now = datetime.now(UTC)\n        announced = [", "        async with self._pool.connection() as connection:\n            await ledger.mark_announced(connection, ready)\n        now = datetime.now(UTC)\n        announced = ["),
     Mutant("a log that moved counts as the same", _GUARD, 'if verdict.kind == "same" and not state.stopped:', "if True:"),
     Mutant("a log that moved is read on from its end", "pipeline.core.kafka_log", "read_from = max(same) + 1 if same else log.begin", "read_from = log.end"),
-    Mutant("lag counts what the log no longer has", "topics.offsets", "max(self.begin, committed or 0)", "(committed or 0)", ("tests/unit/test_offsets.py",)),
-    Mutant("a lag may be below nothing", "topics.offsets", "return max(0, self.end -", "return (self.end -", ("tests/unit/test_offsets.py",)),
+    Mutant("lag counts what the log no longer has", "pipeline.kafka.groups", "max(self.begin, committed or 0)", "(committed or 0)", ("tests/unit/pipeline/kafka/test_offsets.py",)),
+    Mutant("a lag may be below nothing", "pipeline.kafka.groups", "return max(0, self.end -", "return (self.end -", ("tests/unit/pipeline/kafka/test_offsets.py",)),
     # recover and the audit
     Mutant("recover replays nothing", _RECOVER, "return {p: log.since for p", "return {p: log.end for p"),
-    Mutant("recover leaves the sequence where it was", _RECOVER, "after = max(before, drawn, highest)", "after = before", ("tests/contract/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",)),
-    Mutant("recover forgets that detect lagged", _RECOVER, "min(since, found.get(lane, BEGINNING))", "since", ("tests/contract/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",)),
+    Mutant("recover leaves the sequence where it was", _RECOVER, "after = max(before, drawn, highest)", "after = before", ("tests/contract/pipeline/maintenance/test_recover.py::test_numbers_go_on_above_what_elasticsearch_holds",)),
+    Mutant("recover forgets that detect lagged", _RECOVER, "min(since, found.get(lane, BEGINNING))", "since", ("tests/contract/pipeline/maintenance/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",)),
     Mutant("the audit leaves what the ledger never heard of", "pipeline.audit.mend", "done += await self._remove([verdict.document], verdict.strangers)", "pass", (_SAFEGUARDS,)),
-    Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),", ("tests/unit/test_audit.py",)),
+    Mutant("the audit overlooks orphans", "pipeline.audit.compare", "sorted(surplus),", "(),", ("tests/unit/pipeline/audit/test_audit.py",)),
     # Queries
     Mutant("groups that were observed earlier come back", _IDENTITIES, " WHERE excluded.observed_at >= m.observed_at", "", (_SEARCH + "::test_groups_that_were_observed_earlier_do_not_come_back",)),
     Mutant("a membership opens nothing", _ACCESS, "held.update(qualify(source, groups))", "pass"),
@@ -160,7 +163,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("required tags are not verified", _VERIFY, " AND a.required_tags <@ %(tags)s::text[]", "", (_SEARCH + "::test_the_last_look_alone_refuses_what_the_stores_still_offer",)),
     Mutant("candidates are not verified", _VERIFY, " AND a.acl_tags && %(tags)s::text[]", "", (_SEARCH + "::test_what_a_store_claims_about_access_is_not_believed",)),
     Mutant("a remembered answer is of no access set", _RETRIEVAL, "caller.tenant, scope.access)", 'caller.tenant, b"")', (_AGAIN + "::test_an_answer_is_nobodys_of_another_access_set",)),
-    Mutant("the access set leaves out which sets are readable", "query.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),
+    Mutant("the access set leaves out which sets are readable", "query.retrieval.cache", 'array("q", sorted(readable.access_ids)).tobytes()', 'b""', (_SAFEGUARDS,)),
     Mutant("a remembered answer is not verified again", _RETRIEVAL, "len(current) < len(known.counted) or", "False or", (_AGAIN + "::test_a_remembered_answer_never_outlives_what_it_is_made_from",)),
     # Connectors
     Mutant("the source's answer outranks a later one", _COMPARE, "stamp is not None and seen.at < stamp for stamp", "False for stamp", (_COMPARING,)),

@@ -12,8 +12,8 @@ import numpy as np
 
 from pipeline.core.identity import EVERYONE, chunk_ids, document_id, qualify
 from pipeline.core.normalise import normalise
-from query.access import identify
-from query.verify import verify
+from query.access.callers import identify
+from query.access.verify import verify
 from tests.faults.model import Event, outcome
 from tests.faults.story import UNEMBEDDABLE
 from tests.simulation.changes import NAMES, cut

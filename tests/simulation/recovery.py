@@ -17,10 +17,10 @@ from pipeline.audit.examine import Examiner, ranges_end
 from pipeline.audit.mend import Mender
 from pipeline.audit.walk import SECOND_LOOK_SECONDS
 from pipeline.core.errors import PenstockError
-from pipeline.recover import Recovery
+from pipeline.kafka.groups import GroupBusy, Log, OffsetsUnavailable
+from pipeline.maintenance.recover import Recovery
 from pipeline.stores.keywords import Keywords
 from tests.simulation.keyword_store import Elasticsearch
-from topics.offsets import GroupBusy, Log, OffsetsUnavailable
 
 if TYPE_CHECKING:
     from tests.simulation.kafka import Group
@@ -84,7 +84,7 @@ def _recovery(operator: Process) -> Recovery:
 
 
 class Offsets:
-    """What the product sees of ``topics.offsets.Groups``."""
+    """What the product sees of ``pipeline.kafka.groups.Groups``."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from psycopg import AsyncConnection
 
-import connectors.runner.lease as lease
+import connectors.runner.state as lease
 from connectors.clock import Clock
 from connectors.runner.crawl import Crawl
 from connectors.runner.identities import Identities as Memberships
@@ -26,23 +26,22 @@ from pipeline.core.identity import document_id
 from pipeline.core.kafka_log import Mark, Witness
 from pipeline.embedding.port import OneModel
 from pipeline.ledger import generations, kafka_marks
-from pipeline.republish import republish
+from pipeline.maintenance.recover import republish
+from pipeline.observability.metrics import Metrics
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
+from pipeline.stages.hints import Sweeper
 from pipeline.stages.identities import Identities
 from pipeline.stages.keywords import KeywordSink
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming
-from pipeline.stages.sweep import Sweeper
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.keywords import Keywords
-from pipeline.telemetry import Metrics
-from query.access import identify
-from query.verify import verify
+from query.access.callers import identify
+from query.access.verify import verify
 from tests.faults.puppet import Outbox
 from tests.faults.story import KINDS, NEEDED, TAGS
-from tests.library import Library
 from tests.simulation.changes import NAMES, PERSONS, SOURCE_KINDS, ShortStory, cut
 from tests.simulation.connectors import Service, VirtualSource
 from tests.simulation.database import Database, Nobody
@@ -50,6 +49,7 @@ from tests.simulation.keyword_store import Index
 from tests.simulation.oracle import Candidate
 from tests.simulation.twin import STORY_BEGINS, TwinElasticsearch, TwinPool, TwinSession
 from tests.simulation.world import SOURCE, TENANT, WordsEmbedder
+from tests.support.query.library import Library
 from topics.codec import encode
 from topics.messages import AnyMessage, IdentityChanged
 

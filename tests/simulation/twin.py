@@ -14,6 +14,7 @@ from uuid import UUID
 
 import numpy as np
 from elasticsearch import AsyncElasticsearch
+from psycopg.rows import dict_row
 
 from pipeline.stores.postgres import Pool
 from tests.simulation import database
@@ -108,6 +109,8 @@ class TwinCursor:
         self._model = model
         self._compared = compared
         self._make = database.maker_of(row_factory)
+        self._maps = row_factory is dict_row
+        self._names: list[str] = []
         self._rows: list[Any] = []
         self._results: list[list[Any]] = []
         self.rowcount = 0
@@ -122,6 +125,7 @@ class TwinCursor:
         await _follow_the_server(self._real, self._model)
         await self._real.execute(statement, parameters)
         self._rows = await self._real.fetchall() if self._real.description else []
+        self._names = [column.name for column in self._real.description or ()]
         self.rowcount = self._real.rowcount
         rows, count = await self._model.run(statement, [parameters])
         self._compare(text_of(statement), rows, count)
@@ -155,9 +159,14 @@ class TwinCursor:
     def _compare_rows(self, text: str, real: Sequence[Any], rows: Sequence[Any]) -> str:
         flat = " ".join(text.split())
         self._compared[flat[:60]] += 1
-        model = [tuple(row.values()) if isinstance(row, dict) else row for row in rows]
+        model = [self._ordered(row) if isinstance(row, dict) else row for row in rows]
         assert _plain(real) == _plain(model), f"the model differs: {flat}\n{_plain(real)}\n{_plain(model)}"
         return flat
+
+    def _ordered(self, row: dict[str, Any]) -> tuple[Any, ...]:
+        """The model's row in the order of the server's columns, where those have names to go by."""
+        by_name = set(self._names) == set(row)
+        return tuple(row[name] for name in self._names) if by_name else tuple(row.values())
 
     def _compare(self, text: str, rows: Sequence[Any], count: int) -> None:
         flat = self._compare_rows(text, self._rows, rows)
@@ -176,6 +185,8 @@ class TwinCursor:
             yield row
 
     def _made(self, row: Any) -> Any:
+        if self._maps:
+            return dict(zip(self._names, row, strict=True))
         return row if self._make is None else self._make(*row)
 
 

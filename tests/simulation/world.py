@@ -21,13 +21,12 @@ from pipeline.embedding.port import Embedded, OneModel, Vectors
 from pipeline.stages.announce import Announcer
 from pipeline.stages.dead import DeadLetters
 from pipeline.stages.detect import Detect
+from pipeline.stages.hints import Sweeper
 from pipeline.stages.identities import Identities
-from pipeline.stages.keywords import KeywordSink
-from pipeline.stages.late import CHECK_SECONDS, LateBulks
-from pipeline.stages.late import INTERVAL_SECONDS as LATE_INTERVAL_SECONDS
+from pipeline.stages.keywords import CHECK_SECONDS, KeywordSink, LateBulks
+from pipeline.stages.keywords import INTERVAL_SECONDS as LATE_INTERVAL_SECONDS
 from pipeline.stages.manifests import Chunker
 from pipeline.stages.stage import Incoming, Stage
-from pipeline.stages.sweep import Sweeper
 from pipeline.stages.vectors import VectorSink
 from pipeline.stores.keywords import Keywords
 from tests.faults.model import Event, outcome
@@ -508,7 +507,7 @@ class World:
         return outcome(self.story.events[name]) if self.connected is None else self.connected.wanted(name)
 
     async def _vitals(self) -> None:
-        """Record up to which moment everything that was sent has been handled, as pipeline.vitals does."""
+        """Record up to which moment everything that was sent has been handled, as pipeline.diagnosis.vitals does."""
         while True:
             for stage in ("detect", "identities"):
                 group = self.broker.groups[stage]

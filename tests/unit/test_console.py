@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.console import Command, commands, shell
+from tests.support.deploy.console import Command, commands, shell
 
 GUIDE = """
 # Guide

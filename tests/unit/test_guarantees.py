@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.ledger.personal import PLACES
-from pipeline.settings import DEAD_LETTER_DAYS, RetentionSettings
+from pipeline.runtime.settings import DEAD_LETTER_DAYS, RetentionSettings
 from topics.registry import DAY_MS, DEAD_LETTERS
 
 ROOT = Path(__file__).parent.parent.parent

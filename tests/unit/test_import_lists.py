@@ -17,17 +17,19 @@ MODELS = ("ctranslate2", "numpy", "scipy", "tiktoken", "tokenizers")
 TRACING = ("opentelemetry.sdk",)
 """Of what many processes need, the heavy parts."""
 
-WORKER = "pipeline.cli.main, pipeline.settings, pipeline.telemetry, pipeline.stream.worker"
+WORKER = "cli.main, pipeline.runtime.settings, pipeline.observability.metrics, pipeline.stream.worker"
 UNNEEDED = {
-    "pipeline.cli.main": (
-        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+    "cli.main": (
+        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.runtime.settings", "query",
+        "structlog",
     ),
-    "pipeline.cli.main, pipeline.cli.search": (
-        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.settings", "query", "structlog",
+    "cli.main, cli.search": (
+        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.runtime.settings", "query",
+        "structlog",
     ),
     f"{WORKER}, pipeline.stream.detect_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING, "elasticsearch"),
     f"{WORKER}, pipeline.stream.keywords_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING),
-    "pipeline.cli.main, pipeline.cli.serve, query.http.serve": (
+    "cli.main, cli.serve, query.http.serve": (
         *PARSERS, *TRACING, "ctranslate2", "faust", "mcp", "openai", "scipy", "tiktoken", "tokenizers",
     ),
     f"{WORKER}, pipeline.stream.vectors_worker": (*PARSERS, *ANSWERS, *TRACING, "elasticsearch", "scipy"),
@@ -40,5 +42,5 @@ def test_a_process_that_starts_waits_for_no_library_of_others(modules: str) -> N
     program = f"import {modules}, json, sys; print(json.dumps(sorted(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     loaded = set(json.loads(ran.stdout))
-    assert "pipeline.cli.main" in loaded
+    assert "cli.main" in loaded
     assert [name for name in UNNEEDED[modules] if name in loaded] == []

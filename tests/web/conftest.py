@@ -15,14 +15,14 @@ from pydantic import SecretStr
 
 from deploy.local.browser import require
 from deploy.local.stack import Stack
-from query.http.auth import local_user
+from query.auth.authenticator import local_user
 from query.service import Service
 from query.settings import ChatSettings
-from tests.contract.http_kit import service_over, token
 from tests.fakes.chat import FakeChat
 from tests.fakes.chat_faults import Faults
-from tests.library import Library, WordEmbedder
-from tests.web.library_of_git import documents
+from tests.support.query.http_kit import service_over, token
+from tests.support.query.library import Library, WordEmbedder
+from tests.support.query.library_of_git import documents
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",

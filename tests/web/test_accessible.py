@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from axe_playwright_python.async_playwright import Axe
 
-from query.http.auth import local_user
-from tests.contract.http_kit import service_over, token, write_keys
+from query.auth.authenticator import local_user
+from tests.support.query.http_kit import service_over, token, write_keys
 from tests.web.conftest import Tab, Tabs
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]

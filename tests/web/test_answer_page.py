@@ -9,8 +9,8 @@ import re
 import httpx
 import pytest
 
-from tests.contract.http_kit import as_, service_over
 from tests.fakes.chat_faults import UNSUPPORTED, Faults
+from tests.support.query.http_kit import as_, service_over
 from tests.web.conftest import Site, Tab, Tabs
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]

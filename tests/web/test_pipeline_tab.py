@@ -14,14 +14,14 @@ from aiokafka.admin import AIOKafkaAdminClient
 
 from deploy.local.stack import Stack
 from pipeline.audit import runs
-from pipeline.kafka import deliver, producer
-from pipeline.settings import KafkaSettings
+from pipeline.kafka.admin import ensure_topics
+from pipeline.kafka.client import deliver, producer
+from pipeline.runtime.settings import KafkaSettings
 from pipeline.stages.stage import Incoming
-from tests.contract.http_kit import service_over
 from tests.fakes.chat_faults import UNSUPPORTED, Faults
-from tests.library import document
+from tests.support.query.http_kit import service_over
+from tests.support.query.library import document
 from tests.web.conftest import PHONE, Site, Tabs
-from topics.admin import ensure_topics
 from topics.registry import DOCUMENTS_LIVE
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]
@@ -150,4 +150,4 @@ async def test_others_have_no_such_tab_and_are_told_why(tabs: Tabs) -> None:
     assert not await tab.page.is_visible(".tabs a:has-text('Pipeline')")
     await tab.open("?view=pipeline")
     await tab.page.wait_for_selector("#view-pipeline .doubt")
-    assert "those who operate the service" in await tab.page.inner_text("#view-pipeline")
+    assert "for operators only" in await tab.page.inner_text("#view-pipeline")

@@ -8,8 +8,8 @@ import re
 import httpx
 import pytest
 
-from query.http.auth import local_user
-from tests.library import deletion, document
+from query.auth.authenticator import local_user
+from tests.support.query.library import deletion, document
 from tests.web.conftest import PHONE, Site, Tab, Tabs
 
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="session")]

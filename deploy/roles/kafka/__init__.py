@@ -1,1 +1,1 @@
-"""What each process may do in Kafka: ``acls.json``, and the program that makes the cluster's ACLs so."""
+"""Rights of each process in Kafka: ``acls.json``, and the program that applies them to the cluster."""

@@ -25,8 +25,8 @@ from aiokafka.protocol.admin import CreateAclsRequest, DeleteAclsRequest, Descri
 
 from deploy.roles.kafka.users import AlterUserScramCredentials, passwords_in
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
-from pipeline.kafka_security import refusal, security
-from pipeline.settings import KafkaSettings, load
+from pipeline.kafka.client import refusal, security
+from pipeline.runtime.settings import KafkaSettings, load
 
 # Kafka's AclOperation, ResourceType, PatternType and AclPermissionType
 OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Describe": 8, "DescribeConfigs": 10}
@@ -47,7 +47,7 @@ class Acl(NamedTuple):
     permission: int
 
 
-def wanted(prefix: str) -> dict[str, set[Acl]]:
+def desired_acls(prefix: str) -> dict[str, set[Acl]]:
     """principal → its rights."""
     said: Mapping[str, list[dict[str, list[str]]]] = json.loads((files(__package__) / "acls.json").read_text("utf-8"))
     return {f"User:{user}": set(_rights(f"User:{user}", rules, prefix)) for user, rules in said.items()}
@@ -81,16 +81,16 @@ async def apply(kafka: KafkaSettings, passwords: Mapping[str, str]) -> tuple[int
         if passwords:
             for _user, code, *_ in (await _ask(admin, AlterUserScramCredentials(dict(passwords)))).results:
                 _check(code)
-        given = taken = 0
+        granted = taken = 0
         left: set[str] = set()
-        all_wanted = wanted(kafka.topic_prefix)
-        known = {acl.name for rights in all_wanted.values() for acl in rights}
-        for principal, rights in all_wanted.items():
+        all_desired = desired_acls(kafka.topic_prefix)
+        known = {acl.name for rights in all_desired.values() for acl in rights}
+        for principal, rights in all_desired.items():
             held = await _held(admin, principal)
             for acl in sorted(rights - held):
                 [[code, _]] = (await _ask(admin, CreateAclsRequest(*acl))).creation_responses
                 _check(code)
-                given += 1
+                granted += 1
             for acl in sorted(held - rights):
                 if not is_ours(acl, known, kafka.topic_prefix):
                     left.add(f"{principal.removeprefix('User:')}: {NAMES[acl.kind]} {acl.name}")
@@ -98,7 +98,7 @@ async def apply(kafka: KafkaSettings, passwords: Mapping[str, str]) -> tuple[int
                 [[code, _, _]] = (await _ask(admin, DeleteAclsRequest(*acl))).filter_responses
                 _check(code)
                 taken += 1
-        return given, taken, sorted(left)
+        return granted, taken, sorted(left)
     except (KafkaError, TimeoutError, OSError) as error:
         why = f"Kafka at {kafka.bootstrap}: {type(error).__name__}; is it running and reachable?"
         raise await refusal(kafka) or Retryable(why, service="kafka") from error
@@ -134,16 +134,16 @@ def main(
     """Make the rights of Penstock's users in Kafka, and with passwords the users, what acls.json says."""
     try:
         kafka = load().kafka
-        users = passwords_in(passwords, {who.removeprefix("User:") for who in wanted("")}) if passwords else {}
-        given, taken, left = asyncio.run(apply(kafka, users))
+        users = passwords_in(passwords, {who.removeprefix("User:") for who in desired_acls("")}) if passwords else {}
+        granted, taken, left = asyncio.run(apply(kafka, users))
     except PenstockError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
     if users:
         typer.echo(f"passwords: {', '.join(sorted(users))}")
-    typer.echo(f"{given} rights given, {taken} taken away" if given or taken else "Everything is as it should be.")
-    for one in left:
-        typer.echo(f"left, for it may be another installation's: {one}", err=True)
+    typer.echo(f"{granted} rights given, {taken} taken away" if granted or taken else "Everything is as it should be.")
+    for acl in left:
+        typer.echo(f"left, for it may be another installation's: {acl}", err=True)
 
 
 if __name__ == "__main__":

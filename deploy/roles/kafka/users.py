@@ -90,12 +90,12 @@ class AlterUserScramCredentials(Request[_Struct]):  # type: ignore[misc]  # aiok
 def passwords_in(folder: Path, users: set[str]) -> dict[str, str]:
     """user → password, of those that have a file of their name in the folder. Raises Misconfigured."""
     try:
-        found = {user: (folder / user).read_text("utf-8").strip() for user in users if (folder / user).exists()}
+        passwords = {user: (folder / user).read_text("utf-8").strip() for user in users if (folder / user).exists()}
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "one is not UTF-8"  # its own text shows a byte of it
         raise Misconfigured(f"{folder}: the passwords of Kafka's users cannot be read: {why}") from error
-    empty = sorted(user for user, password in found.items() if not password)
-    if empty or not found:
+    empty = sorted(user for user, password in passwords.items() if not password)
+    if empty or not passwords:
         what = f"{', '.join(empty)}: empty" if empty else f"no file is named as one of {', '.join(sorted(users))}"
         raise Misconfigured(f"{folder}: {what}; each holds one user's password", service="kafka")
-    return found
+    return passwords

@@ -57,7 +57,7 @@ GRANT SELECT
     ON connectors
     TO penstock_worker, penstock_query;
 
--- … and goes by age, as whatever else does (pipeline/retention.py).
+-- … and goes by age, as whatever else does (pipeline/maintenance/retention.py).
 GRANT EXECUTE ON FUNCTION erase_by_age, erase_use_by_age TO penstock_worker;
 
 -- What became of one document at its source is told by `penstock why`.
@@ -89,7 +89,7 @@ GRANT EXECUTE ON FUNCTION readable_sets, expire_provenance TO penstock_query;
 -- `penstock why --as` asks what somebody may read, whoever logs in for it.
 GRANT EXECUTE ON FUNCTION readable_sets TO penstock_worker;
 -- What is shown of all tenants together: numbers, and names of sources.
-GRANT SELECT ON overview_documents, overview_letters TO penstock_worker, penstock_query;
+GRANT SELECT ON overview_documents, overview_canaries, overview_letters TO penstock_worker, penstock_query;
 GRANT EXECUTE ON FUNCTION overview_chunks TO penstock_worker, penstock_query;
 -- Budgets are counted by a function: what somebody used cannot be unsaid. `penstock budget` reads today's of all tenants.
 GRANT EXECUTE ON FUNCTION use_budget TO penstock_query;

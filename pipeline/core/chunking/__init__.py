@@ -35,16 +35,24 @@ SMALLEST_WINDOW = 16
 """Tokens. A single code point can have four, and a chunk needs room for context."""
 
 
-def chunk(text: str, media_type: str, *, params: ChunkParams, count_tokens: CountTokens) -> list[Chunk]:
+def chunk(
+    text: str,
+    media_type: str,
+    *,
+    params: ChunkParams,
+    count_tokens: CountTokens,
+    clock: Callable[[], float] | None = None,
+) -> list[Chunk]:
     """The chunks of a normalised text (``pipeline.core.normalise``), in reading order.
 
     Every character but white space is in the last span of a chunk; a chunk never has more than ``params.max_tokens``.
-    Raises Misconfigured when the sizes contradict each other.
+    clock: bounds what parsers of source code may take (``code.parse``). Raises Misconfigured when the sizes contradict
+    each other.
     """
     check(params)
     kind = media_type.partition(";")[0].strip().lower()
     grammar = kind in code.GRAMMARS
-    blocks = code.parse(text, kind, params.target) if grammar else PARSERS.get(kind, paragraphs)(text)
+    blocks = code.parse(text, kind, params.target, clock) if grammar else PARSERS.get(kind, paragraphs)(text)
     return pack(text, blocks, params, count_tokens)
 
 

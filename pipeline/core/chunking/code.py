@@ -69,20 +69,25 @@ _STEPS_PER_KILOBYTE = 12
 _STEPS_AFTER_ERROR = 4
 """Progress reports that the parser may make by the time it has come so far, those of error recovery weighed by their
 cost. Real code needs 2 to 9 a kilobyte; a file that needs far more is given up after a second or so."""
+_PARSE_SECONDS = 5.0
+"""Of processor time. What a step costs is bounded by no count: errors with comments between them take the longer, the
+more of them came before. Real code of _MAX_BYTES takes a tenth of this: only a hostile file may be cut otherwise the
+next time."""
 _READ = 1024
 _READS_PER_KILOBYTE = 32
 """How often the parser may ask for a kilobyte. Real code needs 1 to 3; a grammar whose scanner can be made to look
-ahead to the end of the file at every token, thousands. Both bounds count and do not time: the same text gives the same
+ahead to the end of the file at every token, thousands. These bounds count and do not time: the same text gives the same
 chunks."""
 
 
-def parse(text: str, media_type: str, target: int) -> list[Block]:
-    """Blocks of source code. target: tokens of a chunk, which decides how far definitions are opened."""
+def parse(text: str, media_type: str, target: int, clock: Callable[[], float] | None = None) -> list[Block]:
+    """Blocks of source code. target: tokens of a chunk, which decides how far definitions are opened. clock: of
+    the processor's time, in seconds; without one only counts bound the parser."""
     if not text:
         return []
     walk = _Walk(text, target)
     source = text.encode()
-    root = _tree(source, media_type) if len(source) <= _MAX_BYTES else None
+    root = _tree(source, media_type, clock or (lambda: 0.0)) if len(source) <= _MAX_BYTES else None
     if root is None:
         return [
             Block(0, PARAGRAPH, prose=False),
@@ -97,20 +102,20 @@ def _language(media_type: str) -> Language:
     return Language(GRAMMARS[media_type]())
 
 
-def _tree(source: bytes, media_type: str) -> Node | None:
+def _tree(source: bytes, media_type: str, clock: Callable[[], float]) -> Node | None:
     """The root node; None when the parser takes too much work."""
-    steps = 0
+    steps, ends = 0, clock() + _PARSE_SECONDS
     reads = 64 + len(source) * _READS_PER_KILOBYTE // 1024
 
     def read(offset: int, _point: object) -> bytes:
         nonlocal reads
         reads -= 1
-        return source[offset : offset + _READ] if reads > 0 else b""
+        return source[offset : offset + _READ]  # always: a parser that reads less than before writes beyond its memory
 
     def stop(offset: int, has_error: bool) -> bool:
         nonlocal steps
         steps += _STEPS_AFTER_ERROR if has_error else 1
-        return reads <= 0 or steps > _STEPS + offset * _STEPS_PER_KILOBYTE // 1024
+        return reads <= 0 or steps > _STEPS + offset * _STEPS_PER_KILOBYTE // 1024 or clock() > ends
 
     try:
         tree = Parser(_language(media_type)).parse(read, progress_callback=stop)

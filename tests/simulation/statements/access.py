@@ -1,4 +1,4 @@
-"""``pipeline.stages.identities``, ``query.access``, ``query.verify`` and ``pipeline.ledger.letters``."""
+"""``pipeline.stages.identities``, ``query.access.callers``, ``query.access.verify`` and ``pipeline.ledger.letters``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pipeline.ledger.announce``."""
+"""``pipeline.ledger.arrivals``."""
 
 from __future__ import annotations
 

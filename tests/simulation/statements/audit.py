@@ -1,4 +1,4 @@
-"""``pipeline.recover``, ``pipeline.audit`` and ``pipeline.ledger.repair``."""
+"""``pipeline.maintenance.recover``, ``pipeline.audit`` and ``pipeline.ledger.repair``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.documents import NEW_DOCUMENT, new_state
-from tests.simulation.statements.registry import GENERATION, statement, tags_of
+from tests.simulation.statements.registry import GENERATION, document_columns, statement
 
 
 @statement("SELECT last_value, (SELECT max(seq) FROM documents) FROM ledger_seq")
@@ -67,35 +67,31 @@ def _fitting(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     return _sizes(tx, [i for i in set(p["ids"]) if tx.get("documents", i) is not None])
 
 
-def _states(tx: Transaction, id_: UUID) -> tuple[Any, ...]:
+def _states(tx: Transaction, id_: UUID) -> Row:
     v, k = (tx.get("index_state", id_, GENERATION, store) for store in ("vectors", "keywords"))
-    return (
-        *((v["want_seq"], v["seq"], v["refused"], v["attempts"], v["error"]) if v else (None,) * 5),
-        *((k["want_seq"], k["seq"], k["attempts"], k["error"]) if k else (None,) * 4),
-    )
+    columns = ("want_seq", "seq", "refused", "attempts", "error")
+    return {f"vectors_{name}": v[name] if v else None for name in columns} | {
+        f"keywords_{name}": k[name] if k else None for name in columns if name != "refused"
+    }
 
 
-@statement("b.text, b.metadata, v.want_seq, v.seq, v.refused, v.attempts, v.error, k.want_seq, k.seq")
-def _wanted(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+@statement("b.text, b.metadata, v.want_seq AS vectors_want_seq, v.seq AS vectors_seq")
+def _wanted(tx: Transaction, p: Any) -> list[Row]:
     found = []
     for id_ in set(p["ids"]):
         if (d := tx.get("documents", id_)) is None:
             continue
-        m, b = tx.get("manifests", id_, GENERATION), tx.get("document_bodies", id_)
-        cut = (m["content_hash"], m["chunk_ids"], m["token_counts"], m["spans"], m["headings"]) if m else (None,) * 5
-        found.append((
-            id_, d["tenant"], d["source"], d["external_id"], d["seq"],
-            d["deleted_at"] is None and d["version"] is not None, d["content_hash"], d["access_id"],
-            *tags_of(tx, d["access_id"]), d["title"], d["source_url"], d["author"], d["media_type"],
-            d["source_modified_at"], d["lane"], *cut, *((b["text"], b["metadata"]) if b else (None, None)),
-            *_states(tx, id_),
-        ))  # fmt: skip
+        b = tx.get("document_bodies", id_)
+        body = {name: b[name] if b else None for name in ("text", "metadata")}
+        found.append({**document_columns(tx, id_, GENERATION), **body, "seq": d["seq"], **_states(tx, id_)})
     return found
 
 
-@statement("SELECT d.id, d.seq, v.want_seq, v.seq, v.refused, v.attempts, v.error, k.want_seq, k.seq")
-def _standings(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
-    return [(i, d["seq"], *_states(tx, i)) for i in set(p["ids"]) if (d := tx.get("documents", i)) is not None]
+@statement("SELECT d.id, d.seq, v.want_seq AS vectors_want_seq, v.seq AS vectors_seq")
+def _standings(tx: Transaction, p: Any) -> list[Row]:
+    return [
+        {"id": i, "seq": d["seq"], **_states(tx, i)} for i in set(p["ids"]) if (d := tx.get("documents", i)) is not None
+    ]
 
 
 @statement("SELECT 1 FROM documents WHERE id = ANY(%s) ORDER BY id FOR UPDATE")

@@ -1,4 +1,4 @@
-"""``connectors.runner.membership_tables``."""
+"""``connectors.runner.membership``."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 from tests.simulation.database import Row, Statement, Transaction
 
@@ -79,3 +80,32 @@ def _set(_tx: Transaction, _p: Any) -> int:
 @statement("vector_type, service FROM generations WHERE state")
 def _generations(tx: Transaction, _p: Any) -> list[tuple[Any, ...]]:
     return [tuple(row["columns"]) for _, row in tx.rows("generations")]
+
+
+def document_columns(tx: Transaction, id_: UUID, generation: str) -> Row:
+    """A document's columns with its access set and its manifest, as ``pipeline.ledger.work.work_of`` takes them."""
+    document, manifest = tx.get("documents", id_), tx.get("manifests", id_, generation)
+    assert document is not None
+    acl_tags, required_tags = tags_of(tx, document["access_id"])
+    names = (
+        "tenant",
+        "source",
+        "external_id",
+        "content_hash",
+        "access_id",
+        "title",
+        "source_url",
+        "author",
+        "media_type",
+        "source_modified_at",
+        "lane",
+    )
+    return {
+        **{name: document[name] for name in names},
+        "id": id_,
+        "alive": document["deleted_at"] is None and document["version"] is not None,
+        "acl_tags": acl_tags,
+        "required_tags": required_tags,
+        "manifest_hash": manifest["content_hash"] if manifest else None,
+        **{name: manifest[name] if manifest else None for name in ("chunk_ids", "token_counts", "spans", "headings")},
+    }

@@ -1,4 +1,4 @@
-"""``pipeline.republish``: recover has the connectors look again."""
+"""``pipeline.maintenance.recover``: recover has the connectors look again."""
 
 from __future__ import annotations
 

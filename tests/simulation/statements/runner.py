@@ -1,4 +1,4 @@
-"""``connectors.runner.lease`` and ``connectors.runner.state``, and what all models of connectors use.
+"""``connectors.runner.state`` and ``connectors.runner.state``, and what all models of connectors use.
 
 Statements that name their columns are read for them, so that a new column needs no change here.
 """

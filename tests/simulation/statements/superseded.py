@@ -1,4 +1,4 @@
-"""``pipeline.ledger.superseded``: what a delete may bring back."""
+"""``pipeline.ledger.documents``: what a delete may bring back."""
 
 from __future__ import annotations
 

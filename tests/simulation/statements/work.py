@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from tests.simulation.database import Row, Transaction
-from tests.simulation.statements.registry import changed, statement, tags_of
+from tests.simulation.statements.registry import changed, document_columns, statement
 
 
 @statement("WHERE s.generation = %s AND s.store = %s AND s.document_id = ANY(%s) AND s.seq < s.want_seq ORDER BY d.id")
-def _work(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
+def _work(tx: Transaction, p: Any) -> list[Row]:
     generation, store, ids = p
     found = []
     for id_ in sorted(set(ids)):
@@ -18,15 +18,8 @@ def _work(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         d = tx.get("documents", id_)
         if s is None or d is None or s["seq"] >= s["want_seq"]:
             continue
-        acl, required = tags_of(tx, d["access_id"])
-        m = tx.get("manifests", id_, generation)
-        cut = (m["content_hash"], m["chunk_ids"], m["token_counts"], m["spans"], m["headings"]) if m else (None,) * 5
-        found.append((
-            id_, d["tenant"], d["source"], d["external_id"], s["want_seq"],
-            d["deleted_at"] is None and d["version"] is not None, d["content_hash"], d["access_id"], acl, required,
-            d["title"], d["source_url"], d["author"], d["media_type"], d["source_modified_at"], d["lane"],
-            s["claimed"], s["confirmed"], s["confirmed_hashes"], s["refused"], s["attempts"], *cut,
-        ))  # fmt: skip
+        names = ("want_seq", "claimed", "confirmed", "confirmed_hashes", "refused", "attempts")
+        found.append({**document_columns(tx, id_, generation), **{name: s[name] for name in names}})
     return found
 
 

@@ -1,0 +1,52 @@
+"""Metrics of the worker ``canary``. Labels are bounded: declared sources, stores, ways, reasons."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pipeline.observability.metrics import PortMetrics
+
+BUCKETS = (0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300)
+"""Seconds, with exact edges at both objectives: 30 for a revocation, 300 for a change."""
+
+
+class CanaryMetrics:
+    """Each process, and each test, has a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.ports = PortMetrics(r)
+        self.canaries = Gauge(
+            "penstock_canaries", "Canaries that a process looks after; 0: another one does, or they are off", registry=r
+        )
+        self.desired = Gauge(
+            "penstock_canaries_wanted", "Canaries that some process should look after; 0: they are off", registry=r
+        )
+        self.seconds = Histogram(
+            "penstock_canary_seconds",
+            "From a canary's publication until a search of that store returned it",
+            ["source", "store"],
+            buckets=BUCKETS,
+            registry=r,
+        )
+        self.withdrawn = Histogram(
+            "penstock_canary_withdrawn_seconds",
+            "From a canary's revocation (way: access) or deletion (way: delete) until no search returned it",
+            ["source", "way"],
+            buckets=BUCKETS,
+            registry=r,
+        )
+        self.success = Gauge(
+            "penstock_canary_success_timestamp_seconds",
+            "When a canary was last found in a store; before the first time, when it began to be looked for",
+            ["source", "store"],
+            registry=r,
+        )
+        self.failures = Counter(
+            "penstock_canary_failures",
+            "Canaries that were not found (of: vectors, keywords), not gone (of: access, delete) or not sent"
+            " (of: publish) in time, by reason: late, unavailable (the search failed), unpublished",
+            ["source", "of", "reason"],
+            registry=r,
+        )

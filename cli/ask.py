@@ -1,0 +1,208 @@
+"""``penstock ask``: an answer with its passages, as somebody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from typing import TYPE_CHECKING, Annotated, NoReturn, get_args
+from uuid import UUID
+
+import typer
+
+from cli.output import Json, print_json, printable, stdout
+
+if TYPE_CHECKING:
+    from query.access.callers import Caller
+    from query.answers.model import Answer, Sources
+    from query.modes.material import Question
+    from query.service import Service
+
+
+def ask(
+    query: Annotated[str, typer.Argument(help="The question, in your own words.")],
+    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
+    principals: Annotated[
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Ask as this person. Repeatable.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+    ] = None,
+    documents: Annotated[
+        list[str] | None,
+        typer.Option("--document", metavar="ID", help="Answer from this document: id, file, URL or title. Repeatable."),
+    ] = None,
+    collection: Annotated[str | None, typer.Option(metavar="SOURCE", help="Answer from this source alone.")] = None,
+    mode: Annotated[str | None, typer.Option(help="How the documents are read. Default: the service decides.")] = None,
+    top: Annotated[int | None, typer.Option(help="Passages that the answer is made from, 1 to 100.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Ask. Every sentence of the answer names the passages that say it. Without --as and --tag you are the local user.
+
+    The answering model is set by PENSTOCK_CHAT_BASE_URL and PENSTOCK_CHAT_MODEL; without one the passages are quoted.
+
+    Example: penstock ask "how do I undo a commit that others have pulled"
+    """
+    from query.model import AnswerMode, BadQuery
+
+    modes = get_args(AnswerMode)
+    if mode is not None and mode not in modes:
+        _refuse(f"mode is {mode!r}, must be one of {', '.join(modes)}")
+    if not principals and not tags:
+        from cli.readers import local_user
+
+        principals = [local_user("say who asks with --as or --tag")]
+    try:
+        answer = asyncio.run(
+            _ask(
+                query,
+                tenant,
+                principals or [],
+                tags or [],
+                documents or [],
+                collection,
+                mode,
+                top,
+                live=not json_output and stdout.is_terminal,
+            )
+        )
+    except BadQuery as error:
+        _refuse(str(error))
+    if json_output:
+        from query.answers.model import answer_json
+
+        print_json(answer_json(answer))
+        return
+    _show(answer)
+
+
+async def _ask(
+    query: str,
+    tenant: str,
+    principals: Sequence[str],
+    tags: Sequence[str],
+    documents: Sequence[str],
+    collection: str | None,
+    mode: str | None,
+    top: int | None,
+    *,
+    live: bool,
+) -> Answer:
+    from cli.recorded import able_to_record
+    from pipeline.observability import tracing
+    from pipeline.runtime.settings import load
+    from pipeline.trail import access, recorded
+    from query import settings
+    from query.model import check, shown_in
+    from query.modes.material import Question
+
+    check(query, 1 if top is None else top, "hybrid")
+    from query.service import open_service  # slow to import: not for a question that is refused
+
+    async with AsyncExitStack() as closing:
+        closing.enter_context(tracing.running("ask"))
+        closing.enter_context(tracing.begin("ask", attributes={"penstock.tenant": tenant}))
+        service = await closing.enter_async_context(
+            open_service(await able_to_record(load()), settings.load(), name="penstock ask")
+        )
+        caller = await service.search.identify(tenant, principals=principals, tags=tags)
+        named = await _named(service, tenant, documents)
+        question = Question(query, mode, named, collection, top=top)  # type: ignore[arg-type]  # mode: checked above
+
+        async def note(sources: Sources) -> None:
+            shown = [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)]
+            by = access(principals, tags)
+            await service.trail.write(recorded("answer", tenant=tenant, access=by, documents=shown))
+
+        if live:
+            return await _live(service, question, caller, note)
+        sources: list[Sources] = []
+        answer = await service.answers.whole(question, caller, on_sources=sources.append)
+        for citation in sources:
+            await note(citation)
+        return answer
+
+
+async def _named(service: Service, tenant: str, documents: Sequence[str]) -> tuple[UUID, ...]:
+    """Raises BadQuery where a name means none or several. Whether the asker may read them is decided later."""
+    from cli.why import names
+    from pipeline.diagnosis import story
+    from pipeline.stores.postgres import translated
+    from query.access.callers import sayable
+    from query.access.tenant_rows import rows_of
+    from query.model import BadQuery
+
+    ids: list[UUID] = []
+    for document in documents:
+        try:
+            ids.append(UUID(document))
+        except ValueError:
+            with translated("ask"):
+                async with rows_of(service.pool, tenant) as connection:
+                    matches = await story.find(connection, tenant, sayable(names(document)))
+            if len(matches) != 1:
+                what = f"may mean {len(matches)} documents" if matches else "is no document"
+                raise BadQuery(f"{document!r} {what} of tenant {tenant!r}: give its id") from None
+            ids.append(matches[0][0].id)
+    return tuple(ids)
+
+
+async def _live(
+    service: Service, question: Question, caller: Caller, note: Callable[[Sources], Awaitable[None]]
+) -> Answer:
+    """Written to the terminal as it comes."""
+    from query.answers.model import Delta, Done, Failed, Sources
+
+    streamed = ""
+    async with aclosing(service.answers.answer(question, caller)) as events:
+        async for event in events:
+            match event:
+                case Sources():
+                    await note(event)
+                case Delta(text):
+                    streamed += text
+                    _write(text)
+                case Failed(error):
+                    raise error
+                case Done(answer):
+                    if answer.text != streamed.strip():
+                        _write(f"\n\n{answer.text}" if streamed else answer.text)
+                    _write("\n")
+                    return answer
+    raise AssertionError("an answer ends with Done or Failed")
+
+
+def _write(text: str) -> None:
+    stdout.file.write("".join(c if c in "\n\t" else printable(c) for c in text))
+    stdout.file.flush()
+
+
+def _show(answer: Answer) -> None:
+    """Print the lines below the answer; in a pipe, the answer too."""
+    from rich.text import Text
+
+    if not stdout.is_terminal:
+        _write(f"{answer.text}\n")
+    if answer.cited:
+        stdout.print()
+    for passage in answer.cited:
+        place = passage.result.passage
+        where = printable(place.source_url or f"{place.source}/{place.external_id}")
+        stdout.print(
+            Text.assemble(
+                f"[{passage.n}] ", (printable(place.title or place.external_id), "bold"), "  ", (where, "cyan")
+            ),
+            soft_wrap=True,
+        )
+    for sentence in answer.unsupported:
+        stdout.print(Text(f"not said by the passages it cites: {printable(sentence)}", "yellow"), soft_wrap=True)
+    for note in answer.notes:
+        stdout.print(Text(f"note: {printable(note)}", "yellow"), soft_wrap=True)
+    how = ", ".join(f"{step.name} {step.took_ms:g}" for step in answer.steps)
+    stdout.print(Text(f"{answer.mode}, {answer.model or 'no model'} ({how})", "dim"), soft_wrap=True)
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.echo(f"error: {why}", err=True)
+    raise typer.Exit(2)

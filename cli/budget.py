@@ -1,0 +1,97 @@
+"""``penstock budget``: what tenants and callers of the query service have used today."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import Json, print_json, printable, stderr, stdout
+
+if TYPE_CHECKING:
+    from query.limits.quotas import Quotas
+
+AMOUNTS = ("requests", "tokens", "money")
+
+
+def budget(
+    tenant: Annotated[str | None, typer.Option("--tenant", help="This tenant alone.")] = None,
+    limits: Annotated[
+        Path | None,
+        typer.Option(
+            "--limits", help="The file of limits. Default: PENSTOCK_SERVE_LIMITS_FILE, as the service has it."
+        ),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Show what each tenant, and each caller with a budget of its own, has used since midnight (UTC), and its budget.
+
+    Used means: used, or given to a process in advance. What has no budget is counted after 15 seconds.
+
+    Example: penstock budget --tenant acme --json
+    """
+    from query.limits.quotas import Quotas
+    from query.settings import load
+
+    quotas = Quotas(limits or load().serve.limits_file)
+    usages = [_usage(row, quotas) for row in asyncio.run(_rows(tenant))]
+    if json_output:
+        print_json(usages)
+        return
+    if not usages:
+        stderr.print("nobody has asked the query service today", soft_wrap=True)
+        return
+    _show(usages)
+
+
+async def _rows(tenant: str | None) -> list[Any]:
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool, translated
+
+    async with open_pool(load().postgres) as pool:
+        with translated("budgets"):
+            async with pool.connection() as connection:
+                cursor = await connection.execute(
+                    "SELECT tenant, caller, requests, tokens, money FROM overview_use"
+                    " WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s)"
+                    " ORDER BY tenant, caller <> '', money DESC, tokens DESC, requests DESC, caller",
+                    {"tenant": tenant},
+                )
+                return await cursor.fetchall()
+
+
+def _usage(row: Any, quotas: Quotas) -> dict[str, Any]:
+    tenant, caller, *used = row
+    quota = quotas.of(tenant)
+    most = (quota.caller if caller else quota).amounts
+    parts = {
+        name: {"used": round(of, 6), "budget": limit, "ratio": _ratio(of, limit)}
+        for name, of, limit in zip(AMOUNTS, used, most, strict=True)
+    }
+    return {"tenant": tenant, "caller": caller or None, **parts}
+
+
+def _ratio(used: float, limit: float | None) -> float | None:
+    if limit is None:
+        return None
+    return round(used / limit, 4) if limit else 1.0
+
+
+def _show(usages: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table("tenant", "caller", *AMOUNTS, "most used")
+    for usage in usages:
+        cells = []
+        for name in AMOUNTS:
+            digits = 2 if name == "money" else 0
+            cells.append(f"{usage[name]['used']:,.{digits}f}")
+            if usage[name]["budget"] is not None:
+                cells[-1] += f" of {usage[name]['budget']:,.{digits}f}"
+        ratios = [usage[name]["ratio"] for name in AMOUNTS if usage[name]["ratio"] is not None]
+        table.add_row(
+            printable(usage["tenant"]), printable(usage["caller"] or ""), *cells, f"{max(ratios):.0%}" if ratios else ""
+        )
+    stdout.print(table)

@@ -1,0 +1,303 @@
+"""``penstock connector``: what is connected, how it is, and what is to be done about it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.output import Json, print_json, stderr, stdout
+from cli.recorded import record, recording
+
+if TYPE_CHECKING:
+    from connectors.declared import Declared
+    from connectors.operate import Condensed
+    from connectors.protocol import Problem
+
+connector = typer.Typer(
+    name="connector",
+    help="Connectors: the sources declared in connectors.toml. Their worker is `penstock worker connectors`.",
+    no_args_is_help=True,
+)
+
+File = Annotated[
+    Path | None,
+    typer.Option("--file", help="The TOML file. Default: PENSTOCK_CONNECTORS_FILE, else connectors.toml here."),
+]
+Name = Annotated[str, typer.Argument(help="Its name in connectors.toml.", show_default=False)]
+MaybeName = Annotated[str | None, typer.Argument(help="Only this connector. Default: all.", show_default=False)]
+
+
+def declarations(file: Path | None) -> Declared:
+    from connectors.declared import load
+
+    return load(file)
+
+
+@connector.command("list")
+def list_connectors(file: File = None, json_output: Json = False) -> None:
+    """List the declared connectors and their state.
+
+    Example: penstock connector list --json
+    """
+    connectors = asyncio.run(_look(declarations(file), None, closely=False))
+    if json_output:
+        print_json([connector.json() for connector in connectors])
+        return
+    from cli.connector_show import show_list
+
+    show_list(connectors)
+
+
+@connector.command()
+def status(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
+    """Show what each connector does, when it last succeeded, and what is wrong. Exit code 0 when all is well, else 1.
+
+    Example: penstock connector status wiki
+    """
+    connectors = asyncio.run(_look(declarations(file), name, closely=True))
+    if json_output:
+        print_json([connector.json() for connector in connectors])
+    else:
+        from cli.connector_show import show_status
+
+        for connector in connectors:
+            show_status(connector)
+    if not all(connector.is_well for connector in connectors):
+        raise typer.Exit(1)
+
+
+@connector.command()
+def check(name: MaybeName = None, file: File = None, json_output: Json = False) -> None:
+    """Name what is missing (a scope, a token, an address) before anything runs. Changes nothing. Exit code 1 if
+    anything is.
+
+    Example: penstock connector check wiki
+    """
+    from connectors.operate import check_all
+    from pipeline.runtime.settings import load as load_settings
+
+    declared = declarations(file)
+    plans = [declared.plan(name)] if name else list(declared.plans.values())
+    by_connector: dict[str, list[Problem]] = asyncio.run(check_all(plans, load_settings().connectors.events_url))
+    if json_output:
+        print_json(
+            [
+                {
+                    "name": connector,
+                    "ok": not problems,
+                    "problems": [{"code": p.code, "path": p.path, "message": p.message} for p in problems],
+                }
+                for connector, problems in by_connector.items()
+            ]
+        )
+    for connector, problems in by_connector.items() if not json_output else ():
+        if not problems:
+            stdout.print(f"[green]✓[/] {connector}")
+        for problem in problems:
+            stdout.print("[red]✗[/]", end=" ")
+            stdout.print(f"{connector}: {problem}", soft_wrap=True, markup=False)
+    if any(by_connector.values()):
+        raise typer.Exit(1)
+
+
+@connector.command()
+def run(
+    name: Name,
+    full: Annotated[
+        bool, typer.Option("--full", help="Read everything again; what is unchanged costs nothing.")
+    ] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Compare with everything that the source lists.")] = False,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="ID", help="Read one document again, by its external id.")
+    ] = None,
+    allow_mass_delete: Annotated[
+        bool, typer.Option("--allow-mass-delete", help="Sweep, and delete however much is confirmed to be gone.")
+    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until Ctrl-C, and tell what is published.")] = False,
+    file: File = None,
+    json_output: Json = False,
+) -> None:
+    """Bring one up to date now. A running worker is asked to do it; where there is none, it is done here.
+
+    Without options: the first load if it is not complete, then changes, groups and a sweep. Exit code 1: something
+    could not be done, or a mass deletion waits for your word.
+
+    Examples:
+
+      penstock connector run wiki
+
+      penstock connector run wiki --document 98311
+
+      penstock connector run wiki --allow-mass-delete
+    """
+    from cli.connector_run import run_once
+    from pipeline.runtime.settings import load as load_settings
+
+    actions: list[tuple[str, str | None]] = []
+    if document is not None:
+        actions.append(("document", document))
+    if full:
+        actions.append(("full", None))
+    if allow_mass_delete:
+        actions.append(("allow_mass_delete", None))
+    elif sweep:
+        actions.append(("sweep", None))
+    plan = declarations(file).plan(name)
+    record("connector.run", object=f"source:{name}")
+    result = asyncio.run(run_once(load_settings(), plan, actions, follow=follow, quiet=json_output))
+    if json_output:
+        print_json(result)
+    else:
+        from cli.connector_show import show_outcome
+
+        show_outcome(result)
+    if not result["ok"]:
+        raise typer.Exit(1)
+
+
+@connector.command()
+def pause(name: Name, file: File = None, json_output: Json = False) -> None:
+    """Have it stop at the next page. What is indexed stays searchable; changes of access are not followed either!
+
+    Example: penstock connector pause wiki
+    """
+    _set_paused(name, file, json_output, paused=True)
+
+
+@connector.command()
+def resume(name: Name, file: File = None, json_output: Json = False) -> None:
+    """Have it go on where it was. One that was removed is taken up again; what was withdrawn with it is read anew.
+
+    Example: penstock connector resume wiki
+    """
+    _set_paused(name, file, json_output, paused=False)
+
+
+@connector.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Its name, whether or not it is still declared.", show_default=False)],
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take its documents and groups out of the index as well.")
+    ] = False,
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="Whose, where several tenants have one of this name.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Have nobody run it any more, and no alert raised about it. Without --withdraw its documents stay searchable, by
+    the access rights that were read last! `penstock connector resume` takes it up again.
+
+    Example: penstock connector remove wiki --withdraw --yes
+    """
+    from typing import Any
+
+    from cli.withdraw import agreed, tell, wire, withdraw_all, withdrawal
+
+    async def change() -> dict[str, Any]:
+        from connectors.withdraw import tenant_of
+
+        async with wire() as (pool, kafka):
+            of_tenant = await tenant_of(pool, name, tenant)
+            one = withdrawal(pool, kafka, of_tenant, name)
+            summary: dict[str, Any] = {"name": name, "tenant": of_tenant}
+            await recording("connector.remove", tenant=of_tenant, object=f"source:{name}")
+            if withdraw:
+                return summary | await withdraw_all([one], what=f"connector {name}", yes=yes, quiet=json_output)
+            stay = (await one.extent()).documents
+            question = f"Remove connector {name}? Its {stay} documents stay searchable; --withdraw takes them out too."
+            if not agreed(question, yes=yes, quiet=json_output):
+                return {**summary, "done": False}
+            await one.remove()
+            return {**summary, "documents": 0, "done": True}
+
+    tell(asyncio.run(change()), json_output)
+
+
+@connector.command()
+def conform(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|MODULE:CLASS",
+            help="A declared connector, a built-in kind, or a class of your own.",
+            show_default=False,
+        ),
+    ],
+    law: Annotated[list[str] | None, typer.Option("--law", help="Only these laws, repeatable.")] = None,
+    file: File = None,
+    json_output: Json = False,
+) -> None:
+    """Prove the laws of a connector on its own playground, through the running stack, in a tenant thrown away
+    afterwards. Exit code 0 only if every law holds.
+
+    Examples:
+
+      penstock connector conform confluence
+
+      penstock connector conform mycompany.tickets:Tickets --law edit --law delete
+    """
+    from connectors.conform.run import conform_on
+    from pipeline.runtime.settings import load as load_settings
+
+    sys.path.append(str(Path.cwd()))  # where one's own class is, while it is being written
+    kind = _kind(name, file)
+    verdicts = asyncio.run(
+        conform_on(
+            load_settings(), kind, law, tell=None if json_output else lambda v: stdout.print(v.line(), markup=False)
+        )
+    )
+    if json_output:
+        print_json({"kind": kind, "conforms": all(v.holds for v in verdicts), "laws": [v.json() for v in verdicts]})
+    if not all(v.holds for v in verdicts):
+        raise typer.Exit(1)
+
+
+def _kind(name: str, file: Path | None) -> str:
+    """A declared connector's kind; else the name is a kind itself."""
+    from connectors.declared import BUILT_IN, file_of
+
+    if ":" in name or name == "conversations" or (name in BUILT_IN and not file_of(file).exists()):
+        return name
+    if file_of(file).exists():
+        declared = declarations(file)
+        if name in declared.plans:
+            return declared.plans[name].kind
+        if name in BUILT_IN:
+            return name
+    return declarations(file).plan(name).kind
+
+
+def _set_paused(name: str, file: Path | None, json_output: bool, *, paused: bool) -> None:
+    declared = declarations(file)
+    plan = declared.plan(name)
+    record("connector.pause" if paused else "connector.resume", object=f"source:{name}")
+
+    async def change() -> list[Condensed]:
+        from connectors.operate import pause as set_paused
+        from pipeline.runtime.settings import load as load_settings
+        from pipeline.stores.postgres import open_pool
+
+        async with open_pool(load_settings().postgres) as pool:
+            await set_paused(pool, plan, paused=paused)
+        return await _look(declared, name, closely=False)
+
+    [outcome] = asyncio.run(change())
+    if json_output:
+        print_json({"name": name, "paused": paused, "state": outcome.state})
+    else:
+        stderr.print(f"{name}: {'paused' if paused else 'goes on'}", markup=False)
+
+
+async def _look(declared: Declared, name: str | None, *, closely: bool) -> list[Condensed]:
+    from connectors.operate import look
+    from pipeline.runtime.settings import load as load_settings
+    from pipeline.stores.postgres import open_pool
+
+    plans = [declared.plan(name)] if name else list(declared.plans.values())
+    async with open_pool(load_settings().postgres) as pool:
+        return [await look(pool, plan, closely=closely) for plan in plans]

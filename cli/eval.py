@@ -1,0 +1,174 @@
+"""``penstock eval``: how well the three modes rank, on a collection with judgements."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import Json, print_json, progress_bars, stdout
+
+if TYPE_CHECKING:
+    from query.evaluation.dataset import Dataset
+    from query.evaluation.measures import Rankings
+    from query.model import Mode
+
+TIMEOUT_SECONDS = 60.0
+"""For each store. It is long because a search without one of the stores, on a busy machine, would spoil the numbers."""
+
+
+def evaluate(
+    dataset: Annotated[Path, typer.Argument(help="A folder with documents, queries and judgements.")],
+    load: Annotated[
+        bool,
+        typer.Option(
+            "--load/--no-load", help="Load the documents into a separate place, or evaluate the existing ones."
+        ),
+    ] = True,
+    tenant: Annotated[str, typer.Option(help="With --no-load: tenant of the documents.")] = "default",
+    principals: Annotated[
+        list[str] | None,
+        typer.Option("--as", metavar="PRINCIPAL", help="With --no-load: search as this person. Repeatable."),
+    ] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="With --no-load: search with this access tag.")
+    ] = None,
+    save: Annotated[
+        Path | None, typer.Option("--save", help="Store each query's values here, for a later --against.")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", exists=True, dir_okay=False, help="Compare with a run of other settings, by --save."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Measure keyword, vector and hybrid search: nDCG@5 and @10, recall@50, MRR, with 95 % intervals and paired tests.
+
+    DATASET is in BEIR's layout (corpus.jsonl, queries.jsonl, qrels/test.tsv) or holds the Cranfield files. Documents
+    are loaded by the pipeline's own stages into a database and an index that are removed afterwards; nothing of yours
+    is touched. Exit code 1: it could not be measured, or a search had to leave something out.
+
+    Example: penstock eval ../shared/data/cranfield --json
+    """
+    from query.evaluation.dataset import BadDataset, read
+    from query.evaluation.report import report, values_of
+
+    if load and (principals or tags):
+        typer.echo("error: --as and --tag say who asks of documents that are there: add --no-load", err=True)
+        raise typer.Exit(2)
+    try:
+        collection = read(dataset)
+        before = _saved(against) if against else None
+    except BadDataset as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    rankings, degraded = asyncio.run(
+        _evaluate(collection, load, tenant, principals or [], tags or [], quiet=json_output)
+    )
+    result = report(collection, rankings, degraded, before)
+    if save:
+        save.write_text(json.dumps(values_of(collection, rankings)), "utf-8")
+    if json_output:
+        print_json(result)
+    else:
+        _show(result)
+    if result["degraded"]:
+        for reason, times in result["degraded"].items():
+            typer.echo(f"error: {times} searches were not whole: {reason}", err=True)
+        raise typer.Exit(1)
+
+
+async def _evaluate(
+    dataset: Dataset, load: bool, tenant: str, principals: Sequence[str], tags: Sequence[str], *, quiet: bool
+) -> tuple[dict[Mode, Rankings], dict[str, int]]:
+    from cli.readers import local_user
+    from pipeline.embedding.choose import embedder
+    from pipeline.runtime.settings import dist
+    from pipeline.runtime.settings import load as settings_now
+    from pipeline.stores.elasticsearch import connect
+    from pipeline.stores.postgres import open_pool
+    from query.embedding.embedders import Embedders, GenerationEmbedders, QueryEmbedder
+    from query.evaluation import place
+    from query.evaluation.rank import rank
+    from query.model import MODES
+    from query.retrieval.search import Search, Timeouts
+    from query.settings import load as query_settings_now
+
+    settings, query = settings_now(), query_settings_now()
+    patient = Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS, TIMEOUT_SECONDS)
+    async with AsyncExitStack() as closing:
+        bars = closing.enter_context(progress_bars(quiet=quiet))
+        asking: Embedders
+        if load:
+            model = await asyncio.to_thread(embedder, settings.embedding, dist() / "models")
+            closing.push_async_callback(model.aclose)
+            asking = QueryEmbedder(lambda: model, embed_seconds=TIMEOUT_SECONDS)
+            here = await closing.enter_async_context(place.opened(settings, model, dataset))
+            bar = bars.add_task("loading", total=len(dataset.documents))
+            await here.load(dataset.documents, lambda n: bars.advance(bar, n))
+            pool, es = here.pool, here.es
+            tenant, principals, tags = place.TENANT, (), (place.TAG,)
+        else:
+            asking = GenerationEmbedders.by_settings(
+                settings.embedding, dist() / "models", embed_seconds=TIMEOUT_SECONDS
+            )
+            closing.push_async_callback(asking.aclose)
+            pool = await closing.enter_async_context(open_pool(settings.postgres))
+            es = connect(settings.elasticsearch)
+            closing.push_async_callback(es.close)
+            if not principals and not tags:
+                principals = [local_user("say who asks with --as or --tag")]
+        search = Search(pool, es, asking, timeouts=patient, settings=query.retrieval)
+        caller = await search.identify(tenant, principals=principals, tags=tags)
+        bar = bars.add_task("asking", total=len(dataset.queries) * len(MODES))
+        return await rank(search, caller, dataset, MODES, done=lambda: bars.advance(bar))
+
+
+def _saved(path: Path) -> dict[str, Any]:
+    """Raises BadDataset."""
+    from query.evaluation.dataset import BadDataset
+
+    try:
+        saved = json.loads(path.read_text("utf-8"))
+        if all(isinstance(of[name], dict) for of in saved.values() for name in of):
+            return dict(saved)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise BadDataset(f"{path} was not written by --save") from error
+    raise BadDataset(f"{path} was not written by --save")
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    from cli.output import printable
+
+    head = f"{printable(result['dataset'])}: {result['queries']} queries, {result['documents']} documents"
+    table = Table(title=head, title_justify="left")
+    table.add_column("mode")
+    names = [name for name in next(iter(result["runs"].values())) if name != "intervals"]
+    for name in names:
+        table.add_column(f"{name} (95 %)", justify="right")
+    for mode, run in result["runs"].items():
+        cells = (f"{run[n]:.3f} ({run['intervals'][n][0]:.3f}-{run['intervals'][n][1]:.3f})" for n in names)
+        table.add_row(mode, *cells)
+    stdout.print(table)
+    if result["slices"]:
+        kinds = Table(title="nDCG@5 by the queries' kind", title_justify="left")
+        for column in ("kind", "queries", *result["runs"]):
+            kinds.add_column(column, justify="left" if column == "kind" else "right")
+        for kind, of in result["slices"].items():
+            cells = (f"{of[mode]['nDCG@5']:.3f}" for mode in result["runs"])
+            kinds.add_row(printable(kind), str(of["queries"]), *cells)
+        stdout.print(kinds)
+    for name, of in result["comparisons"].items():
+        for measure, c in of.items():
+            stdout.print(
+                f"{name}, {measure}: {c['difference']:+.3f} ({c['interval'][0]:+.3f} to {c['interval'][1]:+.3f}),"
+                f" p = {c['p_randomisation']:.4f} (randomisation), {c['p_t']:.2g} (t); better {c['wins']},"
+                f" worse {c['losses']}"
+            )

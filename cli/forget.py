@@ -1,0 +1,681 @@
+"""``penstock forget`` and ``penstock export``: erasure of a document, source, tenant or person; all about a person.
+
+First what is to be erased is withdrawn by the usual wire; when the ledger and both stores have followed, what is left
+of it is erased where it stands (pipeline.ledger.personal). The receipt says what was erased where, and what remains
+until when. Every step may be repeated: a command that was cut off is finished by the same command again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, LiteralString, NamedTuple
+from uuid import UUID
+
+import typer
+
+from cli.output import Json, print_json, stdout
+from cli.recorded import recording
+from cli.withdraw import Document, Source, Tenant, Yes, agreed, the_document, wire, withdrawal
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pipeline.kafka.producer import Producer
+    from pipeline.ledger.personal import Scope, Subject
+    from pipeline.runtime.settings import Settings
+    from pipeline.stores.postgres import Connection, Pool
+
+PAGE = 200
+"""Documents whose rest is erased in one transaction."""
+LOOK_SECONDS = 0.2
+ANSWER_RETENTION, VECTOR_RETENTION = timedelta(minutes=5), timedelta(hours=1)
+"""In the memory of query services (query.retrieval.cache)."""
+
+forget = typer.Typer(name="forget", help="Erase a document, source, tenant or person.", no_args_is_help=True)
+Wait = Annotated[
+    float, typer.Option("--wait", metavar="SECONDS", help="Maximum time to wait until both stores have every change.")
+]
+
+
+@forget.command("document")
+def forget_document(
+    name: Document,
+    tenant: Tenant = "default",
+    source: Source = None,
+    yes: Yes = False,
+    wait: Wait = 300.0,
+    json_output: Json = False,
+) -> None:
+    """Erase one document, whether or not its source still has it: a later event of it makes it anew.
+
+    Example: penstock forget document docs/jane.md --yes --json
+    """
+
+    async def plan(work: Work) -> Plan:
+        id_, of_source, external_id, erased = await the_document(work.pool, tenant, name, source)
+        record = partial(recording, "forget.document", tenant=tenant, object=f"document:{id_}")
+        step = partial(work.rest if erased else work.document, tenant, of_source, id_, external_id)
+        what = "what still names" if erased else ""
+        return Plan(f"Erase {what} {of_source}/{external_id}?".replace("  ", " "), step, record, already_erased=erased)
+
+    _forget("document", name, plan, yes=yes, wait=wait, json_output=json_output)
+
+
+@forget.command("source")
+def forget_source(
+    name: Annotated[str, typer.Argument(help="The source, as its connector is called.", show_default=False)],
+    tenant: Annotated[
+        str | None, typer.Option("--tenant", help="The tenant, where several have a connector of this name.")
+    ] = None,
+    yes: Yes = False,
+    wait: Wait = 300.0,
+    json_output: Json = False,
+) -> None:
+    """Erase everything that came from a source. Its connector is removed first.
+
+    Example: penstock forget source wiki --yes --json
+    """
+
+    async def plan(work: Work) -> Plan:
+        from connectors.withdraw import tenant_of
+
+        of_tenant = await tenant_of(work.pool, name, tenant)
+        count = (await withdrawal(work.pool, work.producer, of_tenant, name).extent()).documents
+        question = f"Erase source {name} of tenant {of_tenant}: {count} documents?"
+        record = partial(recording, "forget.source", tenant=of_tenant, object=f"source:{name}")
+        return Plan(question, partial(work.source, of_tenant, name), record)
+
+    _forget("source", name, plan, yes=yes, wait=wait, json_output=json_output)
+
+
+@forget.command("tenant")
+def forget_tenant(
+    name: Annotated[str, typer.Argument(help="The tenant.", show_default=False)],
+    yes: Yes = False,
+    wait: Wait = 300.0,
+    json_output: Json = False,
+) -> None:
+    """Erase everything of a tenant: all sources, conversations, reviews, feedback, golden questions.
+
+    Example: penstock forget tenant acme --yes --json
+    """
+
+    async def plan(work: Work) -> Plan:
+        from connectors.withdraw import sources_of
+
+        sources = await sources_of(work.pool, name)
+        record = partial(recording, "forget.tenant", tenant=name, object=f"tenant:{name}")
+        question = f"Erase tenant {name} with its {len(sources)} sources?"
+        return Plan(question, partial(work.tenant, name, sources), record)
+
+    _forget("tenant", name, plan, yes=yes, wait=wait, json_output=json_output)
+
+
+@forget.command("person")
+def forget_person(
+    name: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    yes: Yes = False,
+    wait: Wait = 300.0,
+    json_output: Json = False,
+) -> None:
+    """Erase what is kept about a person: memberships, conversations, reviews and feedback of theirs, golden questions
+    that are asked as them, and their name as an author. Texts that speak of them are documents: forget those.
+
+    Example: penstock forget person jane@acme.com --tenant acme --yes --json
+    """
+
+    async def plan(work: Work) -> Plan:
+        rows = sum(len(matches) for matches in (await _about(work.pool, tenant, name)).values())
+        record = partial(recording, "forget.person", tenant=tenant, person=name)
+        return Plan(f"Erase {name} of tenant {tenant}: {rows} rows?", partial(work.person, tenant, name), record)
+
+    _forget("person", name, plan, yes=yes, wait=wait, json_output=json_output)
+
+
+def export(
+    person: Annotated[str, typer.Argument(help="As sources and tokens name the person.", show_default=False)],
+    tenant: Annotated[str, typer.Option("--tenant", help="Whose.")] = "default",
+    json_output: Json = False,
+) -> None:
+    """Everything that is stored about a person, as one JSON document on stdout: rows by table, without embeddings.
+
+    Example: penstock export jane@acme.com --tenant acme > jane.json
+    """
+
+    async def run() -> dict[str, Any]:
+        from pipeline.runtime.settings import load
+        from pipeline.stores.postgres import open_pool
+
+        await recording("export", tenant=tenant, person=person)
+        async with open_pool(load().postgres) as pool:
+            about = await _about(pool, tenant, person)
+        at = datetime.now(UTC).isoformat()
+        return {"person": person, "tenant": tenant, "at": at, "postgres": about}
+
+    del json_output  # it is JSON in any case
+    print_json(asyncio.run(run()))
+
+
+class Plan(NamedTuple):
+    question: str
+    step: Callable[[], Awaitable[None]]
+    record: Callable[[], Awaitable[None]]
+    """In the audit trail, before the step."""
+    already_erased: bool = False
+    """Its own row is: by age, or by this command."""
+
+
+def _forget(
+    subject: str, name: str, plan: Callable[[Work], Awaitable[Plan]], *, yes: bool, wait: float, json_output: bool
+) -> None:
+    """Ask, erase and print the receipt. Exit code 1 when it was not agreed to."""
+
+    async def working() -> Receipt | None:
+        from pipeline.runtime.settings import load
+
+        async with wire() as (pool, producer):
+            work = Work(load(), pool, producer, wait)
+            planned = await plan(work)
+            if not agreed(planned.question, yes=yes, quiet=json_output):
+                return None
+            await planned.record()
+            await planned.step()
+            return await work.receipt(subject, name, already_erased=planned.already_erased)
+
+    receipt = asyncio.run(working())
+    if json_output:
+        print_json({"done": False} if receipt is None else receipt.json())
+    elif receipt is not None:
+        if receipt.already_erased:
+            stdout.print("already erased", markup=False)
+        for where, count in sorted(receipt.erased.items()):
+            stdout.print(f"  erased   {count:>8}  {where}", markup=False)
+        for part in receipt.remains:
+            stdout.print(
+                f"  remains  {part['until'] or '':>8}  {part['where']}: {part['why']}", markup=False, soft_wrap=True
+            )
+    if receipt is None:
+        raise typer.Exit(1)
+
+
+@dataclass(slots=True)
+class Receipt:
+    forgot: str
+    name: str
+    at: datetime
+    erased: dict[str, int]
+    """Rows, entries or messages, by where they stood."""
+    remains: list[dict[str, Any]]
+    """where, until (RFC 3339; None: see why), why."""
+    already_erased: bool = False
+
+    def json(self) -> dict[str, Any]:
+        return {
+            "done": True,
+            "forgot": self.forgot,
+            "name": self.name,
+            "at": self.at.isoformat(),
+            "erased": self.erased,
+            "remains": self.remains,
+            **({"already_erased": True} if self.already_erased else {}),
+        }
+
+
+@dataclass
+class Work:
+    """One run of the command. Raises Retryable while a service is away, PenstockError where workers did not follow."""
+
+    settings: Settings
+    pool: Pool
+    producer: Producer
+    wait_seconds: float
+    erased: Counter[str] = field(default_factory=Counter)
+    left_entries: int = 0
+    """In Elasticsearch, although the ledger wants none of them."""
+
+    async def document(self, tenant: str, source: str, id_: UUID, name: str) -> None:
+        """One that nobody is about to publish again."""
+        chunks = await self._judged(tenant, [id_])
+        stamp = await withdrawal(self.pool, self.producer, tenant, source).documents([name])
+        await self._until(
+            "SELECT EXISTS (SELECT FROM documents d WHERE d.id = %(id)s AND d.deleted_floor >= %(stamp)s"  # noqa: S608 — constants of this module
+            f" AND {_SETTLED})",
+            "the document's deletion",
+            id=id_,
+            stamp=stamp,
+        )
+        if not await self._erase_documents(tenant, source, {id_: name}, chunks):
+            raise PenstockError(
+                f"{source}/{name} changed meanwhile and is not erased: delete it at its source first, then the same"
+                " command again"
+            )
+        await self.unused_access_sets(tenant)
+
+    async def rest(self, tenant: str, source: str, id_: UUID, name: str) -> None:
+        """Erase what still names a document whose own row was erased before, by age or on demand."""
+        await self._erase_documents(tenant, source, {id_: name}, {})
+        await self.unused_access_sets(tenant)
+
+    async def source(self, tenant: str, name: str) -> None:
+        one = withdrawal(self.pool, self.producer, tenant, name)
+        principals = [
+            who
+            for (who,) in await self._all(
+                "SELECT principal FROM memberships WHERE tenant = %(tenant)s AND source = %(source)s UNION"
+                " SELECT principal FROM connector_principals WHERE tenant = %(tenant)s AND source = %(source)s",
+                tenant=tenant,
+                source=name,
+            )
+        ]
+        last = UUID(int=0)
+        chunks: dict[UUID, set[UUID]] = {}
+        await one.remove()
+        while page := await self._all(
+            "SELECT id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
+            " AND deleted_at IS NULL ORDER BY id LIMIT %(page)s",
+            tenant=tenant,
+            source=name,
+            last=last,
+            page=PAGE,
+        ):
+            last = page[-1][0]
+            chunks |= await self._judged(tenant, [id_ for (id_,) in page])
+        await one.whole()
+        [(sent,)] = await self._all("SELECT clock_timestamp()")
+        await self._until(
+            "SELECT count(*) = 2 AND NOT EXISTS (SELECT FROM documents d WHERE d.tenant = %(tenant)s AND d.source ="  # noqa: S608 — constants of this module
+            f" %(source)s AND NOT ({_SETTLED}))"
+            " FROM handled WHERE stage IN ('detect', 'identities') AND until > %(sent)s",
+            f"the deletions of source {name}",
+            tenant=tenant,
+            source=name,
+            sent=sent,
+        )
+        last, changed = UUID(int=0), 0
+        while page := await self._all(
+            "SELECT id, external_id FROM documents WHERE tenant = %(tenant)s AND source = %(source)s AND id > %(last)s"
+            " ORDER BY id LIMIT %(page)s",
+            tenant=tenant,
+            source=name,
+            last=last,
+            page=PAGE,
+        ):
+            last = page[-1][0]
+            changed += len(page) - await self._erase_documents(tenant, name, dict(page), chunks)
+        await self.unused_access_sets(tenant)
+        if changed:
+            raise PenstockError(
+                f"{changed} documents of source {name} changed meanwhile and are not erased: stop whoever publishes"
+                " for it; the same command again goes on"
+            )
+        await self._tombstones(tenant, {name: principals})
+        await self._erase("source", _scope(tenant, source=name))
+
+    async def tenant(self, name: str, sources: Sequence[str]) -> None:
+        for source in sources:
+            await self.source(name, source)
+        members = [
+            who
+            for (who,) in await self._all(
+                "SELECT member FROM conversation_members WHERE tenant = %(tenant)s", tenant=name
+            )
+        ]
+        for member in members:
+            await self._conversations(name, member)
+        await self._erase("tenant", _scope(name))
+        await self._access_sets(name, "true")
+
+    async def person(self, tenant: str, name: str) -> None:
+        scope = await _person(self.pool, tenant, name)
+        rows = await self._all(
+            "SELECT source FROM memberships WHERE tenant = %(tenant)s AND principal = %(person)s UNION"
+            " SELECT source FROM connector_principals WHERE tenant = %(tenant)s AND principal = %(person)s",
+            tenant=tenant,
+            person=name,
+        )
+        for (source,) in rows:
+            stamp = await withdrawal(self.pool, self.producer, tenant, source).principals([name])
+            await self._until(
+                "SELECT EXISTS (SELECT FROM memberships WHERE tenant = %(tenant)s AND source = %(source)s"
+                " AND principal = %(person)s AND observed_at >= %(stamp)s)",
+                f"the groups in source {source}",
+                tenant=tenant,
+                source=source,
+                person=name,
+                stamp=stamp,
+            )
+        await self._conversations(tenant, name)
+        await self._author(tenant, name)
+        await self._tombstones(tenant, {source: [name] for (source,) in rows})
+        await self._erase("person", scope)
+        await self._access_sets(
+            tenant,
+            "(acl_tags || required_tags) && ARRAY[%(tag)s] OR EXISTS (SELECT FROM unnest(acl_tags || required_tags) tag"
+            " WHERE right(tag, length(%(tag)s) + 1) = '/' || %(tag)s)",
+            tag=f"user:{name}",
+        )
+
+    async def receipt(self, forgot: str, name: str, *, already_erased: bool = False) -> Receipt:
+        from pipeline.kafka.admin import retention_ms
+        from pipeline.kafka.client import security
+        from query.settings import load as load_query
+        from topics.registry import CONVERSATIONS, DEAD_LETTERS, IDENTITIES
+
+        now = datetime.now(UTC)
+        kafka = self.settings.kafka
+        retention_by_topic = await retention_ms(kafka.bootstrap, prefix=kafka.topic_prefix, security=security(kafka))
+        of_people = {CONVERSATIONS.name, DEAD_LETTERS.name}
+        remains = [
+            _left(f"Kafka {topic}", now + timedelta(milliseconds=ms), "what was sent before expires with its topic")
+            for topic, ms in sorted(retention_by_topic.items())
+            if ms >= 0
+            and (topic in of_people if forgot == "person" else topic != CONVERSATIONS.name or forgot == "tenant")
+        ]
+        if forgot != "document":
+            why = "compacted: its tombstones go about a day after the next compaction, and the names with them"
+            remains.append(_left(f"Kafka {IDENTITIES.name}", None, why))
+        days = self.settings.retention.backups_days
+        again = "run the same command again after restoring one" + (
+            "" if days else "; PENSTOCK_RETENTION_BACKUPS_DAYS is 0"
+        )
+        remains += [
+            _left("backups of Postgres", now + timedelta(days=days) if days else None, again),
+            _left(
+                "memory of query services: answers", now + ANSWER_RETENTION, "never given again, and dropped by then"
+            ),
+            _left(
+                "memory of query services: vectors of questions", now + VECTOR_RETENTION, "with the questions' words"
+            ),
+        ]
+        if self.settings.trail != "off":
+            trail_days = self.settings.retention.trail_days
+            remains.append(
+                _left(
+                    "postgres trail.records",
+                    now + timedelta(days=trail_days) if trail_days else None,
+                    "the audit trail: who was shown or did what, kept whole until its age",
+                )
+            )
+        if forgot == "person":
+            why = (
+                "documents that name the person, and access tags that their source still gives: forget or change those"
+            )
+            remains.append(_left("documents", None, why))
+            if not load_query().feedback.secrets():
+                why = "given under a key that is not known here (PENSTOCK_FEEDBACK_KEYS is not set): goes by age"
+                remains.append(_left("Postgres answer_feedback", None, why))
+        else:
+            why = "a row under the id alone, so that the deletion holds against late events"
+            remains.append(_left("Postgres documents", None, why))
+        if forgot in ("document", "source"):
+            days = self.settings.retention.feedback_days
+            why = "feedback on passages that were replaced or deleted before: whose they were is not known any more"
+            remains.append(_left("Postgres answer_feedback", now + timedelta(days=days) if days else None, why))
+        if self.left_entries:
+            why = f"{self.left_entries} entries that the ledger does not want: `penstock audit --repair` removes them"
+            remains.append(_left("Elasticsearch", None, why))
+        if self.erased["postgres uploads"]:
+            why = "the files, until the connectors' worker next looks for what nothing needs"
+            remains.append(_left("the connectors' folder", None, why))
+        return Receipt(forgot, name, now, dict(self.erased), remains, already_erased)
+
+    # Steps
+
+    async def _judged(self, tenant: str, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
+        """The passages of documents about which somebody gave feedback, by document, while it is known whose they
+        are."""
+        rows = await self._all(
+            "SELECT DISTINCT m.document_id, m.chunk_id FROM (SELECT document_id, unnest(chunk_ids) AS chunk_id"
+            " FROM manifests WHERE document_id = ANY(%(ids)s)) m WHERE EXISTS (SELECT FROM answer_feedback f"
+            " WHERE f.tenant = %(tenant)s AND f.chunk_id = m.chunk_id)",
+            tenant=tenant,
+            ids=list(ids),
+        )
+        judged: dict[UUID, set[UUID]] = {}
+        for document, chunk in rows:
+            judged.setdefault(document, set()).add(chunk)
+        return judged
+
+    async def _erase_documents(
+        self, tenant: str, source: str, named: Mapping[UUID, str], chunks: Mapping[UUID, Collection[UUID]]
+    ) -> int:
+        """Those of them that are deleted, and both stores have let go of, while nobody can publish them anew; how many
+        those were. named: id to external id."""
+        from pipeline.ledger.personal import lock_deleted
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection, connection.transaction():
+                ids = await lock_deleted(connection, list(named))
+                if ids:
+                    passages = [chunk for id_ in ids for chunk in chunks.get(id_, ())]
+                    counts = await self._erase_locked(
+                        connection, tenant, source, ids, [named[i] for i in ids], passages
+                    )
+                    self.erased.update({f"postgres {table}": count for table, count in counts.items()})
+        await self._entries(ids)
+        return len(ids)
+
+    async def _erase_locked(
+        self,
+        connection: Connection,
+        tenant: str,
+        source: str,
+        ids: Sequence[UUID],
+        names: Sequence[str],
+        chunks: Sequence[UUID],
+    ) -> dict[str, int]:
+        from pipeline.conversations.record import Conversations
+        from pipeline.embedding.tokens import byte_pairs
+        from pipeline.ledger.personal import erase
+        from pipeline.observability.metrics import Metrics
+
+        made_from = await self._all(
+            " UNION ".join(
+                f"SELECT answer_id FROM {table} WHERE tenant = %(tenant)s AND documents && %(ids)s::uuid[]"  # noqa: S608 — names listed here
+                for table in ("answer_reviews", "answer_provenance", "conversation_provenance")
+            ),
+            tenant=tenant,
+            ids=list(ids),
+        )
+        scope = _scope(
+            tenant,
+            source=source,
+            ids=list(ids),
+            names=list(names),
+            chunks=list(chunks),
+            answers=[answer for (answer,) in made_from],
+        )
+        count = byte_pairs().count
+        conversations = Conversations(
+            self.pool, None, lambda texts: count(texts), Metrics(), self.settings.conversations
+        )
+        if pairs := await conversations.erase(scope.tenant, scope.answers):
+            self.erased["postgres conversation_pairs"] += pairs
+        return await erase(connection, "document", scope)
+
+    async def _erase(self, subject: Subject, scope: Scope) -> None:
+        from pipeline.ledger.personal import erase
+        from pipeline.stores.postgres import translated
+
+        with translated("erasure"):
+            async with self.pool.connection() as connection, connection.transaction():
+                counts = await erase(connection, subject, scope)
+        self.erased.update({f"postgres {table}": count for table, count in counts.items()})
+
+    async def unused_access_sets(self, tenant: str) -> None:
+        """All of the tenant's: a command that was cut off no longer knows which its documents had."""
+        await self._access_sets(
+            tenant,
+            "NOT EXISTS (SELECT FROM documents d WHERE d.tenant = access_sets.tenant AND d.access_id = access_sets.id)",
+        )
+
+    async def _access_sets(self, tenant: str, which: LiteralString, **values: Any) -> None:
+        from pipeline.ledger.personal import erase_access_sets
+        from pipeline.stores.postgres import translated
+
+        rows = await self._all(
+            f"SELECT id FROM access_sets WHERE tenant = %(tenant)s AND ({which})",  # noqa: S608 — callers hand literals
+            tenant=tenant,
+            **values,
+        )
+        if rows:
+            with translated("erasure"):
+                async with self.pool.connection() as connection:
+                    count = await erase_access_sets(connection, tenant, [id_ for (id_,) in rows])
+            if count:
+                self.erased["postgres access_sets"] += count
+
+    async def _entries(self, ids: Sequence[UUID]) -> None:
+        """The workers have deleted them; what an accident has left is named."""
+        from pipeline.stores.elasticsearch import connect
+
+        es = connect(self.settings.elasticsearch)
+        try:
+            for (index,) in await self._all("SELECT DISTINCT keyword_index FROM generations WHERE cleared_at IS NULL"):
+                if await es.indices.exists(index=index):
+                    await es.indices.refresh(index=index)
+                    query = {"terms": {"document_id": [str(id_) for id_ in ids]}}
+                    self.left_entries += (await es.count(index=index, query=query))["count"]
+        finally:
+            await es.close()
+
+    async def _author(self, tenant: str, name: str) -> None:
+        """Erase the author of documents, and have their keyword entries written anew: in one transaction, since who was
+        the author is not known afterwards."""
+        from pipeline.ledger.repair import want_again
+        from pipeline.stores.postgres import translated
+
+        ids = [
+            id_
+            for (id_,) in await self._all(
+                "SELECT id FROM documents WHERE tenant = %(tenant)s AND author = %(person)s", tenant=tenant, person=name
+            )
+        ]
+        if not ids:
+            return
+        generations = await self._all("SELECT name FROM generations WHERE state <> 'retired'")
+        for id_ in ids:
+            with translated("erasure"):
+                async with self.pool.connection() as connection, connection.transaction():
+                    done = await connection.execute(
+                        "UPDATE documents SET author = NULL WHERE id = %s AND author = %s", [id_, name]
+                    )
+                    if done.rowcount == 0:
+                        continue
+                    self.erased["postgres documents"] += 1
+                    for (generation,) in generations:
+                        await want_again(connection, generation, "keywords", id_)
+                    await connection.execute(
+                        "UPDATE index_state SET next_at = now() WHERE document_id = %s AND store = 'keywords'", [id_]
+                    )
+        await self._until(
+            f"SELECT count(*) >= %(wanted)s FROM documents d WHERE d.id = ANY(%(ids)s) AND {_SETTLED}",  # noqa: S608 — constants of this module
+            "the author's documents",
+            ids=list(ids),
+            wanted=len(ids),
+        )
+        self.erased["elasticsearch authors"] += len(ids)
+
+    async def _conversations(self, tenant: str, member: str) -> None:
+        from pipeline.core.conversations import subject_digest
+        from pipeline.kafka.client import deliver
+        from topics.messages import ConversationForgotten
+        from topics.registry import CONVERSATIONS
+
+        stamp = datetime.now(UTC)
+        [(pairs,)] = await self._all(
+            "SELECT count(*) FROM conversation_pairs WHERE tenant = %(tenant)s AND member = %(member)s",
+            tenant=tenant,
+            member=member,
+        )
+        message = ConversationForgotten(tenant=tenant, source="erasure", member=member, observed_at=stamp)
+        await deliver([self.producer.send(CONVERSATIONS, message)])
+        await self._until(
+            "SELECT EXISTS (SELECT FROM conversation_floors WHERE tenant = %(tenant)s AND subject = %(subject)s"
+            " AND forgotten_at >= %(stamp)s)",
+            "the conversations",
+            tenant=tenant,
+            subject=subject_digest(member),
+            stamp=stamp,
+        )
+        if pairs:
+            self.erased["postgres conversation_pairs"] += pairs
+
+    async def _tombstones(self, tenant: str, principals: dict[str, list[str]]) -> None:
+        """So that compaction takes the keys, and the names in them, out of the topic. After their empty sets were
+        accepted: until then nobody may lose those."""
+        from pipeline.kafka.client import deliver
+        from pipeline.stages.identities import TOMBSTONE
+        from topics.registry import IDENTITIES
+
+        keys = [f"{tenant}/{source}/{name}".encode() for source, names in principals.items() for name in names]
+        await deliver(self.producer.send_tombstone(IDENTITIES, key, [TOMBSTONE]) for key in keys)
+
+    async def _until(self, statement: str, what: str, **values: Any) -> None:
+        try:
+            async with asyncio.timeout(self.wait_seconds):
+                while not (await self._all(statement, **values))[0][0]:  # noqa: ASYNC110 # another process does it
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError:
+            raise PenstockError(
+                f"{what}: not followed within {self.wait_seconds:g} s, so not everything is erased yet; are the workers"
+                " running? The same command again goes on"
+            ) from None
+
+    async def _all(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        return await _all(self.pool, statement, **values)
+
+
+_SETTLED = """
+    d.announced_seq >= d.seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id
+        AND s.seq < s.want_seq AND s.generation IN (SELECT name FROM generations WHERE state <> 'retired'))
+"""
+
+
+def _scope(tenant: str, **fields: Any) -> Scope:
+    from pipeline.ledger.personal import Scope
+
+    return Scope(tenant, **fields)
+
+
+async def _all(pool: Pool, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+    from pipeline.stores.postgres import translated
+
+    with translated("erasure"):
+        async with pool.connection() as connection:
+            return await (await connection.execute(statement.encode(), values)).fetchall()
+
+
+async def _person(pool: Pool, tenant: str, name: str) -> Scope:
+    from query.answers.review import givers_of
+    from query.settings import load
+
+    answers = await _all(
+        pool,
+        "SELECT DISTINCT answer_id FROM conversation_mentions WHERE tenant = %(tenant)s AND member = %(person)s"
+        " AND answer_id IS NOT NULL",
+        tenant=tenant,
+        person=name,
+    )
+    givers = givers_of(load().feedback.secrets(), tenant, name)
+    return _scope(tenant, person=name, givers=givers, answers=[answer for (answer,) in answers])
+
+
+async def _about(pool: Pool, tenant: str, name: str) -> dict[str, list[dict[str, Any]]]:
+    from pipeline.ledger import personal
+    from pipeline.stores.postgres import translated
+
+    scope = await _person(pool, tenant, name)
+    with translated("export"):
+        async with pool.connection() as connection:
+            return await personal.export(connection, scope)
+
+
+def _left(where: str, until: datetime | None, why: str) -> dict[str, Any]:
+    return {"where": where, "until": until and until.isoformat(timespec="seconds"), "why": why}

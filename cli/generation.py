@@ -1,0 +1,469 @@
+"""``penstock generation``: another embedding model, other dimensions or another way of cutting, without an outage."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.progress import Progress, TaskID, TimeRemainingColumn
+
+from cli import generation_show as show
+from cli.output import Json, print_json, progress_bars, stderr, stdout
+
+if TYPE_CHECKING:
+    from pipeline.generations.building import OnProgress, Phase
+    from pipeline.generations.lifecycle import Retired, Switched
+    from pipeline.generations.limits import Limits
+    from pipeline.generations.migration import Change, Plan, Result
+    from pipeline.maintenance.rebuild import Plan as RebuildPlan
+    from pipeline.maintenance.rebuild import Result as RebuildResult
+    from query.evaluation.generations import Comparison
+
+
+generation = typer.Typer(
+    name="generation",
+    help="Another embedding model, other dimensions or other chunks, without an outage.",
+    no_args_is_help=True,
+)
+
+PHASES = {
+    "copying": "documents",
+    "converging": "documents in the new stores",
+    "graph": "building the graph",
+    "swapping": "swapping",
+    "clearing": "removing what is retired",
+}
+LINE_INTERVAL_SECONDS = 30.0
+"""Where there is no terminal, a line shows progress this often."""
+
+Dataset = Annotated[
+    Path | None, typer.Option("--dataset", help="Judge by this collection instead of the golden questions.")
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="With --dataset: tenant of the documents.")]
+Principals = Annotated[
+    list[str] | None,
+    typer.Option("--as", metavar="PRINCIPAL", help="With --dataset: search as this person. Repeatable."),
+]
+Tags = Annotated[
+    list[str] | None, typer.Option("--tag", metavar="TAG", help="With --dataset: search with this access tag.")
+]
+
+
+@generation.command("list")
+def list_(json_output: Json = False) -> None:
+    """Every generation with its model, how far it is, what it lacks and how large it is."""
+    from pipeline.generations.building import connect
+    from pipeline.generations.lifecycle import standings
+    from pipeline.runtime.settings import load
+
+    async def read() -> Any:
+        async with connect(load().postgres, lock=False) as connection:
+            return await standings(connection)
+
+    standing = asyncio.run(read())
+    if json_output:
+        print_json([{**asdict(s), "since": s.since.isoformat()} for s in standing])
+    else:
+        stdout.print(show.generations_table(standing))
+
+
+@generation.command()
+def compare(
+    name: Annotated[str | None, typer.Argument(help="Default: the one that is being built.")] = None,
+    dataset: Dataset = None,
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
+    json_output: Json = False,
+) -> None:
+    """Ask both generations the golden questions, or a dataset's, and say which one finds the better answers.
+
+    Example: penstock generation compare
+    """
+    compared = asyncio.run(_compared(name, dataset, tenant, principals or [], tags or []))
+    if json_output:
+        print_json(asdict(compared))
+    else:
+        stdout.print(show.comparison_table(compared))
+
+
+async def _compared(
+    name: str | None, dataset: Path | None, tenant: str, principals: list[str], tags: list[str]
+) -> Comparison:
+    from pipeline.generations.lifecycle import candidate
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool
+    from query.evaluation.dataset import BadDataset
+    from query.evaluation.generations import compare as compared
+
+    settings = load()
+    async with open_pool(settings.postgres) as pool:
+        async with pool.connection() as connection:
+            chosen = await candidate(connection, name)
+        try:
+            return await compared(
+                settings, pool, chosen.name, dataset=dataset, tenant=tenant, principals=principals, tags=tags
+            )
+        except BadDataset as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(2) from error
+
+
+@generation.command()
+def cutover(
+    force: Annotated[bool, typer.Option("--force", help="Even if it finds less, or nothing could be judged.")] = False,
+    evaluation: Annotated[bool, typer.Option("--evaluation/--no-evaluation", help="Compare both before.")] = True,
+    dataset: Dataset = None,
+    tenant: Tenant = "default",
+    principals: Principals = None,
+    tags: Tags = None,
+    json_output: Json = False,
+) -> None:
+    """Make the generation that was built the active one: vectors, keywords and the query's model in one transaction.
+
+    Refused while its stores lack anything, and when nDCG@5 is more than 2 % below the active generation's (unless
+    --force). The one that was active stays, written as before, for `rollback`; an older previous one is retired.
+
+    Example: penstock generation cutover
+    """
+    compared, switched = asyncio.run(
+        _cutover(dataset, tenant, principals or [], tags or [], force=force, evaluation=evaluation)
+    )
+    if worse := compared and compared.worse:
+        stderr.print(f"Forced: {worse}.", soft_wrap=True)
+    if json_output:
+        judged = asdict(compared) if compared else None
+        print_json({**asdict(switched), "evaluation": judged, "forced": bool(worse)})
+    else:
+        stdout.print(show.switched(switched), soft_wrap=True)
+
+
+async def _cutover(
+    dataset: Path | None, tenant: str, principals: list[str], tags: list[str], *, force: bool, evaluation: bool
+) -> tuple[Comparison | None, Switched]:
+    from pipeline.core.errors import Misconfigured, PenstockError
+    from pipeline.generations.building import connect, open_builder
+    from pipeline.generations.lifecycle import cutover as cut
+    from pipeline.generations.lifecycle import require_complete
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import translated
+    from query.evaluation.generations import NothingJudged
+
+    settings = load()
+    async with connect(settings.postgres, lock=False) as connection:
+        await require_complete(connection)  # before minutes of questions
+    compared = None
+    if evaluation:
+        try:
+            compared = await _compared(None, dataset, tenant, principals, tags)
+        except NothingJudged as error:
+            if not force:
+                raise Misconfigured(f"{error}; or cut over unjudged, with --no-evaluation") from error
+            stderr.print(f"Not judged: {error}", soft_wrap=True)
+    if compared is not None:
+        stderr.print(show.comparison_table(compared))
+        if compared.worse and not force:
+            raise Misconfigured(
+                f"{compared.worse}: nothing was changed (2 % is the most; --force does it all the same)"
+            )
+    async with connect(settings.postgres) as connection:
+        switched = await cut(connection)
+    if switched.retired:
+        try:
+            with translated("generation"):
+                async with open_builder(settings) as builder:
+                    await builder.clear(after_queries=True)
+        except PenstockError as error:  # what was asked for is done
+            stderr.print(
+                f"Cut over. What is left of {', '.join(switched.retired)} is removed by the next build: {error}",
+                soft_wrap=True,
+            )
+    return compared, switched
+
+
+@generation.command()
+def rollback(
+    force: Annotated[bool, typer.Option("--force", help="Even if it lacks changes.")] = False, json_output: Json = False
+) -> None:
+    """Go back to the generation that was active before, at once; again: forth. It was written all along.
+
+    Example: penstock generation rollback
+    """
+    from pipeline.generations.building import connect
+    from pipeline.generations.lifecycle import rollback as back
+    from pipeline.runtime.settings import load
+
+    async def switch() -> Switched:
+        async with connect(load().postgres, lock=False) as connection:
+            return await back(connection, force=force)
+
+    switched = asyncio.run(switch())
+    if json_output:
+        print_json(asdict(switched))
+    else:
+        stdout.print(show.switched(switched), soft_wrap=True)
+
+
+@generation.command()
+def retire(
+    name: Annotated[str | None, typer.Argument(help="Default: the only non-active one.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Free the rows, the table and the index of a generation that is not active; there is no way back to it.
+
+    Exit code 0 once it is retired, also where a store could not be cleared: what is left is named, and goes with the
+    next build, or when this is run again. 1: nothing was done.
+
+    Example: penstock generation retire g1
+    """
+    from pipeline.generations.building import open_builder
+    from pipeline.generations.lifecycle import retire as gone
+    from pipeline.runtime.settings import load
+
+    async def free() -> Retired:
+        async with open_builder(load()) as builder:
+            return await gone(builder, name)
+
+    done = asyncio.run(free())
+    if done.left is not None:
+        stderr.print(
+            f"Generation {done.name} is retired. What is left of it is removed by the next build, or by `penstock"
+            f" generation retire {done.name}`: {done.left}",
+            soft_wrap=True,
+            markup=False,
+        )
+    if json_output:
+        print_json({"retired": done.name, "cleared": done.left is None})
+    elif done.left is None:
+        stdout.print(f"Generation {done.name} is retired: its rows, table and index are gone.")
+
+
+@generation.command()
+def build(
+    model: Annotated[
+        str | None, typer.Option("--model", help="Another model, by the name that its service uses.")
+    ] = None,
+    dimensions: Annotated[int | None, typer.Option("--dimensions", min=1)] = None,
+    chunk_tokens: Annotated[int | None, typer.Option("--chunk-tokens", help="Target size of a chunk.")] = None,
+    provider: Annotated[
+        Literal["local", "openai"] | None, typer.Option("--provider", help="Default with --model: openai.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option("--base-url", help="URL of an OpenAI-compatible server.")] = None,
+    input_window: Annotated[
+        int | None, typer.Option("--input-window", help="Maximum number of tokens of the model's input.", min=1)
+    ] = None,
+    document_prefix: Annotated[str | None, typer.Option("--document-prefix")] = None,
+    query_prefix: Annotated[str | None, typer.Option("--query-prefix")] = None,
+    send_dimensions: Annotated[bool | None, typer.Option("--send-dimensions/--no-send-dimensions")] = None,
+    encoding_format: Annotated[Literal["float", "base64"] | None, typer.Option("--encoding-format")] = None,
+    price: Annotated[
+        float | None, typer.Option("--price", min=0, help="Price of a million tokens. Default: the setting.")
+    ] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option("--tokens-per-minute", min=1)] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option("--budget", help="Maximum total cost: money, or tokens as in 5000000tokens."),
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until a cut-over is possible.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done and its cost, and stop.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Build a generation while the active one stays in use, or continue the one that is being built.
+
+    Searches and live changes continue meanwhile; live changes reach both. Options that are not set are those of the
+    active generation; another model begins with its own defaults. Keys come from the environment: OPENAI_API_KEY, or
+    PENSTOCK_EMBEDDING_API_KEYS='{"host": "key"}', here and at the workers and the query service. Stopped or killed, it
+    continues when it is run again.
+
+    Example: penstock generation build --model text-embedding-3-small --dimensions 1024 --budget 20 --wait
+    """
+    from pipeline.generations.migration import Change
+
+    settings = {
+        "model": model,
+        "dimensions": dimensions,
+        "provider": provider,
+        "base_url": base_url,
+        "input_window": input_window,
+        "document_prefix": document_prefix,
+        "query_prefix": query_prefix,
+        "send_dimensions": send_dimensions,
+        "encoding_format": encoding_format,
+    }
+    change = Change({k: v for k, v in settings.items() if v is not None}, chunk_tokens, price)
+    result = asyncio.run(
+        _build(change, tokens_per_minute, budget, wait=wait, dry_run=dry_run, yes=yes, quiet=json_output)
+    )
+    if result is None:
+        raise typer.Exit(1)
+    if json_output:
+        print_json(asdict(result))
+    elif not dry_run:
+        stdout.print(show.built(result), soft_wrap=True)  # type: ignore[arg-type]  # only a dry run ends with a plan
+
+
+async def _build(
+    change: Change,
+    tokens_per_minute: int | None,
+    budget: str | None,
+    *,
+    wait: bool,
+    dry_run: bool,
+    yes: bool,
+    quiet: bool,
+) -> Plan | Result | None:
+    """None: the person at the terminal said no."""
+    from pipeline.generations.building import open_builder
+    from pipeline.generations.limits import Limits
+    from pipeline.generations.migration import Migration
+    from pipeline.runtime.settings import dist, load
+
+    settings = load()
+    with shown(quiet=quiet) as (bars, tell, note):
+        async with open_builder(settings, tell, note) as builder:
+            work = Migration(builder, settings.embedding, dist() / "models")
+            plan = await work.plan(change)
+            limits: Limits = Limits(tokens_per_minute, _budget(budget, plan.price), plan.price)
+            if not quiet:
+                stderr.print(show.planned(plan), soft_wrap=True)
+            if dry_run:
+                return plan
+            if not confirmed(bars, yes=yes or quiet):
+                return None
+            return await work.run(change, limits, wait=wait)
+
+
+def _budget(text: str | None, price: float) -> int | None:
+    """In tokens."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([\d_.]+)\s*(tokens)?", text.strip())
+    try:
+        amount = float(match[1].replace("_", "")) if match else None
+    except ValueError:
+        amount = None
+    if match is None or amount is None:
+        raise typer.BadParameter(f"--budget {text}: say money as in 20, or tokens as in 5000000tokens")
+    if match[2]:
+        return round(amount)
+    if price <= 0:
+        raise typer.BadParameter("--budget in money needs a price: give --price, or say tokens as in 5000000tokens")
+    return round(amount / price * 1e6)
+
+
+class What(StrEnum):
+    keywords = "keywords"
+    vectors = "vectors"
+
+
+def rebuild(
+    what: Annotated[What, typer.Argument(help="keywords (Elasticsearch) or vectors (pgvector)")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Rebuild one store from the ledger while the old one stays in use, and swap it in when it is complete.
+
+    Searches and live changes go on meanwhile. Vectors of unchanged chunks are copied where the old table still has
+    them; what is missing is embedded. Stopped or killed, it goes on when it is run again.
+
+    Example: penstock rebuild keywords
+    """
+    result = asyncio.run(_rebuild(what, dry_run=dry_run, yes=yes, quiet=json_output))
+    if result is None:
+        raise typer.Exit(1)
+    if json_output:
+        print_json(asdict(result))
+    elif not dry_run:
+        stdout.print(_rebuild_result_line(result), soft_wrap=True)  # type: ignore[arg-type]  # only a dry run ends with a plan
+
+
+async def _rebuild(what: What, *, dry_run: bool, yes: bool, quiet: bool) -> RebuildPlan | RebuildResult | None:
+    """None: the person at the terminal said no."""
+    from pipeline.maintenance.rebuild import open_rebuild
+    from pipeline.runtime.settings import load
+
+    with shown(quiet=quiet) as (bars, tell, note):
+        async with open_rebuild(load(), tell, note) as work:
+            plan = await work.plan(what.value)
+            if not quiet:
+                stderr.print(_rebuild_plan_line(plan), soft_wrap=True)
+            if dry_run:
+                return plan
+            if not confirmed(bars, yes=yes or quiet):
+                return None
+            return await work.run(what.value)
+
+
+def _rebuild_plan_line(plan: RebuildPlan) -> str:
+    goes_on = f"Going on with generation {plan.resumes}: " if plan.resumes else ""
+    if plan.store == "keywords":
+        return f"{goes_on}{plan.documents:,} documents with {plan.chunks:,} entries into a new index."
+    return (
+        f"{goes_on}{plan.documents:,} documents, {plan.chunks:,} chunks: {plan.copied:,} vectors to copy from"
+        f" the old table, {plan.embedded:,} chunks to embed (about {plan.tokens:,} tokens)."
+    )
+
+
+def _rebuild_result_line(result: RebuildResult) -> str:
+    made = "chunks embedded" if result.store == "vectors" else "entries written"
+    return (
+        f"{result.store} rebuilt: generation {result.generation} answers searches now in place of {result.replaced};"
+        f" {result.documents:,} documents, {result.written:,} {made}, {result.seconds:.0f} s."
+    )
+
+
+@contextmanager
+def shown(*, quiet: bool) -> Iterator[tuple[Progress, OnProgress, Callable[[str], None]]]:
+    """(bars, what to tell of a phase, what to say in a line). quiet: no bars; lines go to stderr all the same."""
+    with progress_bars(quiet=quiet) as bars:
+        bars.columns = (*bars.columns, TimeRemainingColumn())
+        tasks: dict[str, TaskID] = {}
+        began: dict[str, tuple[float, int]] = {}
+        said = monotonic()
+
+        def tell(phase: Phase, done: int, total: int) -> None:
+            nonlocal said
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(PHASES[phase])
+                began[phase] = monotonic(), done
+            bars.update(tasks[phase], completed=done, total=total)
+            if bars.disable and monotonic() - said >= LINE_INTERVAL_SECONDS:
+                said = monotonic()
+                stderr.print(f"{PHASES[phase]}: {done:,} of {total:,}{_left(*began[phase], done, total)}")
+
+        def note(line: str) -> None:
+            stderr.print(line, soft_wrap=True)
+
+        yield bars, tell, note
+
+
+def confirmed(bars: Progress, *, yes: bool) -> bool:
+    """Whether to go on: asked of a person at a terminal, unless that was said beforehand."""
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    bars.stop()
+    if not typer.confirm("Go on?", default=True, err=True):
+        return False
+    bars.start()
+    return True
+
+
+def _left(since: float, first: int, done: int, total: int) -> str:
+    """The time that the rest takes at the mean rate so far."""
+    if done <= first:
+        return ""
+    minutes = (total - done) * (monotonic() - since) / (done - first) / 60
+    return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"

@@ -1,0 +1,204 @@
+"""``penstock golden``: questions with judged answers, which the running service is measured by."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cli.output import Json, print_json, printable, stdout
+
+if TYPE_CHECKING:
+    from pipeline.stores.postgres import Connection
+    from query.evaluation.golden import Golden
+
+golden = typer.Typer(
+    name="golden",
+    help="Questions with judged answers, which the running service is measured by.",
+    no_args_is_help=True,
+)
+Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
+
+
+@golden.command()
+def add(
+    query: Annotated[str, typer.Argument(help="A question as people ask it.")],
+    document: Annotated[str, typer.Option("--document", help="What answers it: SOURCE/EXTERNAL_ID.")],
+    anchor: Annotated[
+        str, typer.Option("--anchor", help="Words of the passage that answers it, as they stand there. Default: any.")
+    ] = "",
+    gain: Annotated[int, typer.Option("--gain", help="How well it answers, 1 to 10.", min=1, max=10)] = 1,
+    reference: Annotated[str | None, typer.Option("--reference", help="What a right answer says.")] = None,
+    principals: Annotated[
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="The person who asks.")
+    ] = None,
+    tags: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Ask with this access tag.")] = None,
+    tenant: Tenant = "default",
+) -> None:
+    """Judge a document, or a passage of it, as an answer to a question. Repeat for each answer that the question has.
+
+    The judgement is anchored to the words, not to a chunk: it stands while the words do. Without --as and --tag the
+    local user asks.
+
+    Example: penstock golden add "how long do we keep logs" --document wiki/retention --anchor "kept for 90 days"
+    """
+    from query.evaluation.golden import LONGEST_ANCHOR, Golden, Judged
+
+    source, _, external_id = document.partition("/")
+    if not source or not external_id or len(anchor) > LONGEST_ANCHOR or not query.strip():
+        typer.echo(
+            f"error: give a question, --document SOURCE/EXTERNAL_ID, at most {LONGEST_ANCHOR} characters of --anchor",
+            err=True,
+        )
+        raise typer.Exit(2)
+    if not principals and not tags:
+        from cli.readers import local_user
+
+        principals = [local_user("say who asks with --as or --tag")]
+    one = Golden(
+        tenant,
+        query.strip(),
+        (Judged(source, external_id, anchor.strip(), gain),),
+        tuple(principals or ()),
+        tuple(tags or ()),
+        reference,
+    )
+    known = asyncio.run(_add(one))
+    stdout.print(f"{len(known.judged)} judged for this question")
+
+
+@golden.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="One JSON object a line, as export writes them; - for stdin.")],
+) -> None:
+    """Take in judgements from a file. Of a question that is known already, everything is replaced.
+
+    Example: penstock golden import golden.jsonl
+    """
+    from query.evaluation.dataset import BadDataset
+    from query.evaluation.golden import read
+
+    try:
+        lines = sys.stdin.readlines() if str(file) == "-" else file.read_text("utf-8").splitlines()
+        all_of = list(read(lines))
+    except (BadDataset, OSError, UnicodeDecodeError) as error:
+        typer.echo(f"error: {file}: {error}", err=True)
+        raise typer.Exit(2) from error
+    asyncio.run(_keep(all_of))
+    stdout.print(f"{len(all_of)} questions")
+
+
+@golden.command()
+def export(tenant: Annotated[str | None, typer.Option("--tenant", help="Default: all.")] = None) -> None:
+    """Print all judgements, one JSON object a line."""
+    from query.evaluation.golden import write
+
+    for line in write(asyncio.run(_stored(tenant))):
+        typer.echo(line)
+
+
+@golden.command()
+def remove(
+    query: Annotated[str, typer.Argument(help="The question, as it was added.")], tenant: Tenant = "default"
+) -> None:
+    """Forget a question and its judgements."""
+    if not asyncio.run(_forget(tenant, query)):
+        typer.echo(
+            f"error: no such question in tenant {printable(tenant)}: `penstock golden export` lists them", err=True
+        )
+        raise typer.Exit(1)
+
+
+@golden.command()
+def run(json_output: Json = False) -> None:
+    """Ask all of them now, keep the result and show it: what the service does by itself every 15 minutes.
+
+    Exit code 1: a measure is below its floor (PENSTOCK_EVAL_NDCG_FLOOR, _FAITHFULNESS_FLOOR), or nothing can be asked.
+    """
+    from query.settings import load
+
+    result = asyncio.run(_run())
+    if result is None:
+        typer.echo("error: no judgement stands: `penstock golden add` makes one", err=True)
+        raise typer.Exit(1)
+    settings = load().evaluation
+    shown = [
+        {"slice": slice_, "measure": measure, "value": round(value, 4), "queries": queries}
+        for (slice_, measure), (value, queries) in sorted(result.items())
+    ]
+    if json_output:
+        print_json(shown)
+    else:
+        for row in shown:
+            stdout.print(
+                f"{printable(str(row['slice'])):<20} {row['measure']:<20} {row['value']:.4f}  ({row['queries']})"
+            )
+    floors = {"nDCG@5": settings.ndcg_floor, "faithfulness": settings.faithfulness_floor}
+    low = [name for name, floor in floors.items() if result.get(("*", name), (1.0, 0))[0] < floor]
+    for name in low:
+        typer.echo(f"error: {name} is below {floors[name]:g}", err=True)
+    if low:
+        raise typer.Exit(1)
+
+
+async def _add(one: Golden) -> Golden:
+    """Beside what is judged for the question already."""
+    from dataclasses import replace
+
+    from query.evaluation.golden import keep, kept
+
+    async with _connected() as connection:
+        [judged] = one.judged
+        for known in await kept(connection, one.tenant):
+            if known.text == one.text:
+                others = tuple(j for j in known.judged if j.key != judged.key)
+                one = replace(one, judged=(*others, judged), reference=one.reference or known.reference)
+        await keep(connection, one)
+    return one
+
+
+async def _keep(all_of: Sequence[Golden]) -> None:
+    from query.evaluation.golden import keep
+
+    async with _connected() as connection:
+        for question in all_of:
+            await keep(connection, question)
+
+
+async def _stored(tenant: str | None) -> list[Golden]:
+    from query.evaluation.golden import kept
+
+    async with _connected() as connection:
+        return await kept(connection, tenant)
+
+
+async def _forget(tenant: str, text: str) -> bool:
+    from query.evaluation.golden import forget
+
+    async with _connected() as connection:
+        return await forget(connection, tenant, text)
+
+
+@asynccontextmanager
+async def _connected() -> AsyncIterator[Connection]:
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool
+    from query.evaluation.service import connected
+
+    async with open_pool(load().postgres) as pool, connected(pool) as connection:
+        yield connection
+
+
+async def _run() -> dict[tuple[str, str], tuple[float, int]] | None:
+    from pipeline.runtime.settings import load
+    from query.evaluation.service import once
+    from query.service import open_service
+    from query.settings import load as query_settings
+
+    async with open_service(load(), query_settings()) as service:
+        return await once(service)

@@ -1,0 +1,350 @@
+"""``penstock ingest`` and ``watch``: folders and files → Kafka, and waiting until both stores have them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+from rich.progress import Progress as Bars
+
+from cli.output import Json, print_json, progress_bars, stderr, stdout
+from cli.readers import SOURCE, readers, tag
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+
+if TYPE_CHECKING:
+    from connectors.checkpoint import Checkpoint
+    from connectors.folder.connector import FolderConnector
+    from connectors.protocol import ScanReport
+    from pipeline.ledger.arrivals import Arrival
+    from pipeline.stores.postgres import Pool
+
+
+Paths = Annotated[list[Path], typer.Argument(help="Folders or files.", show_default=False, exists=True)]
+Acl = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--acl",
+        help="Who may read: a tag, repeatable (any of them). Default: only you, as user:NAME.",
+        parser=tag,
+        metavar="TAG",
+    ),
+]
+Required = Annotated[
+    list[str] | None,
+    typer.Option("--required", help="A tag that every reader needs, repeatable.", parser=tag, metavar="TAG"),
+]
+Tenant = Annotated[str, typer.Option("--tenant", help="Tenant of the documents.")]
+MassDelete = Annotated[
+    bool, typer.Option("--allow-mass-delete", help="Confirm that a large part of the folder is really gone.")
+]
+
+REFUSALS = {"mass_delete", "root_empty", "policy"}
+"""Something that was asked for was not done, and waits for a word: exit code 1."""
+WARNINGS = REFUSALS | {"nobody"}
+POLL_SECONDS, POLL_PAUSE = 0.1, 5
+"""Between two looks at what is searchable; or so many times as long as the last one took."""
+POLL_IDS = 2_000
+
+
+@dataclass
+class Tally:
+    """Numbers of documents by outcome; times in seconds."""
+
+    indexed: int = 0
+    dead: int = 0
+    chunks: int = 0
+    embedded: int = 0
+
+
+def ingest(
+    paths: Paths,
+    acl: Acl = None,
+    required: Required = None,
+    tenant: Tenant = "default",
+    wait: Annotated[bool, typer.Option("--wait", help="Return when both stores have everything.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", help="Seconds to wait at most; 0: no limit.", min=0)] = 0,
+    allow_mass_delete: MassDelete = False,
+    json_output: Json = False,
+) -> None:
+    """Publish folders or files to Kafka; what did not change since last time is not published again.
+
+    Files that are gone from a folder are deleted, files that cannot be read are reported and leave what was indexed.
+    Exit code 1: a document failed (with --wait), or a mass deletion or a bad .penstock.toml waits for your word.
+
+    Example: penstock ingest docs/ --acl staff --wait
+    """
+    may_read = readers(acl, required)
+    result, report = asyncio.run(
+        _ingest(
+            paths,
+            may_read,
+            required,
+            tenant,
+            wait=wait,
+            timeout=timeout,
+            mass_delete=allow_mass_delete,
+            quiet=json_output,
+        )
+    )
+    _tell_problems(report)
+    if json_output:
+        print_json(result)
+    else:
+        stdout.print(
+            f"published {result['published']}, unchanged {result['unchanged']}, skipped {len(report.problems)}"
+            + (
+                f"; searchable {result['indexed']} documents, {result['chunks']} chunks, {result['embedded']} embedded,"
+                f" {result['dead']} failed"
+                if wait
+                else ""
+            )
+            + f" in {result['seconds']:.1f} s"
+        )
+    if (wait and result["dead"]) or any(p.code in REFUSALS for p in report.problems):
+        raise typer.Exit(1)
+
+
+async def _ingest(
+    paths: list[Path],
+    acl: list[str],
+    required: list[str] | None,
+    tenant: str,
+    *,
+    wait: bool,
+    timeout: float,
+    mass_delete: bool,
+    quiet: bool,
+) -> tuple[dict[str, object], ScanReport]:
+    from pipeline.observability import tracing
+
+    start = perf_counter()
+    tally = Tally()
+    async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("ingest"))
+        connector, source, checkpoint, pool = await _connector(
+            stack, paths, acl, required, tenant, mass_delete=mass_delete
+        )
+        since = await _database_time(pool)
+        before = await _known_before(checkpoint, tenant, source, paths) if wait else []
+        embedded_before = await _embedded(pool, before)
+        bars = stack.enter_context(progress_bars(quiet=quiet))
+        task = bars.add_task("reading", total=None)
+        report = await connector.scan(lambda p: bars.update(task, total=p.found or None, completed=p.done))
+        if lost := await _lost(pool, tenant, source, report):
+            await connector.forget(lost)
+            again = await connector.scan(None)
+            report = again.after(report)
+        if wait:
+            tally = await _until_searchable(pool, bars, tenant, source, report, since, timeout)
+            gone = set(before) - set(_expected(tenant, source, report))
+            tally.embedded += await _embedded(pool, list(gone)) - embedded_before
+    result: dict[str, object] = {
+        "published": len(report.published),
+        "unchanged": len(report.unchanged),
+        "indexed": tally.indexed,
+        "dead": tally.dead,
+        "chunks": tally.chunks,
+        "embedded": tally.embedded,
+        "seconds": round(perf_counter() - start, 3),
+    }
+    return result, report
+
+
+async def _database_time(pool: Pool) -> datetime:
+    """The database's clock: what happened since then is told by its own stamps."""
+    async with pool.connection() as connection:
+        row = await (await connection.execute("SELECT clock_timestamp()")).fetchone()
+    assert row is not None
+    at: datetime = row[0]
+    return at
+
+
+async def _connector(
+    stack: AsyncExitStack,
+    paths: list[Path],
+    acl: list[str],
+    required: list[str] | None,
+    tenant: str,
+    *,
+    mass_delete: bool,
+) -> tuple[FolderConnector, str, Checkpoint, Pool]:
+    """(connector, its source, checkpoint, pool) on the running services, closed with the stack."""
+    from connectors.checkpoint import Checkpoint
+    from connectors.folder.connector import FolderConnector
+    from connectors.folder.options import FolderOptions
+    from pipeline.kafka.client import publisher
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import open_pool
+
+    settings = load()
+    options = FolderOptions(
+        tenant=tenant,
+        source=SOURCE,
+        acl_tags=tuple(acl),
+        required_tags=tuple(required or ()),
+        allow_mass_delete=mass_delete,
+    )
+    pool = await stack.enter_async_context(open_pool(settings.postgres))
+    kafka = await stack.enter_async_context(publisher(settings))
+    checkpoint = Checkpoint(pool)
+    connector = FolderConnector(paths, options=options, producer=kafka, checkpoint=checkpoint)
+    return connector, options.source, checkpoint, pool
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """The ledger's expected state of a document before both stores can return it."""
+
+    version: int
+    kind: str
+    observed_at: datetime | None
+
+    def met_by(self, arrival: Arrival) -> bool:
+        match self.kind:
+            case "deleted":
+                return _reached(arrival.deleted_floor, self.observed_at)
+            case "access":
+                return _reached(arrival.access_observed_at, self.observed_at)
+            case _:
+                return arrival.version is not None and arrival.version >= self.version
+
+
+def _reached(stored: datetime | None, expected: datetime | None) -> bool:
+    return stored is not None and (expected is None or stored >= expected)
+
+
+def _expected(tenant: str, source: str, report: ScanReport) -> dict[UUID, Expected]:
+    waiting = {
+        document_id(tenant, source, name): Expected(version, "unchanged", None) for name, version in report.unchanged
+    }
+    for event in report.published:
+        waiting[document_id(tenant, source, event.external_id)] = Expected(event.version, event.kind, event.observed_at)
+    return waiting
+
+
+async def _lost(pool: Pool, tenant: str, source: str, report: ScanReport) -> list[str]:
+    """Documents that the checkpoint calls published and the ledger has never heard of: in a topic still, or lost."""
+    from pipeline.ledger.arrivals import known
+
+    names = [name for name, _ in report.unchanged]
+    lost: list[str] = []
+    async with pool.connection() as connection:
+        for start in range(0, len(names), POLL_IDS):
+            ids = {document_id(tenant, source, name): name for name in names[start : start + POLL_IDS]}
+            there = await known(connection, list(ids))
+            lost += [name for id_, name in ids.items() if id_ not in there]
+    return lost
+
+
+async def _until_searchable(
+    pool: Pool, bars: Bars, tenant: str, source: str, report: ScanReport, since: datetime, limit: float
+) -> Tally:
+    """Wait until both stores hold what the ledger wants of every document, or it failed and was set aside."""
+    from pipeline.ledger.arrivals import arrivals, dead_since
+
+    tally = Tally()
+    waiting = _expected(tenant, source, report)
+    everything, total = list(waiting), len(waiting)
+    task = bars.add_task("searchable", total=total)
+    deadline = perf_counter() + limit if limit else None
+    while waiting:
+        began = perf_counter()
+        ids = list(islice(waiting, POLL_IDS))
+        async with pool.connection() as connection:
+            there = await arrivals(connection, ids)
+            dead = await dead_since(connection, ids, since)
+        for id_ in ids:
+            arrival, expected = there.get(id_), waiting.pop(id_)
+            if id_ in dead or (arrival is not None and arrival.set_aside):
+                tally.dead += 1
+            elif arrival is not None and expected.met_by(arrival) and arrival.settled:
+                tally.indexed += arrival.searchable
+                tally.chunks += arrival.chunks if arrival.searchable else 0
+            else:
+                waiting[id_] = expected  # behind the others: every document gets its turn
+        bars.update(task, completed=total - len(waiting))
+        if waiting and deadline and perf_counter() > deadline:
+            raise Retryable(
+                f"{len(waiting)} of {total} documents are not searchable after {limit:g} s: see `penstock status`, and"
+                " `penstock why DOCUMENT` for one of them"
+            )
+        if waiting:
+            await asyncio.sleep(max(POLL_SECONDS, POLL_PAUSE * (perf_counter() - began)))
+    tally.embedded = await _embedded(pool, everything)
+    return tally
+
+
+async def _embedded(pool: Pool, ids: Sequence[UUID]) -> int:
+    """Chunks embedded for these documents, ever."""
+    from pipeline.ledger.arrivals import embedded_ever
+
+    total = 0
+    async with pool.connection() as connection:
+        for start in range(0, len(ids), POLL_IDS):
+            total += await embedded_ever(connection, ids[start : start + POLL_IDS])
+    return total
+
+
+async def _known_before(checkpoint: Checkpoint, tenant: str, source: str, paths: list[Path]) -> list[UUID]:
+    """The documents that stand under these paths already: what was embedded for them before is not counted again."""
+    now = await checkpoint.now()
+    return list(
+        {
+            document_id(tenant, source, row.external_id): None
+            for path in paths
+            async for page in checkpoint.unwritten(tenant, source, str(path.resolve()), now)
+            for row in page
+        }
+    )
+
+
+def watch(
+    paths: Paths,
+    acl: Acl = None,
+    required: Required = None,
+    tenant: Tenant = "default",
+    allow_mass_delete: MassDelete = False,
+) -> None:
+    """Keep folders in step: publish every change as it happens, until stopped (Ctrl-C).
+
+    Example: penstock watch docs/ --acl staff
+    """
+    asyncio.run(_watch(paths, readers(acl, required), required, tenant, mass_delete=allow_mass_delete))
+
+
+async def _watch(
+    paths: list[Path], acl: list[str], required: list[str] | None, tenant: str, *, mass_delete: bool
+) -> None:
+    from pipeline.observability import tracing
+
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def tell(report: ScanReport) -> None:
+        for event in report.published:
+            stderr.print(f"{event.kind:9} {event.external_id}", soft_wrap=True, markup=False)
+        _tell_problems(report)
+
+    async with AsyncExitStack() as stack:
+        stack.enter_context(tracing.running("watch"))
+        connector, *_ = await _connector(stack, paths, acl, required, tenant, mass_delete=mass_delete)
+        stderr.print(f"watching {', '.join(str(p) for p in paths)} (Ctrl-C ends it)", soft_wrap=True, markup=False)
+        await connector.watch(stop, tell)
+
+
+def _tell_problems(report: ScanReport) -> None:
+    for problem in report.problems:
+        stderr.print("[red]warning[/]" if problem.code in WARNINGS else "[yellow]skipped[/]", end=" ")
+        stderr.print(str(problem), soft_wrap=True, markup=False)

@@ -1,0 +1,167 @@
+"""The ``penstock`` command: names every command and turns errors into one line and an exit code.
+
+A command's module is imported when the command is called, so that nobody waits for the libraries of the others.
+
+Exit codes: 0 done, 1 it did not work (one line says why), 2 the command was used wrongly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_group
+
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context  # Typer's own names for them are subclasses
+
+
+COMMANDS: Mapping[str, str] = {
+    "up": "stack:up",
+    "down": "stack:down",
+    "status": "status:status",
+    "serve": "serve:serve",
+    "mcp": "serve:mcp",
+    "ingest": "ingest:ingest",
+    "watch": "ingest:watch",
+    "search": "search:search",
+    "ask": "ask:ask",
+    "why": "why:why",
+    "rebuild": "generation:rebuild",
+    "recover": "recover:recover",
+    "audit": "audit:audit",
+    "plan": "plan:plan",
+    "eval": "eval:evaluate",
+    "dead": "dead:dead",
+    "connector": "connector:connector",
+    "extract": "serve:extract",
+    "document": "withdraw:document",
+    "tenant": "withdraw:tenant",
+    "forget": "forget:forget",
+    "export": "forget:export",
+    "golden": "golden:golden",
+    "generation": "generation:generation",
+    "producer": "producer:producer",
+    "trail": "trail:trail",
+    "budget": "budget:budget",
+}
+"""By name, the module in ``cli`` and in it a function, or a Typer with commands of its own."""
+
+
+class Commands(TyperGroup):
+    """The registered commands, then those of COMMANDS, which are imported on demand."""
+
+    def list_commands(self, ctx: Context) -> list[str]:
+        return [*dict.fromkeys([*super().list_commands(ctx), *COMMANDS])]
+
+    def get_command(self, ctx: Context, cmd_name: str) -> Command | None:
+        if cmd_name in COMMANDS:
+            self._load(cmd_name)
+        elif cmd_name not in self.commands:  # "Did you mean …?" looks at all of them
+            for name in COMMANDS:
+                self._load(name)
+        return super().get_command(ctx, cmd_name)
+
+    def _load(self, name: str) -> None:
+        if name not in self.commands:
+            module, _, attribute = COMMANDS[name].partition(":")
+            command = getattr(import_module(f"cli.{module}"), attribute)
+            alone = typer.Typer(rich_markup_mode="rich")
+            if isinstance(command, typer.Typer):
+                alone.add_typer(command, name=name)
+            else:
+                alone.command(name)(command)
+            self.commands.update(get_group(alone).commands)
+
+
+app = typer.Typer(
+    name="penstock",
+    cls=Commands,
+    help="Keeps a company's knowledge searchable: documents → Kafka → pgvector and Elasticsearch → hybrid search.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand != "search":  # a search seldom needs a library that logs
+        from cli.output import log_warnings_to_stderr
+
+        log_warnings_to_stderr(context)
+
+
+@app.command()
+def migrate() -> None:
+    """Create or update what the workers need: schema, topics, the first generation, its index. Repeats are harmless."""
+    import asyncio
+
+    from cli.setup import prepare
+
+    for line in asyncio.run(prepare()) or ["Everything is up to date."]:
+        typer.echo(line)
+
+
+@app.command()
+def worker(name: Annotated[str, typer.Argument(help="detect, vectors, keywords, connectors or canary")]) -> None:
+    """Run one worker until it is told to stop (SIGTERM drains it). Scale by starting more of them.
+
+    Example: penstock worker detect
+    """
+    import asyncio
+
+    from pipeline.observability.metrics import configure_logging
+    from pipeline.runtime.settings import load
+
+    configure_logging()
+    if name == "connectors":
+        from connectors import worker as connectors
+        from connectors.declared import load as declared
+
+        asyncio.run(connectors.run(load(), declared()))
+        return
+    if name == "canary":
+        from canary import worker as canary
+
+        asyncio.run(canary.run(load()))
+        return
+    from pipeline.stream.worker import run
+
+    asyncio.run(run(name, load()))
+
+
+def main() -> None:
+    try:
+        app()
+    except PenstockError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""Output of commands: results on stdout, progress and messages on stderr, colours on a terminal only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; logs go to stderr.")]
+
+stderr = Console(stderr=True, highlight=False)
+stdout = Console(highlight=False)
+
+
+def quiet_libraries() -> None:
+    """Suppress what libraries log on stderr about a server that is away: for commands that report this themselves."""
+    logging.getLogger().addHandler(logging.NullHandler())
+
+
+def log_warnings_to_stderr(context: typer.Context) -> None:
+    """Log warnings and errors to stderr until the command ends, so that no log line comes between the lines of its
+    result. Workers log everything."""
+    import structlog  # takes 0.1 s: a search by the running service does without
+
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=lambda *_: structlog.PrintLogger(sys.stderr),
+    )
+    context.find_root().call_on_close(structlog.reset_defaults)
+
+
+def printable(text: str) -> str:
+    """Replace control characters: keys, titles and names come from others and must not control the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def print_json(document: Any) -> None:
+    """One JSON document on stdout."""
+    json.dump(document, sys.stdout, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def progress_bars(*, quiet: bool = False) -> Progress:
+    """Progress bars on stderr; none in a pipe and with ``quiet``."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=stderr,
+        disable=quiet or not sys.stderr.isatty(),
+        transient=True,
+    )

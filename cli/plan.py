@@ -1,0 +1,78 @@
+"""``penstock plan``: what a library of a given size needs, before there is one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from cli.output import Json, print_json, stdout
+from pipeline.maintenance.plan import Plan, Prices, Quantisation, Wanted
+from pipeline.maintenance.plan import plan as planned
+
+
+def plan(
+    documents: Annotated[int, typer.Option(min=1, help="Number of documents.")],
+    chunks_per_document: Annotated[float, typer.Option(min=0.01)] = 25.0,
+    changes_per_hour: Annotated[float, typer.Option(min=0)] = 1_000.0,
+    queries_per_second: Annotated[float, typer.Option(min=0)] = 10.0,
+    dimensions: Annotated[int, typer.Option(min=1, help="Dimensions of the model's vectors.")] = 1_536,
+    quantisation: Annotated[
+        Quantisation, typer.Option(help="halfvec; binary is what a graph of bits would take.")
+    ] = "halfvec",
+    load_hours: Annotated[float, typer.Option(min=0.01, help="Hours that the first load may take.")] = 168.0,
+    node_memory_gb: Annotated[float, typer.Option(min=1, help="Memory of one Postgres node.")] = 256.0,
+    price_processor: Annotated[float, typer.Option(min=0, help="Per month.")] = 25.0,
+    price_memory_gb: Annotated[float, typer.Option(min=0, help="Per month.")] = 3.5,
+    price_disk_gb: Annotated[float, typer.Option(min=0, help="Per month.")] = 0.1,
+    price_million_tokens: Annotated[
+        float, typer.Option(min=0, help="Of the embedding model, for a million tokens.")
+    ] = 0.13,
+    json_output: Json = False,
+) -> None:
+    """How many partitions, processes, shards and gigabytes, and what they cost: from what was measured.
+
+    Nothing is asked of a running system. docs/scaling.md says where each number comes from.
+
+    Example: penstock plan --documents 2000000 --changes-per-hour 10000 --queries-per-second 500
+    """
+    size = Wanted(
+        documents,
+        chunks_per_document,
+        dimensions=dimensions,
+        quantisation=quantisation,
+        changes_per_hour=changes_per_hour,
+        queries_per_second=queries_per_second,
+        load_hours=load_hours,
+        node_memory_gb=node_memory_gb,
+    )
+    prices = Prices(price_processor, price_memory_gb, price_disk_gb, price_million_tokens)
+    try:
+        result = planned(size, prices)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if json_output:
+        print_json(asdict(result))
+        return
+    for line in _lines(size, result):
+        stdout.print(line, soft_wrap=True)
+
+
+def _lines(size: Wanted, p: Plan) -> list[str]:
+    return [
+        f"{size.documents:,} documents, {p.chunks:,} chunks of {size.dimensions} dimensions",
+        f"graph          {p.graph_gb:,.1f} GB ({size.quantisation}), in memory;"
+        f" {p.graph_hours:,.1f} hours of one processor to build it anew",
+        f"Postgres       {p.postgres_memory_gb:,.0f} GB of memory on {p.postgres_nodes} node(s),"
+        f" {p.postgres_disk_gb:,.0f} GB of disk with room for a second generation",
+        f"Elasticsearch  {p.keyword_shards} shard(s), {p.keyword_disk_gb:,.0f} GB of disk with replicas and a rebuild",
+        f"Kafka          {p.partitions} partitions a topic, {p.kafka_disk_gb:,.0f} GB of disk with replicas",
+        f"workers        detect {p.detect}, vectors {p.vectors}, keywords {p.keywords}"
+        f" (the first load: {p.load_chunks_per_second:,.0f} chunks/s)",
+        f"queries        {p.query_processors} processors for the service, {p.store_processors} at most for the stores",
+        f"embedding      {p.load_tokens / 1e6:,.0f} M tokens for the first load ({p.load_cost:,.0f}),"
+        f" {p.tokens_a_month / 1e6:,.0f} M a month",
+        f"a month        {p.cost_a_month:,.0f} at these prices: processors {p.cost_processors:,.0f}, memory"
+        f" {p.cost_memory:,.0f}, disk {p.cost_disk:,.0f}, tokens {p.cost_tokens:,.0f}",
+    ]

@@ -1,0 +1,45 @@
+"""Decides who may read what a person ingests, and refuses to publish what nobody could read."""
+
+from __future__ import annotations
+
+import getpass
+from typing import NoReturn
+
+import typer
+
+SOURCE = "folder"
+"""The source of the documents of `penstock ingest` and `watch`."""
+
+
+def tag(value: str) -> str:
+    if not value.strip() or "\x00" in value:
+        raise typer.BadParameter("a tag cannot be empty: without --acl only you can read what you ingest")
+    return value
+
+
+def readers(acl: list[str] | None, required: list[str] | None) -> list[str]:
+    """The acl_tags as they were given, else the local user's own.
+
+    Exits with code 2 where nobody, not even that user, could read the result. (``acl = []`` in a .penstock.toml says
+    that nobody shall.)
+    """
+    for value in (*(acl or ()), *(required or ())):
+        if value.startswith(f"{SOURCE}/"):
+            bare = value.removeprefix(f"{SOURCE}/")
+            _refuse(f"tag {value!r}: tags are the source's own, and the source here is {SOURCE}: say {bare!r}")
+    if required and not acl:
+        _refuse("--required without --acl: only you could read, if you hold it; name the readers with --acl too")
+    return acl or [f"user:{local_user('name the readers with --acl TAG')}"]
+
+
+def local_user(instead: str) -> str:
+    """The operating system's name for the current user. instead: what to do where it has none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        _refuse(f"this system has no name for you: {instead}")
+
+
+def _refuse(why: str) -> NoReturn:
+    typer.echo(f"error: {why}", err=True)
+    raise typer.Exit(2)

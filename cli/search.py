@@ -1,0 +1,209 @@
+"""``penstock search``: ask both stores, as somebody; by the running query service, where that can answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from cli.moment import past_moment
+from cli.search_show import show
+from pipeline.core.errors import Misconfigured
+from pipeline.runtime.home import DEVELOPMENT_FILE, ENDPOINTS_FILE, development_token, home
+
+if TYPE_CHECKING:
+    from query.access.filters import Filters
+    from query.model import Found, Mode
+
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+
+
+def search(
+    context: typer.Context,
+    query: Annotated[str, typer.Argument(help="The query, in your own words.")],
+    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
+    principals: Annotated[
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="See what this person sees. Repeatable.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+    ] = None,
+    top: Annotated[int, typer.Option(help="How many passages, 1 to 100.")] = 10,
+    mode: Annotated[str, typer.Option(help="hybrid, vector or keyword.")] = "hybrid",
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", metavar="SOURCE", help="Only from this source. Repeatable.")
+    ] = None,
+    authors: Annotated[
+        list[str] | None, typer.Option("--author", metavar="AUTHOR", help="Only by this author. Repeatable.")
+    ] = None,
+    media_types: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--type", metavar="TYPE", help="Only of this media type, e.g. text/markdown or text/*. Repeatable."
+        ),
+    ] = None,
+    since: Annotated[
+        datetime | None,
+        typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source since: 2h, 7d or a time."),
+    ] = None,
+    before: Annotated[
+        datetime | None,
+        typer.Option(parser=past_moment, metavar="TIME", help="Changed at its source before this time."),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Search. Without --as and --tag you are the local user, who reads what `penstock ingest` stored for him.
+
+    Example: penstock search "how do I undo a commit" --top 5 --type text/markdown --since 30d
+    """
+    if not principals and not tags:
+        from cli.readers import local_user
+
+        principals = [local_user("say who asks with --as or --tag")]
+    principals, tags = principals or [], tags or []
+    request = {
+        "query": query,
+        "top": top,
+        "mode": mode,
+        "filters": {
+            "sources": tuple(sources or ()),
+            "authors": tuple(authors or ()),
+            "media_types": tuple(media_types or ()),
+            "since": since,
+            "before": before,
+        },
+    }
+    response = None
+    if len(principals) == 1 and not tags:  # over HTTP one person asks, and nobody says which tags that person holds
+        response = ask_service(request, tenant=tenant, principal=principals[0])
+    if response is None:
+        from cli.output import log_warnings_to_stderr
+
+        log_warnings_to_stderr(context)
+        response = _here(request, tenant, principals, tags)
+    if json_output:
+        typer.echo(json.dumps(response, ensure_ascii=False))
+        return
+    show(response, query, tenant, [*(f"user:{p}" for p in principals), *tags])
+
+
+def _here(request: dict[str, Any], tenant: str, principals: Sequence[str], tags: Sequence[str]) -> dict[str, Any]:
+    """By this process, from the stores themselves."""
+    import asyncio
+
+    from query.access.filters import Filters
+    from query.model import BadQuery, as_json
+
+    narrowed = Filters(**request["filters"])
+    try:
+        response = asyncio.run(
+            _search(request["query"], tenant, principals, tags, request["top"], request["mode"], narrowed)
+        )
+    except BadQuery as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    return as_json(response)
+
+
+async def _search(
+    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
+) -> Found:
+    from pipeline.observability import tracing
+    from query.access.filters import check as check_filters
+    from query.model import check
+
+    check(query, top, mode)
+    check_filters(filters)
+    with tracing.running("search"), tracing.begin("search", attributes={"penstock.tenant": tenant}):
+        return await _run_search(query, tenant, principals, tags, top, mode, filters)
+
+
+async def _run_search(
+    query: str, tenant: str, principals: Sequence[str], tags: Sequence[str], top: int, mode: Mode, filters: Filters
+) -> Found:
+    import asyncio
+
+    from pipeline.runtime.settings import dist, load
+    from query.embedding.embedders import GenerationEmbedders
+
+    settings = load()
+    embedders = None
+    if mode != "keyword":
+        embedders = GenerationEmbedders.by_settings(settings.embedding, dist() / "models")
+        embedders.start()  # while the clients are imported and connected
+        await asyncio.sleep(0)
+    from cli.recorded import recording
+    from query.model import shown_in
+    from query.retrieval.search import open_search
+    from query.settings import load as load_query
+
+    async with open_search(settings, embedders, load_query()) as library:
+        caller = await library.identify(tenant, principals=principals, tags=tags)
+        response = await library.search(query, caller, top=top, mode=mode, filters=filters)
+    documents = shown_in(response.results)
+    await recording("search", tenant=tenant, documents=documents, principals=principals, tags=tags)
+    return response
+
+
+PATIENCE_SECONDS = 30.0
+"""A search's whole budget (query/retrieval/timeouts.py) and more."""
+WHERE = frozenset({"PENSTOCK_HOME", "PENSTOCK_DIST"})
+"""Variables that say where the stack is, and nothing of how to search."""
+
+
+def ask_service(request: Mapping[str, Any], *, tenant: str, principal: str) -> dict[str, Any] | None:
+    """The response of the service to ``POST /v1/search``. request: the body; times are datetimes.
+
+    None: none runs, it does not believe its own user, or it does not answer this well; then the command works it
+    out by itself, and says in its own words what is wrong. So it does where anything is set in its environment, which
+    may be set otherwise for the service, and for names that a header cannot carry as they are.
+    """
+    if any(name.startswith(("PENSTOCK_", "OTEL_")) and name not in WHERE for name in os.environ):
+        return None
+    if not _is_plain(tenant) or not _is_plain(principal):
+        return None
+    place = urlsplit(_address())
+    if place.hostname is None:
+        return None
+    try:
+        token = development_token(home() / DEVELOPMENT_FILE)
+    except (FileNotFoundError, Misconfigured):
+        return None
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=PATIENCE_SECONDS)
+    headers = {
+        "Content-Type": b"application/json",
+        "Authorization": f"Bearer {token}".encode(),
+        "X-Penstock-Tenant": tenant.encode(),
+        "X-Penstock-As": principal.encode(),
+    }
+    try:
+        connection.request("POST", "/v1/search", json.dumps(request, default=datetime.isoformat), headers)
+        answer = connection.getresponse()
+        body = answer.read()
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+    return dict(json.loads(body)) if answer.status == 200 else None
+
+
+def _is_plain(name: str) -> bool:
+    """A header keeps it as it is. An empty one would stand for somebody else."""
+    return name != "" and name.isprintable() and name == name.strip()
+
+
+def _address() -> str:
+    """http://host:port, or "" where no service runs."""
+    try:
+        written = json.loads((home() / ENDPOINTS_FILE).read_text())
+    except FileNotFoundError:
+        return ""
+    return str(written.get("serve", {}).get("url", ""))

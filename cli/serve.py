@@ -1,0 +1,116 @@
+"""``penstock serve``: the query service."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 finds a free one. [default: 8080]")] = None,
+) -> None:
+    """Serve search and answers over HTTP until told to stop (SIGTERM finishes what is under way, for a few seconds).
+
+    Who asks is proved by tokens (PENSTOCK_AUTH_JWKS_URL, _ISSUER, _AUDIENCE) or keys (PENSTOCK_AUTH_KEYS_FILE).
+    On your own machine PENSTOCK_SERVE_DEVELOPMENT=true lets everybody who can read development-token in
+    PENSTOCK_HOME name the person who asks. See docs/http.md.
+
+    Example: penstock serve --port 8080
+    """
+    from pipeline.observability import tracing
+    from pipeline.observability.metrics import configure_logging
+    from pipeline.runtime.home import DEVELOPMENT_FILE, home, page_address
+    from pipeline.runtime.settings import load
+    from query.http.serve import run
+    from query.settings import load as load_query
+
+    configure_logging()
+    settings, query = load(), load_query()
+    chosen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    query = query.model_copy(update={"serve": query.serve.model_copy(update=chosen)})
+
+    def ready(address: str) -> None:
+        typer.echo(address)
+        file = query.serve.development_token_file or home() / DEVELOPMENT_FILE
+        if query.serve.development and sys.stdout.isatty() and (page := page_address(address, file)) is not None:
+            typer.echo(f"Copy into your browser: {page}")
+
+    with tracing.running("query"):
+        asyncio.run(run(settings, query, ready))
+
+
+def mcp(
+    tenant: Annotated[str, typer.Option(help="Tenant of the documents.")] = "default",
+    principals: Annotated[
+        list[str] | None, typer.Option("--as", metavar="PRINCIPAL", help="Read what this person reads. Repeatable.")
+    ] = None,
+    tags: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="TAG", help="Hold this access tag (TAG, or SOURCE/TAG). Repeatable."),
+    ] = None,
+) -> None:
+    """Speak MCP on stdin and stdout, for a client that starts this command (see docs/mcp.md). Logs go to stderr.
+
+    Without --as and --tag you are the local user, who reads what `penstock ingest` stored for him. Other people's
+    clients use the service: POST /mcp of `penstock serve`.
+
+    Example: penstock mcp --as ann@example.org
+    """
+    from pipeline.observability import tracing
+    from pipeline.observability.metrics import configure_logging
+
+    configure_logging()
+    if not principals and not tags:
+        from cli.readers import local_user
+
+        principals = [local_user("say who asks with --as or --tag")]
+    with tracing.running("mcp"):
+        asyncio.run(_mcp(tenant, principals or [], tags or []))
+
+
+async def _mcp(tenant: str, principals: Sequence[str], tags: Sequence[str]) -> None:
+    from cli.recorded import able_to_record
+    from pipeline.runtime.settings import load
+    from query.mcp.transports import stdio
+    from query.service import open_service
+    from query.settings import load as load_query
+
+    settings = await able_to_record(load())
+    async with open_service(settings, load_query(), name="penstock mcp") as service:
+        service.following.start()
+        await stdio(service, tenant, principals=principals, tags=tags)
+
+
+extract = typer.Typer(help="Read PDF, Office and mail files in a process without secrets.", no_args_is_help=True)
+
+
+@extract.callback()
+def extract_root() -> None:
+    """Read PDF, Office and mail files in a process without secrets."""
+
+
+@extract.command("serve")
+def extract_serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="0 finds a free one. [default: 8070]")] = None,
+) -> None:
+    """Read files of others over HTTP until told to stop. The connectors that shall send theirs here have its address in
+    PENSTOCK_EXTRACTION_URL.
+
+    It needs no login and no other service, and reads PENSTOCK_EXTRACTION_… settings alone. Who reaches its port can
+    have files read: let that be the connectors. See docs/extraction.md.
+
+    Example: penstock extract serve --port 8070
+    """
+    from connectors.extraction.service import run
+    from connectors.extraction.settings import from_environment
+    from pipeline.observability.metrics import configure_logging
+
+    configure_logging()
+    chosen = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    asyncio.run(run(from_environment().model_copy(update=chosen), typer.echo))

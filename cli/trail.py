@@ -1,0 +1,260 @@
+"""``penstock trail``: who searched, read, was shown, changed or inspected what."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from cli.moment import past_moment
+from cli.output import Json, print_json, printable, stdout
+from pipeline.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pipeline.core.trail import Head, Sealed
+    from pipeline.ledger.trail import Chosen, Examined
+    from pipeline.stores.postgres import Connection
+
+trail = typer.Typer(name="trail", help="The audit trail: who was shown, changed or inspected what (docs/trail.md).")
+
+PAGE = 100
+MOST_NAMED = 3
+"""Documents of one record that the table names."""
+
+
+@trail.callback(invoke_without_command=True)
+def show(
+    context: typer.Context,
+    document: Annotated[
+        str | None,
+        typer.Option("--document", metavar="DOCUMENT", help="Who was shown it, or tried: its id, external id or file."),
+    ] = None,
+    source: Annotated[
+        str | None, typer.Option("--source", help="With --document: of this source. Also finds what was erased.")
+    ] = None,
+    person: Annotated[
+        str | None, typer.Option("--person", help="By this person, as this person, or about this person.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Of this tenant. With --document: its tenant.")] = None,
+    action: Annotated[str | None, typer.Option("--action", help="Only this: search, document.read, export …")] = None,
+    since: Annotated[
+        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="From this time on: 2h, 7d or a time.")
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(parser=past_moment, metavar="TIME", help="Before this time.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=10_000, help="Number of records of a page.")] = PAGE,
+    after: Annotated[
+        str | None, typer.Option("--after", metavar="PLACE", help="Next page: `next` of the previous one.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Records of the audit trail, the newest first. That it was read is itself recorded.
+
+    Example: penstock trail --document docs/salaries.md --since 30d --json
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from pipeline.ledger.trail import Chosen, as_json, place_of
+
+    chosen = Chosen(person=person, tenant=tenant, action=action, since=since, until=until, after=after)
+    entries = asyncio.run(_show(chosen, document, source, limit))
+    following = place_of(entries[-1]) if len(entries) == limit else None
+    if json_output:
+        print_json({"records": [as_json(sealed) for sealed in entries], "next": following})
+        return
+    for sealed in entries:
+        stdout.print(_line(sealed), markup=False, soft_wrap=True)
+    more = f"; next page: --after {following}" if following else ""
+    stdout.print(f"{len(entries)} records{more}" if entries else "No such records.", markup=False, soft_wrap=True)
+
+
+async def _show(chosen: Chosen, document: str | None, source: str | None, limit: int) -> list[Sealed]:
+    from cli.recorded import recording
+    from pipeline.core.trail import storable
+    from pipeline.ledger import trail as table
+    from pipeline.runtime.settings import load
+    from pipeline.trail import keys_of
+
+    async with _connection() as connection:
+        object_ = ""
+        if document is not None:
+            id_ = await _document(connection, chosen.tenant or "default", document, source)
+            chosen, object_ = replace(chosen, document=id_), f"trail-of:{id_}"
+        if chosen.person is not None:
+            names = keys_of(load().trail_keys).names(chosen.person)
+            chosen = replace(chosen, person=storable(chosen.person), names=names)
+        await recording(
+            "trail.read", tenant=chosen.tenant or "", object=object_, person=chosen.person or "", required=True
+        )
+        try:
+            return await table.page(connection, chosen, limit)
+        except ValueError as error:
+            raise typer.BadParameter("--after is `next` of the page before") from error
+
+
+async def _document(connection: Connection, tenant: str, name: str, source: str | None) -> UUID:
+    """Computed where tenant, source and external id are known; looked up in the ledger otherwise."""
+    from psycopg.errors import InsufficientPrivilege
+
+    from cli.why import names
+    from pipeline.core.identity import document_id
+    from pipeline.diagnosis import story
+
+    try:
+        return UUID(name)
+    except ValueError:
+        if source is not None:
+            return document_id(tenant, source, name)
+    try:
+        matches = await story.find(connection, tenant, names(name))
+    except InsufficientPrivilege:
+        raise PenstockError(
+            f"this login does not read the ledger: give the id of {name!r}, or its external id with --source"
+        ) from None
+    if len(matches) != 1:
+        what = f"may mean {len(matches)} documents" if matches else "is no document"
+        raise PenstockError(f"{name!r} {what} of tenant {tenant!r}: give its id, or its external id with --source")
+    return matches[0][0].id
+
+
+def _line(sealed: Sealed) -> str:
+    one = sealed.record
+    documents = [str(id_) for id_ in one.documents]
+    more = f" and {len(documents) - MOST_NAMED} more" if len(documents) > MOST_NAMED else ""
+    what = ", ".join(documents[:MOST_NAMED]) + more or one.object
+    who = one.actor + (f" ({', '.join(one.access)})" if one.access else "")
+    decision = "" if one.decision == "allowed" else f" {one.decision}: {one.reason}"
+    at = one.at.astimezone().isoformat(sep=" ", timespec="seconds")
+    return printable(f"{at}  {who}  {one.tenant}  {one.action}{decision}  {what}  {one.address}").rstrip()
+
+
+@trail.command()
+def verify(
+    since: Annotated[
+        datetime | None,
+        typer.Option(parser=past_moment, metavar="TIME", help="Read records from that day on; heads always all."),
+    ] = None,
+    noted: Annotated[
+        Path | None,
+        typer.Option(
+            "--noted",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="Heads that were kept elsewhere: lines of JSON, of `penstock trail head --json` or of the log.",
+        ),
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    """Check every record and head: whether any was altered, removed, moved or inserted. Exit code 1: something was.
+
+    It needs the key (PENSTOCK_TRAIL_KEY). What it can prove, and what only a head that was kept elsewhere can, is in
+    docs/trail.md.
+
+    Example: penstock trail verify --noted heads.jsonl
+    """
+    remembered = _noted(noted) if noted is not None else {}
+    done = asyncio.run(_verify(since, remembered))
+    from pipeline.runtime.settings import load
+
+    keyed = load().trail_keys.key is not None
+    if json_output:
+        print_json(
+            {
+                "intact": not done.findings,
+                "records": done.records,
+                "heads": done.heads,
+                "noted": len(remembered),
+                "keyed": keyed,
+                "findings": [{"kind": finding.kind, "where": finding.where} for finding in done.findings],
+            }
+        )
+    else:
+        for finding in done.findings:
+            stdout.print(finding.line, markup=False, soft_wrap=True)
+        without = "" if keyed else " (no key is set: anyone who may write the tables could have replaced all of it)"
+        result = f"{len(done.findings)} findings" if done.findings else "intact"
+        stdout.print(f"{done.records} records, {done.heads} heads: {result}{without}", markup=False, soft_wrap=True)
+    if done.findings:
+        raise typer.Exit(1)
+
+
+async def _verify(since: datetime | None, noted: dict[int, bytes]) -> Examined:
+    from cli.recorded import recording
+    from pipeline.ledger import trail as table
+    from pipeline.runtime.settings import load
+    from pipeline.trail import keys_of
+
+    settings = load()
+    await recording("trail.verify")
+    async with _connection() as connection:
+        return await table.examine(
+            connection, keys_of(settings.trail_keys), days_kept=settings.retention.trail_days, since=since, noted=noted
+        )
+
+
+def _noted(file: Path) -> dict[int, bytes]:
+    """Raises BadParameter for a file without heads."""
+    links: dict[int, bytes] = {}
+    for line in file.read_text().splitlines():
+        try:
+            said = json.loads(line[line.index("{") :])
+            links[int(said["number"])] = bytes.fromhex(said["mac"])
+        except (ValueError, KeyError, TypeError):
+            continue  # of a log, most lines are about something else
+    if not links:
+        raise typer.BadParameter(f"--noted: {file} holds no head: it has lines of `penstock trail head --json`")
+    return links
+
+
+@trail.command()
+def head(json_output: Json = False) -> None:
+    """The newest head: keep it outside of the database, and `verify --noted` proves that nothing before it was changed.
+
+    Example: penstock trail head --json >> heads.jsonl
+    """
+    newest = asyncio.run(_head())
+    if newest is None:
+        raise PenstockError("the audit trail has no head yet: nothing was recorded")
+    if json_output:
+        print_json({"number": newest.number, "at": newest.at.isoformat(), "mac": newest.mac.hex()})
+    else:
+        stdout.print(f"{newest.number} {newest.at.isoformat()} {newest.mac.hex()}", markup=False, soft_wrap=True)
+
+
+async def _head() -> Head | None:
+    from pipeline.ledger import trail as table
+
+    async with _connection() as connection:
+        return await table.newest_head(connection)
+
+
+@asynccontextmanager
+async def _connection() -> AsyncIterator[Connection]:
+    """Without the fence: what was recorded may be read whatever became of the ledger."""
+    from psycopg import AsyncConnection
+    from psycopg.errors import InsufficientPrivilege, UndefinedTable
+
+    from pipeline.runtime.settings import load
+    from pipeline.stores.postgres import translated
+
+    dsn = load().postgres.dsn.get_secret_value()
+    with translated("the audit trail"):
+        try:
+            async with await AsyncConnection.connect(
+                dsn, autocommit=True, connect_timeout=10, application_name="penstock trail"
+            ) as connection:
+                yield connection
+        except InsufficientPrivilege as error:
+            raise PenstockError("this login does not read the audit trail: use one in penstock_trail_reader") from error
+        except UndefinedTable as error:
+            raise PenstockError("there is no audit trail yet: run `penstock migrate`") from error

@@ -1,0 +1,504 @@
+"""Confluence's storage format as Markdown.
+
+https://confluence.atlassian.com/doc/confluence-storage-format-790796544.html. Namespaced XHTML becomes a tree whose
+names are ``ac:link``, ``p``, ``ri:user``. It is read as XML; where it is not well-formed (old migrations, apps that
+write by hand) as HTML, which loses only structure. Parameters of macros are settings and may be passwords, so only
+those listed here are shown. Tables with merged cells become a full grid: a merged cell's text is repeated in every
+position that it covers, so that each row can be read alone, as a chunk will be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape, unescape
+from typing import TypeAlias
+
+from bs4 import BeautifulSoup
+from bs4.element import Tag
+from lxml import etree, html  # type: ignore[import-untyped]
+from markdownify import MarkdownConverter
+
+NAMESPACES = {
+    "ac": "http://atlassian.com/content",
+    "ri": "http://atlassian.com/resource/identifier",
+    "at": "http://atlassian.com/template",
+}
+PREFIXES = {uri: prefix for prefix, uri in NAMESPACES.items()}
+ROOT = "storage-format"
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+CDATA = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
+NAMED = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
+BARE = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
+PARAMETER = re.compile(r"<ac:parameter\b.*?</ac:parameter\s*>", re.DOTALL)
+TAG = re.compile(r"<[^<>]*>")
+RAW_TEXT = re.compile(r"</?(?:script|style|textarea|title|xmp|iframe|plaintext|noscript)\b[^<>]*>", re.IGNORECASE)
+"""Within these HTML knows no elements: one that is never closed would swallow the page."""
+SELF_CLOSED = re.compile(r"""<([A-Za-z]+:[\w.-]+)((?:"[^"]*"|'[^']*'|[^'"<>])*?)/>""")
+
+Element: TypeAlias = etree._Element
+
+
+def read(storage: str) -> Element:
+    """Never raises for what it is given. Entities of documents are not expanded and nothing is loaded."""
+    text = _prepared(storage)
+    spaces = " ".join(f'xmlns:{prefix}="{uri}"' for prefix, uri in NAMESPACES.items())
+    strict = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True,
+                             remove_pis=True)  # fmt: skip
+    try:
+        return etree.fromstring(f"<{ROOT} {spaces}>{text}</{ROOT}>", strict)
+    except etree.XMLSyntaxError:
+        pass
+    lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
+    opened = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
+    found = html.document_fromstring(f"<html><body><div>{opened}</div></body></html>", parser=lenient)
+    if text_of(found).strip():
+        return found
+    bare = etree.Element(ROOT)  # nested beyond what the parser takes
+    bare.text = unescape(TAG.sub(" ", PARAMETER.sub(" ", text)))
+    return bare
+
+
+def name(element: Element) -> str:
+    """``ac:link``, ``td``: lower case, whichever way it was read."""
+    return _qualified(element.tag)
+
+
+def attribute(element: Element, qualified: str) -> str:
+    """Of ``ac:name`` and the like; empty where there is none."""
+    for key, value in element.attrib.items():
+        if _qualified(key) == qualified:
+            return str(value).strip()
+    return ""
+
+
+def child(element: Element, qualified: str) -> Element | None:
+    return next((one for one in element if name(one) == qualified), None)
+
+
+def text_of(element: Element | None) -> str:
+    """All text below, as it stands: of plain text bodies."""
+    return "" if element is None else "".join(str(part) for part in element.itertext())
+
+
+def users(storage: str) -> set[str]:
+    """Who is mentioned, by account id, user key or username: names are asked for before converting."""
+    if "ri:user" not in storage:
+        return set()
+    return {who for element in _all(read(storage)) if name(element) == "ri:user" and (who := user(element))}
+
+
+def user(element: Element) -> str:
+    """Of a ``ri:user``."""
+    return next(filter(None, (attribute(element, f"ri:{key}") for key in ("account-id", "userkey", "username"))), "")
+
+
+def _all(root: Element) -> Iterator[Element]:
+    return (element for element in root.iter() if isinstance(element.tag, str))
+
+
+def _qualified(tag: object) -> str:
+    if not isinstance(tag, str):
+        return ""
+    if tag.startswith("{"):
+        uri, _, local = tag[1:].partition("}")
+        prefix = PREFIXES.get(uri)
+        return f"{prefix}:{local}".lower() if prefix else local.lower()
+    return tag.lower()
+
+
+def _prepared(storage: str) -> str:
+    """CDATA as escaped text, HTML's named entities as the characters that they stand for: XML knows only five."""
+    parts, at = [], 0
+    text = CONTROLS.sub("", storage)
+    for match in CDATA.finditer(text):
+        parts += [_entities(text[at : match.start()]), escape(match.group(1), quote=False)]
+        at = match.end()
+    return "".join([*parts, _entities(text[at:])])
+
+
+def _entities(text: str) -> str:
+    def character(match: re.Match[str]) -> str:
+        found = unescape(match.group())
+        return f"&amp;{match.group(1)};" if found == match.group() else escape(found, quote=False)
+
+    return NAMED.sub(character, BARE.sub("&amp;", text))
+
+
+CODE = frozenset({"code", "noformat"})
+LABELLED = {
+    "info": "Info", "note": "Note", "warning": "Warning", "tip": "Tip", "panel": "", "expand": "", "details": "",
+    "excerpt": "",
+}  # fmt: skip
+"""Macro → what stands above its body where it has no title of its own."""
+TITLES = frozenset({"code", "noformat", "info", "note", "warning", "tip", "panel", "expand"})
+SHOWN = {"status": "title", "jira": "key", "jiraissues": "key"}
+"""Macros whose text is a parameter."""
+FILES = frozenset({"view-file", "viewpdf", "viewdoc", "viewxls", "viewppt", "multimedia", "attachments"})
+LANGUAGES = {
+    "c#": "csharp", "c++": "cpp", "html/xml": "xml", "none": "", "plain": "", "text": "", "py": "python",
+    "js": "javascript", "shell": "bash", "sh": "bash", "yml": "yaml",
+}  # fmt: skip
+EMOTICONS = {
+    "smile": "🙂", "sad": "🙁", "cheeky": "😛", "laugh": "😀", "wink": "😉", "thumbs-up": "👍", "thumbs-down": "👎",
+    "information": "ℹ️", "tick": "✅", "cross": "❌", "warning": "⚠️", "plus": "➕", "minus": "➖", "question": "❓",
+    "light-on": "💡", "light-off": "💡", "yellow-star": "⭐", "red-star": "⭐", "green-star": "⭐", "blue-star": "⭐",
+    "heart": "❤️", "broken-heart": "💔",
+}  # fmt: skip
+"""https://confluence.atlassian.com/doc/confluence-storage-format-790796544.html, “Emoticons”."""
+
+
+def parameter(macro: Element, wanted: str) -> str:
+    for one in macro:
+        if name(one) == "ac:parameter" and attribute(one, "ac:name") == wanted:
+            return text_of(one).strip()
+    return ""
+
+
+def macro_title(macro: Element) -> str:
+    kind = attribute(macro, "ac:name")
+    return (parameter(macro, "title") if kind in TITLES else "") or LABELLED.get(kind, "")
+
+
+def language(macro: Element) -> str:
+    given = (parameter(macro, "language") or parameter(macro, "lang")).lower()
+    found = LANGUAGES.get(given, given)
+    return found if all(char.isalnum() or char in "-_+" for char in found) else ""
+
+
+def file_shown(macro: Element) -> str:
+    """The name of the attachment that a macro puts on the page."""
+    if attribute(macro, "ac:name") not in FILES:
+        return ""
+    for one in macro:
+        if name(one) == "ac:parameter" and (found := child(one, "ri:attachment")) is not None:
+            return attribute(found, "ri:filename")
+    return ""
+
+
+def emoticon(element: Element) -> str:
+    fallback = attribute(element, "ac:emoji-fallback")
+    known = EMOTICONS.get(attribute(element, "ac:name"), "")
+    return fallback if fallback and not fallback.startswith(":") else known or fallback
+
+
+def target(link: Element, names: Mapping[str, str]) -> str:
+    """What a link leads to, by its name for people. names: of users, by id."""
+    for one in link.iter():
+        found = {
+            "ri:page": attribute(one, "ri:content-title"),
+            "ri:blog-post": attribute(one, "ri:content-title"),
+            "ri:attachment": attribute(one, "ri:filename"),
+            "ri:shortcut": attribute(one, "ri:parameter"),
+            "ri:space": attribute(one, "ri:space-key"),
+        }.get(name(one))
+        if found:
+            return found
+        if name(one) == "ri:user":
+            return person(one, names)
+    return attribute(link, "ac:anchor")
+
+
+def person(element: Element, names: Mapping[str, str]) -> str:
+    """``@Ann Ant``. Who cannot be named is no text: an id would be noise to search in."""
+    keys = (attribute(element, f"ri:{key}") for key in ("account-id", "userkey", "username"))
+    found = next((names[key] for key in keys if key in names), "") or attribute(element, "ri:username")
+    return f"@{found}" if found else "@unknown"
+
+
+def picture(element: Element) -> str:
+    """alt, else title, else the file's name."""
+    for key in ("ac:alt", "ac:title"):
+        if found := attribute(element, key):
+            return found
+    for one in element:
+        if name(one) == "ri:attachment":
+            return attribute(one, "ri:filename")
+        if name(one) == "ri:url":
+            return attribute(one, "ri:value").partition("?")[0].rstrip("/").rpartition("/")[2]
+    return ""
+
+
+MAX_SPAN, MAX_CELLS = 200, 20_000
+"""Beyond that a span is somebody's mistake or attack, and counts as 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    html: str
+    header: bool
+
+
+Grid = Sequence[Sequence[Cell]]
+
+
+def grid(table: Element, content: Callable[[Element], str]) -> Grid:
+    """content: a cell's own HTML, inline."""
+    rows: list[dict[int, Cell]] = []
+    covered: dict[tuple[int, int], Cell] = {}
+    cells = 0
+    for y, row in enumerate(_rows(table)):
+        placed: dict[int, Cell] = {}
+        x = 0
+        for element in row:
+            if name(element) not in ("td", "th"):
+                continue
+            while (y, x) in covered:
+                placed[x] = covered.pop((y, x))
+                x += 1
+            cell = Cell(content(element), name(element) == "th")
+            width, height = _span(element, "colspan"), _span(element, "rowspan")
+            if cells + width * height > MAX_CELLS:
+                width = height = 1
+            cells += width * height
+            for dx in range(width):
+                placed[x + dx] = cell
+                for dy in range(1, height):
+                    covered[(y + dy, x + dx)] = cell
+            x += width
+        placed |= {at: covered.pop((y, at)) for (row_y, at) in list(covered) if row_y == y}
+        rows.append(placed)
+    empty = Cell("", False)
+    columns = max((max(row, default=-1) + 1 for row in rows), default=0)
+    return [[row.get(x, empty) for x in range(columns)] for row in rows if row]
+
+
+def to_html(cells: Grid) -> str:
+    if not cells:
+        return ""
+    header = all(cell.header for cell in cells[0])
+    rows = ["".join(_cell(cell, header and y == 0) for cell in row) for y, row in enumerate(cells)]
+    head = f"<thead><tr>{rows.pop(0)}</tr></thead>" if header else ""
+    return f"<table>{head}<tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
+
+
+def _cell(cell: Cell, head: bool) -> str:
+    if head:
+        return f"<th>{cell.html}</th>"
+    return f"<td><strong>{cell.html}</strong></td>" if cell.header and cell.html.strip() else f"<td>{cell.html}</td>"
+
+
+def _rows(table: Element) -> list[Element]:
+    found = []
+    for part in table:
+        if name(part) == "tr":
+            found.append(part)
+        elif name(part) in ("thead", "tbody", "tfoot"):
+            found += [row for row in part if name(row) == "tr"]
+    return found
+
+
+def _span(cell: Element, which: str) -> int:
+    value = str(cell.get(which) or "1").strip()
+    return min(int(value), MAX_SPAN) if value.isascii() and value.isdigit() and int(value) > 0 else 1
+
+
+MAX_DEPTH = 80
+"""What is nested deeper is taken as text: nobody wrote it by hand, and Python's stack is finite."""
+INLINE = frozenset({"a", "b", "strong", "i", "em", "code", "del", "s"})
+BLOCKS = frozenset({"p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "hr"})
+DROPPED = frozenset({"script", "style", "head", "ac:parameter", "ac:placeholder", "ac:adf-attribute", "ac:task-id",
+                     "ac:task-uuid", "ac:task-status", "title"})  # fmt: skip
+LINKS = ("http://", "https://", "mailto:")
+FENCE = re.compile(r"`{3,}")
+GAPS = re.compile(r"\n{3,}")
+INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
+
+
+def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
+    """names: display name by account id, user key or username, of ``storage.users``. Empty when there is no text."""
+    if not storage.strip():
+        return ""
+    body = _Renderer(names).children(read(storage), 0)
+    soup = BeautifulSoup(f"<html><body>{body}</body></html>", "lxml")
+    text = _Markdown(
+        heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False,
+        autolinks=False, table_infer_header=False, newline_style="backslash",
+    ).convert_soup(soup)  # fmt: skip
+    return _tidy(text)
+
+
+class _Markdown(MarkdownConverter):
+    """Fences longer than any in the text, and naming the language; the rest is the library's."""
+
+    def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        code = el.get_text().strip("\n")
+        if not code.strip():
+            return ""
+        longest = max((len(found) for found in FENCE.findall(code)), default=2)
+        fence = "`" * max(3, longest + 1)
+        return f"\n\n{fence}{el.get('data-language') or ''}\n{code}\n{fence}\n\n"
+
+    def convert_br(self, el: Tag, text: str, parent_tags: set[str]) -> str:
+        return " " if "_inline" in parent_tags or "td" in parent_tags or "th" in parent_tags else "\n"
+
+
+class _Renderer:
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self.names = names
+
+    def children(self, element: Element, depth: int) -> str:
+        parts = [escape(element.text or "", quote=False)]
+        for one in element:
+            parts += [self.element(one, depth + 1), escape(one.tail or "", quote=False)]
+        return "".join(parts)
+
+    def element(self, element: Element, depth: int) -> str:
+        tag = name(element)
+        if not tag or tag in DROPPED:
+            return ""
+        if depth > MAX_DEPTH:
+            return escape(_flat(element), quote=False)
+        if tag == "ac:structured-macro" or tag == "ac:macro":
+            return self.macro(element, depth)
+        if tag == "table":
+            return to_html(grid(element, lambda cell: self.cell(cell, depth + 1)))
+        if special := SPECIAL.get(tag):
+            return special(self, element, depth)
+        inside = self.children(element, depth)
+        if tag == "a":
+            href = attribute(element, "href")
+            return f'<a href="{escape(href)}">{inside}</a>' if href.lower().startswith(LINKS) else inside
+        if tag in INLINE or tag in BLOCKS:
+            return f"<{tag}>{inside}</{tag}>"
+        if tag in (
+            "ac:layout",
+            "ac:layout-section",
+            "ac:layout-cell",
+            "ac:rich-text-body",
+            "section",
+            "dl",
+            "dd",
+            "dt",
+        ):
+            return f"<div>{inside}</div>"
+        return inside
+
+    def macro(self, element: Element, depth: int) -> str:
+        kind = attribute(element, "ac:name")
+        if shown := SHOWN.get(kind):
+            return escape(parameter(element, shown))
+        title = macro_title(element)
+        above = f"<p><strong>{escape(title)}</strong></p>" if title else ""
+        rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
+        if rich is not None:
+            return f"<div>{above}{self.children(rich, depth)}</div>"
+        if plain is not None:
+            return f'{above}<pre data-language="{escape(language(element))}">{escape(text_of(plain))}</pre>'
+        return escape(file_shown(element))
+
+    def link(self, element: Element, depth: int) -> str:
+        for body in ("ac:link-body", "ac:plain-text-link-body"):
+            found = child(element, body)
+            if found is not None and (text := self.children(found, depth)).strip():
+                return text
+        return escape(target(element, self.names))
+
+    def image(self, element: Element, depth: int) -> str:
+        caption = child(element, "ac:caption")
+        parts = (escape(picture(element)), "" if caption is None else self.children(caption, depth))
+        return " ".join(filter(None, parts))
+
+    def preformatted(self, element: Element, depth: int) -> str:
+        return f"<pre>{escape(text_of(element))}</pre>"
+
+    def task(self, element: Element, depth: int) -> str:
+        body = child(element, "ac:task-body")
+        return f"<li>[{_mark(element)}] {'' if body is None else self.children(body, depth)}</li>"
+
+    def extension(self, element: Element, depth: int) -> str:
+        return "".join(f"<div>{self.children(one, depth)}</div>" for one in _adf(element))
+
+    def cell(self, element: Element, depth: int) -> str:
+        """Inline, for a Markdown table has one line a row: blocks are parted by spaces, items by bullets."""
+        parts = [_piped(element.text or "")]
+        for one in element:
+            parts += [self.within(one, depth + 1), _piped(one.tail or "")]
+        return "".join(parts)
+
+    def within(self, element: Element, depth: int) -> str:
+        tag = name(element)
+        if tag in DROPPED or not tag:
+            return ""
+        if depth > MAX_DEPTH:
+            return _piped(_flat(element))
+        if tag in ("ac:structured-macro", "ac:macro"):
+            rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
+            if rich is not None:
+                return f" {_piped(macro_title(element))} {self.cell(rich, depth)} "
+            if plain is not None:
+                return f" <code>{_piped(' '.join(text_of(plain).split()))}</code> "
+            return self.macro(element, depth).replace("|", "\\|")
+        if tag == "table":
+            rows = grid(element, lambda cell: self.cell(cell, depth + 1))
+            return " " + "; ".join(", ".join(cell.html.strip() for cell in row) for row in rows) + " "
+        if tag == "ac:adf-extension":
+            return " ".join(self.cell(one, depth) for one in _adf(element))
+        if tag == "pre":
+            return f" <code>{_piped(' '.join(text_of(element).split()))}</code> "
+        if tag == "ac:task":
+            body = child(element, "ac:task-body")
+            return f" [{_mark(element)}] {'' if body is None else self.cell(body, depth)} "
+        if tag != "ac:task-list" and (special := SPECIAL.get(tag)):
+            return special(self, element, depth).replace("|", "\\|")
+        inside = self.cell(element, depth)
+        if tag == "li":
+            return f" • {inside.strip()} "
+        if tag == "a":
+            href = attribute(element, "href")
+            return f'<a href="{escape(href)}">{inside}</a>' if href.lower().startswith(LINKS) else inside
+        return f"<{tag}>{inside}</{tag}>" if tag in INLINE else f" {inside} " if ":" not in tag else inside
+
+
+SPECIAL: Mapping[str, Callable[[_Renderer, Element, int], str]] = {
+    "ac:link": _Renderer.link,
+    "ac:image": _Renderer.image,
+    "img": lambda self, element, depth: escape(attribute(element, "alt")),
+    "ac:emoticon": lambda self, element, depth: escape(emoticon(element)),
+    "ri:user": lambda self, element, depth: escape(person(element, self.names)),
+    "ac:task-list": lambda self, element, depth: f"<ul>{self.children(element, depth)}</ul>",
+    "ac:task": _Renderer.task,
+    "ac:adf-extension": _Renderer.extension,
+    "pre": _Renderer.preformatted,
+    "br": lambda self, element, depth: "<br>",
+    "time": lambda self, element, depth: escape(text_of(element).strip() or attribute(element, "datetime")),
+}
+
+
+def _piped(text: str) -> str:
+    return escape(text, quote=False).replace("|", "\\|")
+
+
+def _mark(task: Element) -> str:
+    return "x" if text_of(child(task, "ac:task-status")).strip() == "complete" else " "
+
+
+def _adf(extension: Element) -> list[Element]:
+    """What the new editor knows and storage does not: its contents, or what stands in for them, never both."""
+    found: list[Element] = []
+    for wanted in ("ac:adf-content", "ac:adf-fallback"):
+        some = [one for one in extension.iter() if name(one) == wanted]
+        inner = {below for one in some for below in one.iterdescendants()}
+        found = found or [one for one in some if one not in inner]
+    return found
+
+
+def _flat(element: Element) -> str:
+    """The text below without what is never shown, and without recursion."""
+    hidden = {one for found in element.iter() if name(found) in DROPPED for one in found.iter()}
+    parts = []
+    for one in element.iter():
+        if one not in hidden:
+            parts.append(one.text or "")
+        if one is not element and (one not in hidden or name(one) in DROPPED):
+            parts.append(one.tail or "")
+    return " ".join(" ".join(parts).split())
+
+
+def _tidy(text: str) -> str:
+    """No runs of empty lines but within code, no soft hyphens and zero-width characters."""
+    parts = re.split(r"(^(`{3,})[^\n]*\n.*?^\2$)", INVISIBLE.sub("", text), flags=re.DOTALL | re.MULTILINE)
+    kept = [part for n, part in enumerate(parts) if n % 3 != 2]
+    tidied = [part if n % 2 else GAPS.sub("\n\n", re.sub(r"[ \t\u00a0]+\n", "\n", part)) for n, part in enumerate(kept)]
+    return "".join(tidied).strip()

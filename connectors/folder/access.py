@@ -1,0 +1,160 @@
+"""``.penstock.toml``: who may read a folder, and which of its files are read, by simple patterns as in .gitignore."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat as modes
+import tomllib
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from connectors.folder.options import FolderOptions, tags
+from pipeline.core.errors import Misconfigured
+
+
+@lru_cache(maxsize=4096)
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Matches paths relative to the folder that holds the pattern, with "/" between.
+
+    ``*`` and ``?`` stay within one name, ``**`` crosses folders, ``[abc]`` is a set. A pattern without "/" (other than
+    at its end) matches at any depth. A folder that matches stands for all that it holds.
+    """
+    bare = pattern.strip("/")
+    anchored = "/" in pattern.rstrip("/")
+    parts = [] if anchored else ["(?:.*/)?"]
+    position = 0
+    while position < len(bare):
+        if bare.startswith("**/", position):
+            parts.append("(?:.*/)?")
+            position += 3
+        elif bare.startswith("**", position):
+            parts.append(".*")
+            position += 2
+        else:
+            text, position = _one(bare, position)
+            parts.append(text)
+    return re.compile("".join(parts) + "(?:/.*)?", re.DOTALL)
+
+
+def _one(pattern: str, position: int) -> tuple[str, int]:
+    char = pattern[position]
+    if char == "[" and (end := pattern.find("]", position + 2)) > 0:
+        inner = pattern[position + 1 : end].replace("\\", r"\\").replace("[", r"\[")
+        inner = f"^{inner[1:]}" if inner[0] in "!^" else inner
+        return f"(?!/)[{inner}]", end + 1
+    return {"*": "[^/]*", "?": "[^/]"}.get(char, re.escape(char)), position + 1
+
+
+FILE = ".penstock.toml"
+KEYS = ("acl", "required", "exclude", "include")
+MAX_BYTES = 1024 * 1024
+
+SKIPPED = re.compile(r"\..*|node_modules|__pycache__|.*~|~\$.*|#.*#|.*\.(?:swp|swo|part|crdownload)", re.DOTALL)
+"""Hidden names, what programs leave behind, and what editors and downloads write in passing."""
+
+
+def is_skipped(path: str, root: str) -> bool:
+    """Whether a name on the way from the root to the path is one that is skipped by default."""
+    return path != root and any(SKIPPED.fullmatch(name) for name in os.path.relpath(path, root).split("/"))
+
+
+class PolicyError(Exception):
+    """A ``.penstock.toml`` that cannot be obeyed: nothing under it may be published."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patterns:
+    folder: str
+    patterns: tuple[str, ...]
+
+    def match(self, path: str) -> bool:
+        relative = path.removeprefix(self.folder.rstrip("/")).lstrip("/")
+        return any(compiled(pattern).fullmatch(relative) for pattern in self.patterns)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What holds in one folder. The nearest file that names ``acl`` (``required``, ``include``) decides it alone;
+    ``exclude`` adds up."""
+
+    acl_tags: tuple[str, ...]
+    required_tags: tuple[str, ...]
+    acl_from: str | None = None
+    """The file that named ``acl``."""
+    excludes: tuple[Patterns, ...] = ()
+    include: Patterns | None = None
+
+    @classmethod
+    def of(cls, options: FolderOptions) -> Policy:
+        return cls(options.acl_tags, options.required_tags)
+
+    def within(self, folder: str) -> Policy:
+        """What holds in a folder below. Raises PolicyError."""
+        path = os.path.join(folder, FILE)
+        raw = _read(path)
+        if raw is None:
+            return self
+        given = _parsed(raw)
+        policy = self
+        try:
+            if "acl" in given:
+                policy = replace(policy, acl_tags=tags(given["acl"], "acl"), acl_from=path)
+            if "required" in given:
+                policy = replace(policy, required_tags=tags(given["required"], "required"))
+        except Misconfigured as error:
+            raise PolicyError(str(error)) from error
+        if "exclude" in given:
+            policy = replace(policy, excludes=(*policy.excludes, _patterns(folder, "exclude", given["exclude"])))
+        if "include" in given:
+            policy = replace(policy, include=_patterns(folder, "include", given["include"]))
+        return policy
+
+    def admits_folder(self, path: str) -> bool:
+        return not SKIPPED.fullmatch(os.path.basename(path)) and not any(e.match(path) for e in self.excludes)
+
+    def admits_file(self, path: str) -> bool:
+        return self.admits_folder(path) and (self.include is None or self.include.match(path))
+
+
+def _read(path: str) -> bytes | None:
+    """None: there is no such file. Whatever else keeps it from being read is an error: it may restrict access."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PolicyError(f"cannot be read ({error.strerror})") from error
+    try:
+        with open(descriptor, "rb") as file:
+            if not modes.S_ISREG(os.fstat(descriptor).st_mode):
+                raise PolicyError("is no regular file")
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise PolicyError(f"cannot be read ({error.strerror})") from error
+    if len(raw) > MAX_BYTES:
+        raise PolicyError(f"is longer than {MAX_BYTES} bytes")
+    return raw
+
+
+def _parsed(raw: bytes) -> dict[str, object]:
+    try:
+        given = tomllib.loads(raw.decode("utf-8-sig"))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        where = re.search(r"\(at line \d+, column \d+\)", str(error))
+        raise PolicyError(f"is not valid TOML {where[0] if where else ''}".rstrip()) from error
+    unknown = sorted(set(given) - set(KEYS))
+    if unknown:
+        raise PolicyError(f"has the unknown key {unknown[0]!r} (known: {', '.join(KEYS)})")
+    return given
+
+
+def _patterns(folder: str, name: str, given: object) -> Patterns:
+    if not isinstance(given, list) or not all(isinstance(one, str) and one.strip("/") for one in given):
+        raise PolicyError(f'{name}: a list of patterns such as ["drafts/**", "*.tmp"]')
+    try:
+        for pattern in given:
+            compiled(pattern)
+    except re.error as error:
+        raise PolicyError(f"{name}: a pattern that makes no sense ({error.msg})") from error
+    return Patterns(folder, tuple(given))

@@ -1,0 +1,380 @@
+"""The calls of Drive v3 and of the Admin SDK's directory, each with exactly the fields that are used, and access
+tokens.
+
+https://developers.google.com/workspace/drive/api/reference/rest/v3
+https://developers.google.com/workspace/admin/directory/reference/rest
+https://developers.google.com/identity/protocols/oauth2/service-account#httprest
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import httpx
+import jwt
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from connectors.google_drive.options import GoogleDriveOptions
+from connectors.source import CursorExpired
+from connectors.web import Answered, Denied, Limits, Missing, Rejected, TooLarge, Web
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+
+SCOPES = "https://www.googleapis.com/auth/"
+DRIVE_SCOPE = f"{SCOPES}drive.readonly"
+MEMBER_SCOPE = f"{SCOPES}admin.directory.group.member.readonly"
+USER_SCOPE = f"{SCOPES}admin.directory.user.readonly"
+
+GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+ASSERTION_SECONDS = 3600
+"""The longest that Google takes."""
+SPARE_SECONDS = 120
+"""A token this near to its end is not used any more."""
+
+
+class ServiceAccount:
+    """A parsed key. It shows its address and nothing else."""
+
+    def __init__(self, text: str) -> None:
+        """text: the JSON, or the path of the file that holds it. Raises Misconfigured, quoting nothing of it."""
+        found = _parsed(text)
+        self.email = str(found.get("client_email", ""))
+        self.token_uri = str(found.get("token_uri", ""))
+        where = urlsplit(self.token_uri)
+        if where.scheme != "https" and where.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise Misconfigured("the service account key's token_uri is no https address: create a new key")
+        self._key_id = found.get("private_key_id")
+        key = _private_key(str(found.get("private_key", "")))
+        if not self.email or key is None:
+            raise Misconfigured("the service account key lacks client_email or private_key, or they are damaged")
+        self._key: RSAPrivateKey = key
+
+    def __repr__(self) -> str:
+        return f"ServiceAccount({self.email!r})"
+
+    def assertion(self, scopes: str, subject: str | None, now: float) -> str:
+        """A signed claim (RS256) to act with these scopes, separated by spaces, as itself or as the subject."""
+        claims: dict[str, Any] = {
+            "iss": self.email, "scope": scopes, "aud": self.token_uri, "iat": int(now),
+            "exp": int(now) + ASSERTION_SECONDS,
+        }  # fmt: skip
+        if subject:
+            claims["sub"] = subject
+        return jwt.encode(claims, self._key, algorithm="RS256", headers={"kid": self._key_id} if self._key_id else None)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text.strip()).expanduser().read_text()
+        except (OSError, ValueError):
+            raise Misconfigured(
+                "service_account_key is neither a JSON key nor the path of a file that can be read"
+            ) from None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise Misconfigured("the service account key is not valid JSON: it may have been cut or quoted") from None
+    if not isinstance(found, dict) or found.get("type") != "service_account":
+        raise Misconfigured("the key is not that of a service account (its type is another): create one of that kind")
+    return found
+
+
+def _private_key(pem: str) -> RSAPrivateKey | None:
+    try:
+        key = load_pem_private_key(pem.encode(), None)
+    except (ValueError, TypeError):
+        return None  # its text could hold the key
+    return key if isinstance(key, RSAPrivateKey) else None
+
+
+class Bearer(httpx.Auth):
+    """Puts an access token on every request; asks for a new one shortly before the old one ends, or when it is refused.
+
+    Raises Misconfigured when Google will give none; the text says what has to be granted where.
+    """
+
+    def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str, limits: Limits) -> None:
+        self._account = account
+        self._scope = scope
+        self._subject = subject
+        where = urlsplit(account.token_uri)
+        self._path = where.path
+        self._web = Web(f"{where.scheme}://{where.netloc}", name=name, limits=limits)
+        self._lock = asyncio.Lock()
+        self._token: str | None = None
+        self._ends = 0.0
+
+    def __repr__(self) -> str:
+        return f"Bearer({self._account!r}, {self._scope!r}, {self._subject!r})"
+
+    async def close(self) -> None:
+        await self._web.close()
+
+    async def async_auth_flow(self, request: httpx.Request) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        token = await self.token()
+        request.headers["Authorization"] = f"Bearer {token}"
+        response = yield request
+        if response.status_code == 401:
+            request.headers["Authorization"] = f"Bearer {await self.token(refused=token)}"
+            yield request
+
+    async def token(self, refused: str | None = None) -> str:
+        async with self._lock:
+            if self._token is None or self._token == refused or time.monotonic() > self._ends - SPARE_SECONDS:
+                self._token = None
+                asked = time.monotonic()
+                answer = await self._ask()
+                self._token, self._ends = str(answer["access_token"]), asked + float(answer.get("expires_in", 3599))
+            return self._token
+
+    async def _ask(self) -> dict[str, Any]:
+        assertion = self._account.assertion(self._scope, self._subject, time.time())
+        form = {"grant_type": GRANT, "assertion": assertion}
+        try:
+            answer = await self._web.json("POST", self._path, data=form)
+        except Answered as error:
+            raise Misconfigured(self._refusal(error)) from None
+        if not isinstance(answer, dict) or not answer.get("access_token"):
+            raise Retryable("Google's token endpoint answered without a token")
+        return answer
+
+    def _refusal(self, error: Answered) -> str:
+        who = f"service account {self._account.email}"
+        if error.code == "unauthorized_client":
+            return (
+                f"{who} may not act for {self._subject}: in the Admin console (Security > API controls > Domain-wide"
+                f" delegation) add its client id with the scope {self._scope}"
+            )
+        if error.code == "invalid_grant":
+            return f"{who} is refused (invalid_grant): the key was deleted, this machine's clock is wrong" + (
+                f", or {self._subject} is no active user" if self._subject else ""
+            )
+        return f"{who} gets no access token (answer {error.status}, {error.code or 'no code'})"
+
+
+Json = dict[str, Any]
+
+FOLDER = "application/vnd.google-apps.folder"
+USER = "(displayName,emailAddress)"
+PERMISSION = (
+    "id,type,role,emailAddress,domain,expirationTime,deleted,allowFileDiscovery,view,"
+    "permissionDetails(permissionType,inherited,inheritedFrom)"
+)
+ACCESS = f"driveId,parents,permissionIds,hasAugmentedPermissions,inheritedPermissionsDisabled,permissions({PERMISSION})"
+FILE = (
+    f"id,name,mimeType,trashed,version,modifiedTime,md5Checksum,headRevisionId,size,webViewLink,owners{USER},"
+    f"lastModifyingUser{USER},capabilities(canDownload),clientEncryptionDetails(encryptionState),{ACCESS}"
+)
+PLACE = "id,mimeType,trashed,driveId,parents"
+ALL_DRIVES = {"supportsAllDrives": "true"}
+
+QUOTAS = frozenset({"dailyLimitExceeded", "quotaExceeded", "sharingRateLimitExceeded"})
+"""Reasons of a 403 that are waits too, besides those that the client knows (guides/handle-errors)."""
+QUOTA_SECONDS = 300.0
+"""How long to leave it alone then: a day's quota does not come back sooner for being asked."""
+
+PERMISSIONS_A_PAGE = 100
+MEMBERS_A_PAGE = 200
+USERS_A_PAGE = 500
+"""The most that each takes."""
+
+
+class Api:
+    """Raises what Web raises; Deferred also for a spent quota; CursorExpired for a page token that is refused."""
+
+    def __init__(self, options: GoogleDriveOptions, name: str, limits: Limits) -> None:
+        account = ServiceAccount(options.service_account_key.get_secret_value())
+        self.email = account.email
+        self.drive_auth = Bearer(account, DRIVE_SCOPE, options.subject, name, limits)
+        subject = options.directory_subject or options.subject
+        scopes = f"{MEMBER_SCOPE} {USER_SCOPE}" if options.domains else MEMBER_SCOPE
+        self.directory_auth = Bearer(account, scopes, subject, name, limits)
+        drive = f"{options.api_url.rstrip('/')}/drive/v3"
+        self._drive = Web(drive, auth=self.drive_auth, name=name, limits=limits)
+        directory = f"{options.directory_url.rstrip('/')}/admin/directory/v1"
+        self._directory = Web(directory, auth=self.directory_auth, name=name, limits=limits)
+
+    async def close(self) -> None:
+        for one in (self._drive, self._directory, self.drive_auth, self.directory_auth):
+            await one.close()
+
+    # Files
+
+    async def files(self, drive: str | None, q: str, fields: str, size: int, token: str | None) -> Json:
+        """One page of a shared drive, or of what the account has itself. Raises Retryable when Google says that it
+        did not search everything: such a listing is none."""
+        where = (
+            {"corpora": "drive", "driveId": drive, "includeItemsFromAllDrives": "true", **ALL_DRIVES}
+            if drive
+            else {"corpora": "user", "includeItemsFromAllDrives": "false", **ALL_DRIVES}
+        )
+        params = {
+            **where, "q": q, "pageToken": token, "spaces": "drive",
+            "fields": f"nextPageToken,incompleteSearch,files({fields})",
+        }  # fmt: skip
+        page = await self._smaller("files", params, size)
+        if page.get("incompleteSearch"):
+            raise Retryable("Google Drive could not search everything (incompleteSearch): the listing is not complete")
+        return page
+
+    async def documents(self, drive: str | None, q: str, size: int, token: str | None) -> Json:
+        return await self.files(drive, q, FILE, size, token)
+
+    async def has_children(self, folder: Mapping[str, Any]) -> bool:
+        page = await self.files(folder.get("driveId"), f"'{folder['id']}' in parents", "id", 1, None)
+        return bool(page.get("files"))
+
+    async def file(self, id_: str, fields: str = FILE) -> Json:
+        return await self._get(f"files/{_segment(id_)}", {"fields": fields, **ALL_DRIVES})
+
+    async def permissions(self, id_: str) -> list[Json]:
+        """All of a file's, or all members of a shared drive."""
+        found: list[Json] = []
+        token: str | None = None
+        while True:
+            params = {
+                "fields": f"nextPageToken,permissions({PERMISSION})", "pageSize": PERMISSIONS_A_PAGE,
+                "pageToken": token, **ALL_DRIVES,
+            }  # fmt: skip
+            page = await self._get(f"files/{_segment(id_)}/permissions", params)
+            found += page.get("permissions", [])
+            token = page.get("nextPageToken")
+            if not token:
+                return found
+
+    async def export(self, id_: str, media_type: str) -> str:
+        path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
+        return str(await self._asked(self._drive.text("GET", path, params=params)))
+
+    async def export_to(self, id_: str, media_type: str, to: Path, max_bytes: int) -> None:
+        path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
+        await self._asked(self._drive.download(path, to, max_bytes=max_bytes, params=params))
+
+    async def download(self, id_: str, to: Path, max_bytes: int) -> None:
+        params = {"alt": "media", **ALL_DRIVES}
+        await self._asked(self._drive.download(f"files/{_segment(id_)}", to, max_bytes=max_bytes, params=params))
+
+    # Shared drives
+
+    async def drives(self) -> list[str]:
+        found: list[str] = []
+        token: str | None = None
+        while True:
+            page = await self._get(
+                "drives", {"fields": "nextPageToken,drives(id)", "pageSize": 100, "pageToken": token}
+            )
+            found += [str(one["id"]) for one in page.get("drives", [])]
+            token = page.get("nextPageToken")
+            if not token:
+                return found
+
+    async def drive(self, id_: str) -> Json:
+        return await self._get(f"drives/{_segment(id_)}", {"fields": "id,name"})
+
+    # Changes
+
+    async def start_page_token(self, drive: str | None) -> Json:
+        """``{"startPageToken": …}``: from there on everything that happens later is seen."""
+        return await self._get("changes/startPageToken", {"driveId": drive, "fields": "startPageToken", **ALL_DRIVES})
+
+    async def changes(self, drive: str | None, token: str, size: int) -> Json:
+        """One page of a shared drive's log, or of the account's own."""
+        params = {
+            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
+            "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE}))",
+        }  # fmt: skip
+        return await self._smaller("changes", params, size)
+
+    async def watch(self, drive: str | None, token: str, channel: Mapping[str, Any]) -> Json:
+        params = {
+            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
+        }  # fmt: skip
+        found: Json = await self._asked(self._drive.json("POST", "changes/watch", params=params, json=dict(channel)))
+        return found
+
+    async def stop(self, channel: str, resource: str) -> None:
+        body = {"id": channel, "resourceId": resource}
+        await self._asked(self._drive.json("POST", "channels/stop", json=body, ok=(200, 204)))
+
+    # Directory
+
+    async def members(self, group: str) -> AsyncIterator[Json]:
+        """With the members of the groups in it."""
+        params = {"includeDerivedMembership": "true", "maxResults": MEMBERS_A_PAGE}
+        async for one in self._directory_list(f"groups/{_segment(group)}/members", "members", params):
+            yield one
+
+    async def users(self, domain: str) -> AsyncIterator[Json]:
+        async for one in self._directory_list("users", "users", {"domain": domain, "maxResults": USERS_A_PAGE}):
+            yield one
+
+    async def _directory_list(self, path: str, name: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:
+        token: str | None = None
+        while True:
+            page = await self._asked(self._directory.json("GET", path, params={**params, "pageToken": token}))
+            for one in page.get(name, []):
+                yield one
+            token = page.get("nextPageToken")
+            if not token:
+                return
+
+    # Requests
+
+    async def _get(self, path: str, params: Mapping[str, Any]) -> Json:
+        found: Json = await self._asked(self._drive.json("GET", path, params=params))
+        return found
+
+    async def _smaller(self, path: str, params: Mapping[str, Any], size: int) -> Json:
+        """Files that are shared with very many make large pages: then fewer of them at a time."""
+        while True:
+            try:
+                return await self._paged(path, {**params, "pageSize": size})
+            except TooLarge:
+                if size == 1:
+                    raise
+                size = max(1, size // 4)
+
+    async def _paged(self, path: str, params: Mapping[str, Any]) -> Json:
+        try:
+            return await self._get(path, params)
+        except (Rejected, Missing) as error:
+            if params.get("pageToken") and (error.status == 410 or (error.status == 400 and error.code == "invalid")):
+                raise CursorExpired("Google Drive no longer knows the page token") from error
+            raise
+
+    async def _asked(self, request: Any) -> Any:
+        """What concerns the whole instance, and no single file, said in its own kind of error."""
+        try:
+            return await request
+        except Denied as error:
+            if error.code in QUOTAS:
+                raise Deferred(f"Google's quota is spent ({error.code})", retry_after=QUOTA_SECONDS) from error
+            if (advice := hopeless(error)) is not None:
+                raise Misconfigured(advice) from error
+            raise
+
+
+def hopeless(error: Answered) -> str | None:
+    """What a person has to do, when no request at all can succeed until then."""
+    if error.code == "accessNotConfigured":
+        return (
+            "the API is not enabled in the service account's project: enable the Google Drive API and the Admin SDK API"
+        )
+    if error.code in ("insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT"):
+        return f"the token lacks a scope: {DRIVE_SCOPE} (and {MEMBER_SCOPE} for groups) must be granted"
+    if error.status == 401:
+        return "Google takes no token of this service account (authError): is it disabled, or the user suspended?"
+    return None
+
+
+def _segment(text: str) -> str:
+    return quote(text, safe="")

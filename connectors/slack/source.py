@@ -1,0 +1,232 @@
+"""Slack as a source: threads of the channels that an app is a member of, and a check of what it lacks to read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+from slack_sdk.signature import SignatureVerifier
+
+from connectors.protocol import Problem
+from connectors.slack import client, events
+from connectors.slack.access import Channel, Directory, workspace_tag
+from connectors.slack.client import Api
+from connectors.slack.content import tag
+from connectors.slack.options import SlackOptions
+from connectors.slack.reading import Lister, Losses, Reader
+from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Refused, Request
+from pipeline.core.errors import Misconfigured
+
+_PUBLIC = {
+    "channels:read": "to list public channels and their members",
+    "channels:history": "to read the messages of public channels",
+    "users:read": "to name the authors",
+    "users:read.email": "to know a member by the e-mail address that the whole company knows",
+    "usergroups:read": "to name the user groups that messages mention",
+}
+_PRIVATE = {
+    "groups:read": "to list the private channels that the app is invited to, and their members",
+    "groups:history": "to read the messages of private channels that the app is invited to",
+}
+
+
+def needed(options: SlackOptions) -> dict[str, str]:
+    """Scopes of the bot token, and what each is for."""
+    return {**_PUBLIC, **(_PRIVATE if options.private else {})}
+
+
+async def check(
+    api: Api, socket: Api | None, directory: Directory, options: SlackOptions, *, name: str, has_events_url: bool
+) -> Sequence[Problem]:
+    """socket: with the app-level token, where there is one. Raises Deferred and Retryable."""
+    problems: list[Problem] = []
+    try:
+        app = f"@{(await api.call('auth.test')).get('user') or 'app'}"
+    except Misconfigured as error:
+        return [Problem("token", "token", _said(error, name))]
+    lacking = [scope for scope in needed(options) if api.scopes is not None and scope not in api.scopes]
+    problems += [
+        Problem(
+            "token", "missing_scope",
+            f"the bot token lacks the scope {scope}, {needed(options)[scope]}: add it under OAuth & Permissions and"
+            " install the app again",
+        ) for scope in lacking
+    ]  # fmt: skip
+    if not {"channels:read", "groups:read"} & set(lacking):
+        try:
+            problems += _channels(list((await directory.channels()).values()), options, app)
+        except Misconfigured as error:
+            problems.append(Problem("channels", "channels", _said(error, name)))
+    if socket is not None:
+        try:
+            await socket.call("apps.connections.open")
+        except Misconfigured as error:
+            message = "Socket Mode needs an app-level token (xapp-…) with the scope connections:write"
+            problems.append(Problem("app_token", "app_token", f"{_said(error, name)}; {message}"))
+    elif has_events_url and options.signing_secret is None:
+        problems.append(
+            Problem(
+                "signing_secret", "signing_secret",
+                "there is none, so every event is refused: take it from Basic Information of the app, or set app_token"
+                " for Socket Mode",
+            )
+        )  # fmt: skip
+    if options.archive is not None and not options.archive.is_file():
+        problems.append(
+            Problem("archive", "archive", "the export is not there: correct the path, or remove the setting")
+        )
+    return problems
+
+
+def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
+    """Channels that the settings name and the app is not in. Without such names: whether it is in any. app: its name,
+    as people mention it."""
+    wanted = [one for one in visible if options.admits(one.id, one.name, is_private=one.is_private)]
+    problems = []
+    for pattern in options.channels:
+        alone = options.model_copy(update={"channels": (pattern,)})
+        matching = [one for one in wanted if alone.admits(one.id, one.name, is_private=one.is_private)]
+        if not matching:
+            problems.append(
+                Problem(
+                    "channels", "not_invited",
+                    f"no channel {pattern} is visible: if it is private, write /invite {app} there; else correct the"
+                    " name",
+                )
+            )  # fmt: skip
+        problems += [_invite(app, one) for one in matching if not one.is_member and not one.is_archived]
+    if not options.channels and not any(one.is_member for one in wanted):
+        problems.append(
+            Problem(
+                "channels", "not_invited", f"the app is in none yet: write /invite {app} in those that shall be read"
+            )
+        )
+    return problems
+
+
+def _invite(app: str, channel: Channel) -> Problem:
+    return Problem(f"#{channel.name}", "not_invited", f"the app is not in this channel: write /invite {app} there")
+
+
+def _said(error: Misconfigured, name: str) -> str:
+    """Without the connector's name, which whoever shows a problem says."""
+    return str(error).removeprefix(f"{name}: ")
+
+
+class Slack:
+    """Fulfils ``connectors.source.Source``. A document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
+
+    Options: ClassVar[type[BaseModel]] = SlackOptions
+
+    @staticmethod
+    def playground() -> AbstractAsyncContextManager[Playground]:
+        """A pretended workspace, for ``penstock connector conform slack``."""
+        from connectors.slack.playground import playing  # the fake is loaded for that alone
+
+        return playing()
+
+    def __init__(self, options: SlackOptions, context: Context) -> None:
+        """Raises Misconfigured."""
+        self._options = options
+        self._context = context
+        self._api = Api(options.base_url, options.token, name=context.name, rows=options.rows_per_request)
+        self._socket: Api | None = None
+        if options.app_token is not None:
+            self._socket = Api(options.base_url, options.app_token, name=context.name, rows=1)
+        self._verifier: SignatureVerifier | None = None
+        if options.signing_secret is not None and options.signing_secret.get_secret_value().strip():
+            self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
+        self._directory = Directory(self._api, options)
+        self._losses = Losses(self._directory, options, context.memory, context.folder)
+        self._reader = Reader(self._api, self._directory, self._losses, options)
+        self._lister = Lister(self._api, self._directory, self._losses, options)
+        self._seen = events.Seen()
+
+    async def close(self) -> None:
+        await self._api.close()
+        if self._socket is not None:
+            await self._socket.close()
+
+    async def check(self) -> Sequence[Problem]:
+        return await check(
+            self._api, self._socket, self._directory, self._options, name=self._context.name,
+            has_events_url=self._context.events_url is not None,
+        )  # fmt: skip
+
+    async def start(self) -> Cursor:
+        return self._reader.now()
+
+    def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
+        return self._reader.full(cursor)
+
+    def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
+        return self._reader.changes(cursor)
+
+    def slim(self) -> AsyncIterator[Sequence[Listed]]:
+        return self._lister.slim()
+
+    async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
+        return await self._reader.fetch(external_ids)
+
+    def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
+        return self._lister.groups(tags)
+
+    # Events
+
+    async def on_event(self, request: Request) -> Reaction:
+        if self._verifier is None or not _is_signed(self._verifier, request):
+            raise Refused(f"{self._context.name}: an event without a valid signature of Slack's")
+        try:
+            envelope = json.loads(request.body)
+        except ValueError as error:
+            raise Refused(f"{self._context.name}: an event that is no JSON") from error
+        if not isinstance(envelope, dict):
+            raise Refused(f"{self._context.name}: an event that is no JSON object")
+        challenge = envelope.get("challenge")
+        if envelope.get("type") == "url_verification" and isinstance(challenge, str):
+            return Reaction(answer=challenge.encode())
+        return await self._reaction(envelope)
+
+    async def _reaction(self, envelope: Mapping[str, Any]) -> Reaction:
+        id = envelope.get("event_id")
+        if id in self._seen:
+            return Reaction()
+        found, effect = events.reaction(envelope)
+        if effect == "names":
+            self._directory.forget_names()
+        elif effect == "people" and not self._directory.is_as_known(envelope["event"].get("user")):
+            found = Reaction(groups=await self._tags(envelope["event"].get("type")))
+        self._seen.add(id)
+        return found
+
+    async def _tags(self, event: str) -> Collection[str]:
+        """A person's standing or address changed: it counts wherever they are a member. Who is new is in no channel
+        yet: of those that they join, events tell."""
+        team = await self._directory.team()
+        if event == "team_join":
+            return [workspace_tag(team)]
+        channels = self._directory.known() or await self._directory.channels()
+        return [workspace_tag(team), *(tag(one.id) for one in channels.values() if self._directory.admits(one))]
+
+    async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        if self._socket is None:
+            return
+
+        async def on_payload(payload: Mapping[str, Any]) -> None:
+            await react(await self._reaction(payload))
+
+        async def on_connected() -> None:
+            await react(Reaction(changes=True))
+
+        await client.listen(self._socket, on_payload, on_connected)
+
+
+def _is_signed(verifier: SignatureVerifier, request: Request) -> bool:
+    """HMAC-SHA256 over the body as it came, at most five minutes old."""
+    try:
+        return bool(verifier.is_valid_request(request.body, dict(request.headers)))
+    except (ValueError, TypeError):  # a time that is no number, a body that is no text, a signature that is not ASCII
+        return False

@@ -1,0 +1,226 @@
+"""Consumer groups: who is in them, how far they have come, and taking them back to a moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import (
+    GroupCoordinatorNotAvailableError,
+    GroupLoadInProgressError,
+    KafkaError,
+    NotCoordinatorForGroupError,
+    for_code,
+)
+
+from pipeline.core.errors import Retryable
+from pipeline.kafka.client import refusal, security
+from pipeline.runtime.settings import KafkaSettings
+
+REQUEST_SECONDS = 30.0
+SETTLE_SECONDS = 6.0
+"""A coordinator that is being made, or elected, is waited for. Kafka took 2.5 s for a cluster's first when tried."""
+ASK_AGAIN_SECONDS = 0.1
+SETTLING = (GroupLoadInProgressError, NotCoordinatorForGroupError)
+
+
+class OffsetsUnavailable(Exception):
+    """Kafka cannot be reached, or refuses. One line; it may heal."""
+
+
+class GroupBusy(Exception):
+    """The group has members: what is committed for it now, they would overwrite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One partition, in offsets."""
+
+    begin: int
+    """Of the oldest record that is still kept."""
+    oldest: datetime | None
+    """When that record was sent; None: the partition is empty."""
+    since: int
+    """Of the first record sent at the moment asked for or later; the end if there is none."""
+    end: int
+    """Where the next record will stand."""
+
+    def behind(self, committed: int | None) -> int:
+        """How many records a group has still to read that goes on from ``committed`` (None: it never committed). What
+        Kafka no longer keeps cannot be read any more and does not count."""
+        return max(0, self.end - max(self.begin, committed or 0))
+
+
+def lag(logs: Mapping[tuple[str, int], Log], committed: Mapping[tuple[str, int], int], topic: str) -> int:
+    """How many records of a topic a consumer group has still to read."""
+    return sum(log.behind(committed.get(place)) for place, log in logs.items() if place[0] == topic)
+
+
+class Groups:
+    """An async context manager. Names of topics and groups are given without the prefix and come back without it."""
+
+    def __init__(
+        self,
+        bootstrap: str,
+        topic_prefix: str = "",
+        security: Mapping[str, object] | None = None,
+        *,
+        settle_seconds: float = SETTLE_SECONDS,
+    ) -> None:
+        """bootstrap: ``host:port``, several separated by commas. security: aiokafka's TLS and SASL options."""
+        self._bootstrap = bootstrap
+        self._prefix = topic_prefix
+        self._options: dict[str, Any] = {
+            "bootstrap_servers": bootstrap, "request_timeout_ms": int(REQUEST_SECONDS * 1000), **dict(security or {}),
+        }  # fmt: skip
+        self._admin: Any = AIOKafkaAdminClient(**self._options)
+        self._patience = settle_seconds
+        """That is left, for all groups together."""
+
+    async def __aenter__(self) -> Self:
+        """Raises OffsetsUnavailable."""
+        try:
+            async with self._explained():
+                await self._admin.start()
+        except BaseException:
+            await self._admin.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._admin.close()
+
+    async def members(self, group: str) -> list[str]:
+        """Where the group's members run, one host each; empty for a group that is unknown or has none."""
+        described = await self._described(group)
+        if described is None:
+            return []
+        code, _, _, _, _, members, *_ = described
+        if code and for_code(code).__name__ != "GroupIdNotFound":
+            raise OffsetsUnavailable(f"Kafka at {self._bootstrap} does not describe group {self._prefix}{group}")
+        return [str(member[2]).lstrip("/") for member in members]
+
+    async def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """(topic, partition) → the offset that the group goes on from. One that it never committed is absent."""
+        if await self._described(group) is None:
+            return {}
+        # aiokafka takes a coordinator that is not ready for one without offsets: that it is has just been seen.
+        async with self._explained():
+            found = await self._admin.list_consumer_group_offsets(self._prefix + group)
+        return {
+            (tp.topic.removeprefix(self._prefix), tp.partition): o.offset for tp, o in found.items() if o.offset >= 0
+        }
+
+    async def logs(self, topics: Collection[str], moment: datetime) -> dict[tuple[str, int], Log]:
+        """Each partition of these topics. Raises OffsetsUnavailable."""
+        async with self._explained(), self._consumer(None) as kafka:
+            wanted = {self._prefix + topic for topic in topics}
+            partitions = [
+                TopicPartition(topic["topic"], partition["partition"])
+                for topic in await self._admin.describe_topics(None)
+                if topic["topic"] in wanted
+                for partition in topic["partitions"]
+            ]
+            if missing := wanted - {tp.topic for tp in partitions}:
+                raise OffsetsUnavailable(f"Kafka at {self._bootstrap} has no topic {min(missing)}: `penstock migrate`")
+            ends = await kafka.end_offsets(partitions)
+            begins = await kafka.beginning_offsets(partitions)
+            firsts = await kafka.offsets_for_times(dict.fromkeys(partitions, 0))
+            after = await kafka.offsets_for_times(dict.fromkeys(partitions, int(moment.timestamp() * 1000)))
+        return {
+            (tp.topic.removeprefix(self._prefix), tp.partition): Log(
+                begins[tp],
+                datetime.fromtimestamp(firsts[tp].timestamp / 1000, UTC) if firsts[tp] else None,
+                after[tp].offset if after[tp] else ends[tp],
+                ends[tp],
+            )
+            for tp in partitions
+        }
+
+    async def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Let the group go on from these offsets. Raises GroupBusy, OffsetsUnavailable."""
+        if not offsets:
+            return
+        if hosts := await self.members(group):
+            raise GroupBusy(f"{self._prefix}{group} has {len(hosts)} members (on {', '.join(sorted(set(hosts)))})")
+        wanted = {TopicPartition(self._prefix + topic, n): offset for (topic, n), offset in offsets.items()}
+        async with self._explained(), self._consumer(self._prefix + group) as kafka:
+            kafka.assign(list(wanted))
+            await kafka.commit(wanted)
+
+    async def _described(self, group: str) -> Sequence[Any] | None:
+        """Kafka's own words on the group: its code, …, its members, once there is a coordinator to ask. None: the
+        cluster has never had a group. Whoever asks first has Kafka make the topic that it keeps groups in, which takes
+        it a few seconds: until then any group is somebody else's, or being loaded. Raises OffsetsUnavailable when that
+        takes too long: nothing committed would be another thing to say."""
+        while True:
+            async with self._explained():
+                try:
+                    [answer] = await self._admin.describe_consumer_groups([self._prefix + group])
+                    described: Sequence[Any] | None = answer.groups[0]
+                except GroupCoordinatorNotAvailableError:
+                    described = None
+            if described is not None and for_code(described[0]) not in SETTLING:
+                return described
+            if self._patience <= 0 and described is not None:
+                why = for_code(described[0]).__name__
+                raise OffsetsUnavailable(f"Kafka at {self._bootstrap}: {why}; its groups are not ready yet, try again")
+            if self._patience <= 0:
+                return None
+            self._patience -= ASK_AGAIN_SECONDS
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    @asynccontextmanager
+    async def _consumer(self, group: str | None) -> AsyncIterator[Any]:
+        kafka = AIOKafkaConsumer(group_id=group, enable_auto_commit=False, **self._options)
+        try:
+            async with asyncio.timeout(REQUEST_SECONDS):
+                await kafka.start()
+            yield kafka
+        finally:
+            await kafka.stop()
+
+    @asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
+        try:
+            yield
+        except (KafkaError, TimeoutError, OSError) as error:
+            raise OffsetsUnavailable(
+                f"Kafka at {self._bootstrap}: {type(error).__name__}; is it running and reachable?"
+            ) from error
+
+
+def group(stage: str) -> str:
+    """The consumer group of a stage, without the prefix that settings may put before it."""
+    return f"penstock-{stage}"
+
+
+@asynccontextmanager
+async def groups(kafka: KafkaSettings) -> AsyncIterator[Groups]:
+    """Raises Retryable when Kafka is away, Misconfigured when it does not let us in."""
+    found = Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka))
+    try:
+        await found.__aenter__()
+    except OffsetsUnavailable as error:
+        raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
+    try:
+        yield found
+    finally:
+        await found.__aexit__(None, None, None)
+
+
+@contextmanager
+def translate_offset_errors() -> Iterator[None]:
+    try:
+        yield
+    except OffsetsUnavailable as error:
+        raise Retryable(str(error), service="kafka") from error

@@ -1,0 +1,60 @@
+"""Erases what is retained for a limited time: one task, a small batch of each kind at a time, by index."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from pipeline.core.errors import PenstockError
+from pipeline.ledger.personal import PLACES
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import RetentionSettings
+from pipeline.stores.leader import lead_transaction
+from pipeline.stores.postgres import RETENTION_LOCK, Pool, translated
+
+log = structlog.get_logger()
+
+MOST = 500
+"""Rows of one table at once: some tens of milliseconds."""
+IDLE_SECONDS = 60.0
+BUSY_SECONDS = 1.0
+"""Between two batches while there is more: 500 rows of each table a second at most."""
+
+
+class Retention:
+    """Runs in every detect worker; an advisory lock lets one of them work at a time."""
+
+    def __init__(self, pool: Pool, metrics: Metrics, settings: RetentionSettings, *, most: int = MOST) -> None:
+        self._pool = pool
+        self._metrics = metrics
+        self._settings = settings
+        self._most = most
+
+    async def run(self) -> BaseException:
+        """Erase until cancelled; a world that is down is waited for."""
+        while True:
+            more = False
+            try:
+                more = await self.turn()
+            except PenstockError as error:
+                log.warning("retention_failed", reason=str(error)[:200])
+            await asyncio.sleep(BUSY_SECONDS if more else IDLE_SECONDS)
+
+    async def turn(self) -> bool:
+        """A batch of each table, each in a transaction of its own; whether there may be more. Nothing when another
+        worker is at it. Raises Retryable."""
+        more = False
+        for place in PLACES:
+            if place.age is None or not (days := getattr(self._settings, place.age.setting)):
+                continue
+            with translated("retention"):
+                async with self._pool.connection() as connection, connection.transaction():
+                    if not await lead_transaction(connection, RETENTION_LOCK):
+                        return False
+                    done = await connection.execute(place.age.statement, {"days": days, "most": self._most})
+            if done.rowcount:
+                self._metrics.retention_erased.labels(place.table).inc(done.rowcount)
+                log.info("retention", table=place.table, rows=done.rowcount)
+            more |= done.rowcount >= self._most
+        return more

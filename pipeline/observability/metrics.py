@@ -1,0 +1,375 @@
+"""Metrics: every name and label in one place. Labels are bounded; no document, user or exception text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Literal, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pipeline.observability.logs import configure_logging as configure_logging
+
+FRESHNESS_BUCKETS = (1, 2, 5, 10, 20, 30, 60, 90, 120, 180, 240, 300, 450, 600, 1800, 7200)
+"""Seconds, with an exact edge at the objective of 300."""
+WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
+"""What became of one request to the model; rejected: it will not take the content."""
+
+EXTRACTION_STATES = ("confined", "refused", "unconfined", "unreachable")
+
+Purpose = Literal["document", "conversation"]
+"""What the workers embed."""
+
+
+PortRefusal = Literal[
+    "connections",
+    "address",
+    "memory",
+    "slow_head",
+    "slow_body",
+    "slow_reader",
+    "large_head",
+    "small_chunks",
+    "malformed",
+]
+"""connections, address: too many, in all or of one address; memory: too many bytes of bodies at once."""
+
+
+class PortMetrics:
+    """Of a process; ``port`` is the name of one of its ports."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str = "penstock") -> None:
+        self.refused = Counter(
+            f"{prefix}_http_refused",
+            "Connections and requests turned away before it was known whose they are, by reason: connections, address"
+            " (too many at once, in all or of one address), memory (of bodies), slow_head, slow_body, slow_reader,"
+            " large_head, small_chunks, malformed",
+            ["port", "reason"],
+            registry=registry,
+        )
+        self.connections = Gauge(f"{prefix}_http_connections", "Open connections", ["port"], registry=registry)
+
+
+class Metrics:
+    """One registry a process and test."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        r = self.registry
+        self.ports = PortMetrics(r)
+        self.events = Counter("penstock_events", "Events folded, by outcome", ["outcome", "lane"], registry=r)
+        self.dead_letters = Counter("penstock_dead_letters", "Events set aside", ["stage", "reason"], registry=r)
+        self.dead_letter_floods = Counter(
+            "penstock_dead_letter_floods", "Times that the limit on dead letters was met", registry=r
+        )
+        self.dead_letter_pause = Gauge(
+            "penstock_dead_letter_pause_seconds",
+            "How long bad records still wait because there are too many dead letters; 0: they do not",
+            registry=r,
+        )
+        self.unauthorised = Counter(
+            "penstock_unauthorised_records",
+            "Records that no enrolled producer has signed for its own tenant and source, by mode: refused (enforce) or"
+            " accepted (warn)",
+            ["stage", "reason", "mode"],
+            registry=r,
+        )
+        self.poison_moved = Counter(
+            "penstock_moved_poison",
+            "Bad records moved from a live topic to its backfill topic, because the limit on dead letters was met",
+            registry=r,
+        )
+        self.live_deferred = Counter(
+            "penstock_live_deferred",
+            "Valid documents moved from the live topic to the backfill topic: their source sent more than its budget",
+            registry=r,
+        )
+        self.failed_documents = Counter(
+            "penstock_failed_documents", "Documents set aside with their reason", ["sink"], registry=r
+        )
+        self.retries = Counter("penstock_retries", "Waits for the world to heal", ["stage"], registry=r)
+        self.breaker_open = Gauge(
+            "penstock_breaker_open",
+            "1 while a stage stands still because a service is down",
+            ["stage", "service"],
+            registry=r,
+        )
+        self.ledger_fenced = Gauge(
+            "penstock_ledger_fenced",
+            "1 while a worker stands still because the ledger is on a server or timeline that nobody accepted, is being"
+            " recovered, or is a standby",
+            registry=r,
+        )
+        self.extraction = Gauge(
+            "penstock_extraction",
+            "1 for how PDF, Office and mail files are read by or for a connectors worker: confined, refused,"
+            " unconfined, or not: unreachable (its extraction service does not answer)",
+            ["files"],
+            registry=r,
+        )
+        self.index_fenced = Gauge(
+            "penstock_keyword_index_fenced",
+            "1 while a keyword index is not searched because it was restored, made anew or set back, and has not been"
+            " compared with the ledger yet",
+            registry=r,
+        )
+        self.index_changes = Counter(
+            "penstock_keyword_index_changes",
+            "Keyword indexes found to be another one than the ledger filled: recreated (under the same name),"
+            " new_history (restored, or forced from a stale copy), rewound (it lost operations that it had)",
+            ["change"],
+            registry=r,
+        )
+        self.batch_seconds = Histogram(
+            "penstock_batch_seconds", "Time a batch took", ["stage"], buckets=WORK_BUCKETS, registry=r
+        )
+        self.batch_size = Histogram(
+            "penstock_batch_size", "Records a batch held", ["stage"], buckets=SIZE_BUCKETS, registry=r
+        )
+        self.embedded = Counter("penstock_embedded_chunks", "Chunks embedded", registry=r)
+        self.reused = Counter("penstock_reused_vectors", "Chunks whose very text was embedded before", registry=r)
+        self.embedding_tokens = Counter(
+            "penstock_embedding_tokens",
+            "Tokens sent to the model, by purpose: document, conversation (questions: the query service's own)",
+            ["purpose"],
+            registry=r,
+        )
+        self.embedding_requests = Counter(
+            "penstock_embedding_requests",
+            "Requests to the model by outcome: answered, throttled, unavailable, misconfigured, rejected",
+            ["outcome"],
+            registry=r,
+        )
+        self.embedding_seconds = Histogram(
+            "penstock_embedding_seconds", "Time a request to the model took", buckets=WORK_BUCKETS, registry=r
+        )
+        self.embedding_cost = Counter(
+            "penstock_embedding_cost",
+            "Money for embeddings, in the currency of PENSTOCK_EMBEDDING_PRICE_PER_MILLION_TOKENS, by purpose:"
+            " document, conversation",
+            ["purpose"],
+            registry=r,
+        )
+        self.embedding_budget = Gauge(
+            "penstock_embedding_daily_budget",
+            "What a day of embeddings may cost (PENSTOCK_EMBEDDING_DAILY_BUDGET); 0: no limit is set",
+            registry=r,
+        )
+        for purpose in get_args(Purpose):  # nothing spent is a zero, not an absence
+            self.embedding_tokens.labels(purpose)
+            self.embedding_cost.labels(purpose)
+        self.embedding_spent: dict[Purpose, tuple[int, float]] = dict.fromkeys(get_args(Purpose), (0, 0.0))
+        """Purpose → tokens and money, as ``penstock_embedding_tokens`` and ``penstock_embedding_cost`` show them."""
+        self.embedding_price = 0.0
+        """Of a million tokens; no metric."""
+        self.truncated = Counter(
+            "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
+        )
+        self.written = Counter("penstock_written_chunks", "Chunk rows or entries written", ["sink"], registry=r)
+        self.deleted = Counter("penstock_deleted_chunks", "Chunk rows or entries deleted", ["sink"], registry=r)
+        self.moved = Counter("penstock_moved_documents", "Documents that changed during a write", ["sink"], registry=r)
+        self.front_rows = Gauge(
+            "penstock_front_rows",
+            "Chunk rows that wait outside of a generation's HNSW graph, where every query reads them all; counted up to"
+            " 50,001, by the one vectors worker that lets them in",
+            ["generation"],
+            registry=r,
+        )
+        self.graph_rows = Counter("penstock_graph_rows", "Chunk rows let into the HNSW graph", registry=r)
+        self.rescued = Counter("penstock_rescued_hints", "Hints sent again by the sweeper", registry=r)
+        self.late_entries = Counter(
+            "penstock_late_entries",
+            "Entries that a bulk request wrote into Elasticsearch long after its worker had died or given up, and that"
+            " were removed again",
+            registry=r,
+        )
+        self.forgotten_versions = Counter(
+            "penstock_forgotten_versions",
+            "Superseded versions that were forgotten although a late delete could still have made them right: their"
+            " source counts versions backwards",
+            registry=r,
+        )
+        self.lost_addresses = Counter(
+            "penstock_dropped_addresses",
+            "Documents accepted without their source_url, because it is no address that may be shown as a link",
+            ["lane"],
+            registry=r,
+        )
+        self.announced = Counter("penstock_announced_documents", "Announcements made", ["state"], registry=r)
+        self.freshness = Histogram(
+            "penstock_freshness_seconds",
+            "From the source's change to both stores returning it",
+            ["source", "lane"],
+            buckets=FRESHNESS_BUCKETS,
+            registry=r,
+        )
+        self.divergent = Gauge(
+            "penstock_divergent_documents",
+            "Documents whose newest audit found a difference, by where and what",
+            ["store", "kind"],
+            registry=r,
+        )
+        self.audited = Counter("penstock_audited_documents", "Documents that the background audit read", registry=r)
+        self.audit_age = Gauge(
+            "penstock_audit_age_seconds", "Since the background audit last finished a whole round", registry=r
+        )
+        self.source_throttled = Counter(
+            "penstock_source_throttled_seconds",
+            "How long a source has made its connector wait (429, a spent budget)",
+            ["source"],
+            registry=r,
+        )
+        self.conversation_pairs = Counter(
+            "penstock_conversation_pairs", "Pairs of question and answer, by fate", ["outcome"], registry=r
+        )
+        self.conversation_chunks = Counter("penstock_embedded_conversation_chunks", "Chunks embedded", registry=r)
+        self.conversation_waiting = Gauge(
+            "penstock_waiting_conversation_chunks", "Chunks of conversations without an embedding", registry=r
+        )
+        self.connector_outcomes = Counter(
+            "penstock_connector_entries", "What became of entries that sources gave", ["source", "outcome"], registry=r
+        )
+        self.connector_age = Gauge(
+            "penstock_connector_success_age_seconds",
+            "Since an activity of a connector last succeeded",
+            ["source", "activity"],
+            registry=r,
+        )
+        self.connector_waiting = Gauge(
+            "penstock_connector_not_working",
+            "1 while an activity of a connector waits for the world or needs attention",
+            ["source", "activity"],
+            registry=r,
+        )
+        self.connector_problems = Gauge(
+            "penstock_connector_problems",
+            "Problems of a connector (of: source) and documents that it cannot publish (of: documents)",
+            ["source", "of"],
+            registry=r,
+        )
+        self.uploads_quota = Gauge(
+            "penstock_uploads_quota_used_ratio",
+            "What uploads take of the quota (files or bytes, the fuller of both) of their tenant (of: tenant) and of"
+            " all tenants (of: all); 0 where the connector does not run",
+            ["source", "of"],
+            registry=r,
+        )
+        self.uploads_refused = Counter(
+            "penstock_uploads_refused",
+            "Uploads refused because of a quota, or busy: too many files were being handed in",
+            ["source", "reason"],
+            registry=r,
+        )
+        self.connector_events = Counter(
+            "penstock_connector_events", "Events that sources sent us, by what became of them", ["source", "outcome"],
+            registry=r,
+        )  # fmt: skip
+        self.reconciled = Counter(
+            "penstock_reconciliation_differences",
+            "Differences between what a connector published and what the ledger accepted, each published again",
+            ["source", "kind"],
+            registry=r,
+        )
+        self.in_flight = Gauge("penstock_in_flight_records", "Records read and not yet done", ["stage"], registry=r)
+        self.log_moved = Counter(
+            "penstock_kafka_log_moved",
+            "Partitions whose log was found to be another one than was read (recreated, truncated, regrown: read again"
+            " from the newest record that is still the same), or to have lost records unread (expired)",
+            ["topic", "kind"],
+            registry=r,
+        )
+        self.expired_records = Counter(
+            "penstock_kafka_expired_records",
+            "Records that Kafka deleted before they were read",
+            ["topic"],
+            registry=r,
+        )
+        self.pending = Gauge(
+            "penstock_pending_documents",
+            "Documents that a store does not yet hold as the ledger wants them",
+            ["store", "lane"],
+            registry=r,
+        )
+        self.oldest_pending = Gauge(
+            "penstock_oldest_pending_seconds",
+            "How long the oldest of them has been waiting; 0: none waits",
+            ["store", "lane"],
+            registry=r,
+        )
+        self.source_pending = Gauge(
+            "penstock_source_oldest_pending_seconds",
+            "How long the oldest live change of a source has been waiting; sources that wait for nothing are absent",
+            ["source"],
+            registry=r,
+        )
+        self.lag = Gauge(
+            "penstock_consumer_lag_records",
+            "Records behind a stage's committed offsets, to the end of its topics",
+            ["stage", "lane"],
+            registry=r,
+        )
+        self.waiting_dead_letters = Gauge(
+            "penstock_waiting_dead_letters",
+            "Dead letters of the last seven days that nobody has replayed or dismissed",
+            ["stage"],
+            registry=r,
+        )
+        self.skipped_documents = Gauge(
+            "penstock_skipped_documents",
+            "Documents that cannot be read at their source as they are, by source; sources without any are absent",
+            ["source"],
+            registry=r,
+        )
+        self.access_age = Gauge(
+            "penstock_access_age_seconds",
+            "Since a source's access rights were last read whole (its sweep and its groups, the older of them); not of"
+            " sources whose connector is paused or removed",
+            ["source"],
+            registry=r,
+        )
+        self.retention_erased = Counter(
+            "penstock_retention_erased",
+            "Rows that were erased because they were kept long enough",
+            ["table"],
+            registry=r,
+        )
+        self.access_interval = Gauge(
+            "penstock_access_interval_seconds",
+            "Between two whole readings of a source's access rights, as its connector is declared",
+            ["source"],
+            registry=r,
+        )
+        self.seen_age = Gauge(
+            "penstock_connector_seen_age_seconds",
+            "Since the worker that runs a connector last gave a sign of life; paused and removed ones are absent",
+            ["source"],
+            registry=r,
+        )
+
+    def embedding_request(self, outcome: EmbeddingOutcome, seconds: float) -> None:
+        self.embedding_requests.labels(outcome).inc()
+        self.embedding_seconds.observe(seconds)
+
+    def embedding_billed(self, tokens: int, price: float | None = None, *, purpose: Purpose = "document") -> None:
+        """price: of a million tokens, where the model is not the settings' own."""
+        cost = tokens * (self.embedding_price if price is None else price) / 1_000_000
+        spent_tokens, spent_cost = self.embedding_spent[purpose]
+        self.embedding_spent[purpose] = spent_tokens + tokens, spent_cost + cost
+        self.embedding_tokens.labels(purpose).inc(tokens)
+        self.embedding_cost.labels(purpose).inc(cost)
+
+    def breaker(self, stage: str, service: str | None, *, is_open: bool) -> None:
+        self.breaker_open.labels(stage, service or "unknown").set(is_open)
+
+    @contextmanager
+    def batch(self, stage: str, size: int) -> Iterator[None]:
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.batch_seconds.labels(stage).observe(perf_counter() - start)
+            self.batch_size.labels(stage).observe(size)

@@ -1,0 +1,1 @@
+"""Settings, state folder, credentials, tasks and the HTTP server that every process shares."""

@@ -1,0 +1,545 @@
+"""An ASGI application served by this process, in its own event loop: the one place where HTTP ports are opened, and
+what a client may take of one before anybody knows who it is (ADR 50)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections import Counter as Counts
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from http import HTTPStatus
+from ipaddress import IPv6Address, ip_address, ip_network
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import h11
+import uvicorn
+from prometheus_client import CollectorRegistry
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pipeline.observability.metrics import PortMetrics, PortRefusal
+from pipeline.runtime.settings import PortSettings
+
+INVALID = "Invalid HTTP request received."
+"""What the server would log of each of them: strangers would fill the log with it. They are counted."""
+logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != INVALID)
+STOP_SECONDS = 5
+IDLE_SECONDS = 5
+"""For which a connection is kept between two requests."""
+MAX_HEAD_BYTES = 24 * 1024
+"""Of a request line and its headers: a token may have 16 KiB."""
+PIECE_BYTES = 4 * 1024
+"""What is parsed before it is measured: a hundred thousand tiny chunks in one read stopped everybody for seconds."""
+CHUNK_SLACK_BYTES = 4 * 1024
+"""What the frames of a chunked body may have beyond an eighth of it: reading a frame costs as much as reading 4 KiB."""
+PROBES = frozenset({"/livez", "/readyz"})
+"""Answered also when no more connections are taken."""
+RESERVED, RESERVED_PER_ADDRESS = 128, 32
+"""Connections beyond the limit, on which a health check may come; of more, the oldest is closed: of the same address
+if that has its part, so that one which opens them faster than they can be read closes no other's."""
+RESERVED_SECONDS = 2.0
+"""For a request on one of them to arrive."""
+LINGER_SECONDS = 2.0
+LINGER_BYTES = 1024 * 1024
+"""What is still taken, and thrown away, of a body that was refused: who is cut off while sending never reads why."""
+RETRY_SECONDS = 2
+
+
+class KeyedLimit:
+    """So much of something in all, and so much of that for each key. Of one event loop."""
+
+    def __init__(self, total: int, each: int) -> None:
+        self.total, self.each = total, each
+        self.taken = 0
+        self._by_key: Counts[str] = Counts()
+
+    def lacks(self, key: str | None, amount: int = 1) -> Literal["connections", "address"] | None:
+        """What there is too little of; None: it can be taken. A key that is None has no share of its own."""
+        if key is not None and self._by_key[key] + amount > self.each:
+            return "address"
+        return "connections" if self.taken + amount > self.total else None
+
+    def take(self, key: str | None, amount: int = 1) -> None:
+        self.taken += amount
+        if key is not None:
+            self._by_key[key] += amount
+
+    def give(self, key: str | None, amount: int = 1) -> None:
+        self.taken -= amount
+        if key is not None:
+            self._by_key[key] -= amount
+            if not self._by_key[key]:
+                del self._by_key[key]
+
+
+def address_key(host: str) -> str:
+    """Who has one IPv6 address has all of its network."""
+    try:
+        address = ip_address(host.partition("%")[0])
+    except ValueError:
+        return host[:100]
+    if isinstance(address, IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ip_network((address, 64), strict=False))
+    return str(address)
+
+
+class _Server(uvicorn.Server):
+    """Signals are the process's business, not the server's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(
+    app: ASGIApp,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    tls: tuple[Path, Path] | None = None,
+    bounds: PortSettings | None = None,
+    metrics: PortMetrics | None = None,
+    name: str = "http",
+) -> AsyncIterator[str]:
+    """Yields the address, ``http://host:port``; port 0 finds a free one. tls: files of a certificate and its key, for
+    https. bounds: the settings' by default. name: of the port, in metrics. Raises OSError when the port is taken."""
+    bounds = bounds or PortSettings()
+    metrics = metrics or PortMetrics(CollectorRegistry())
+    door = _Door(bounds, metrics, name)
+    with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET) as listening:
+        # Inherited by what is accepted. asyncio sets it only where a socket names its protocol, as this one does not:
+        # a body would wait 40 ms for the client's acknowledgement of its head.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _limit_unread(listening, bounds.body_seconds)
+        config = uvicorn.Config(
+            _Requests(app, door),
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            timeout_graceful_shutdown=STOP_SECONDS,
+            timeout_keep_alive=IDLE_SECONDS,
+            server_header=False,
+            ws="none",
+            ssl_certfile=tls and tls[0],
+            ssl_keyfile=tls and tls[1],
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            proxy_headers=bool(bounds.trusted_proxies),
+            forwarded_allow_ips=list(bounds.trusted_proxies),
+            http=cast("type[asyncio.Protocol]", partial(_Connection, door)),
+        )
+        server = _Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            while not server.started:
+                if running.done():
+                    await running
+                    raise OSError("the application did not start: its log says why")
+                await asyncio.sleep(0.005)
+            shown = f"[{host}]" if ":" in host else host
+            yield f"{'https' if tls else 'http'}://{shown}:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await running
+
+
+def _limit_unread(listening: socket.socket, seconds: float) -> None:
+    """An answer that the application has handed over waits in the transport for as long as its reader likes, and so
+    does the connection: only the kernel can end that. Connections inherit it. Not every system has it."""
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
+
+
+class _Door:
+    """Who is let in. Of one port."""
+
+    def __init__(self, bounds: PortSettings, metrics: PortMetrics, name: str) -> None:
+        self.bounds = bounds
+        self.connections = KeyedLimit(bounds.connections, bounds.connections_per_address)
+        self.requests = KeyedLimit(bounds.connections + RESERVED, bounds.connections_per_address)
+        self._reserved: dict[str, dict[_Connection, None]] = {}
+        """By address, the oldest first."""
+        self._refused, self._name = metrics.refused, name
+        self._proxies = [ip_network(network) for network in bounds.trusted_proxies]
+        self.open = metrics.connections.labels(name)
+
+    def share_of(self, host: str) -> str | None:
+        """The key of a connection's share; None: a proxy, whose clients have a share each."""
+        try:
+            address = ip_address(host)
+        except ValueError:
+            return address_key(host)
+        return None if any(address in network for network in self._proxies) else address_key(host)
+
+    def reserve(self, connection: _Connection, address: str) -> None:
+        mine = self._reserved.setdefault(address, {})
+        if len(mine) >= RESERVED_PER_ADDRESS:
+            next(iter(mine))._turn_away()
+        elif sum(map(len, self._reserved.values())) >= RESERVED:
+            fullest = max(self._reserved, key=lambda key: len(self._reserved[key]))
+            next(iter(self._reserved[fullest]))._turn_away()
+        self._reserved.setdefault(address, mine)[connection] = None
+
+    def unreserve(self, connection: _Connection, address: str) -> None:
+        mine = self._reserved.get(address, {})
+        mine.pop(connection, None)
+        if not mine:
+            self._reserved.pop(address, None)
+
+    def refused(self, reason: PortRefusal) -> None:
+        self._refused.labels(self._name, reason).inc()
+
+    def patience(self, size: int) -> float:
+        """Seconds for so many bytes to arrive, or to be taken."""
+        return self.bounds.body_seconds + size / self.bounds.bytes_per_second
+
+
+class _Connection(H11Protocol):
+    """The server's own protocol waits for a request's head for ever, whoever it is that sends it byte by byte, and
+    counts nobody's connections."""
+
+    def __init__(self, door: _Door, **server: Any) -> None:
+        super().__init__(**server)
+        self._door = door
+        self._share: str | None = None
+        self._is_inside = False
+        self._timers: dict[Literal["head", "reader", "linger"], asyncio.TimerHandle] = {}
+        self._head_bytes = self._frame_bytes = self._body_bytes = 0
+        self._discarded: int | None = None
+        """Not None: the answer is out, and what still comes of the request is thrown away."""
+
+    # What the event loop calls
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        door = self._door
+        super().connection_made(cast(asyncio.Transport, _Polite(transport, self)))
+        door.open.inc()
+        self._share = door.share_of(self.client[0] if self.client else "")
+        lacking = door.connections.lacks(self._share)
+        if lacking is None:
+            self._is_inside = True
+            door.connections.take(self._share)
+            self._limit("head", door.bounds.head_seconds, self._late)
+            return
+        door.refused(lacking)
+        self.app = partial(_probes_alone, self.app)
+        self._limit("head", min(RESERVED_SECONDS, door.bounds.head_seconds), self._late)
+        door.reserve(self, address_key(self.client[0] if self.client else ""))
+
+    def data_received(self, data: bytes) -> None:
+        if self._discarded is not None:
+            self._discard(data)
+            return
+        while data and not self.transport.is_closing():
+            before = self.cycle
+            size = min(len(data), PIECE_BYTES)
+            if self._awaits_head():  # no more of it is parsed than shows that it is too large
+                size = min(size, MAX_HEAD_BYTES + 1 - self._head_bytes)
+                self._head_bytes += size
+            waiting = len(before.body) if before is not None else 0
+            piece, data = data[:size], data[size:]
+            super().data_received(piece)
+            if self.cycle is not before:
+                self._head_bytes = self._frame_bytes = self._body_bytes = waiting = 0
+                if not self.flow.write_paused:
+                    self._unlimit("reader")
+            self._measure(size, waiting)
+        self._watch()
+
+    def eof_received(self) -> None:
+        if self._discarded is not None:
+            self._hang_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._leave_reserve()
+        self._door.open.dec()
+        if self._is_inside:
+            self._is_inside = False
+            self._door.connections.give(self._share)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._unlimit("reader")
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch_reader()
+
+    # Its request
+
+    def send_400_response(self, msg: str) -> None:
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(431, "large_head", f"a request's head has at most {MAX_HEAD_BYTES} bytes")
+        else:
+            self._refuse(400, "malformed", "this is no HTTP request")
+
+    def _leave_reserve(self) -> None:
+        if not self._is_inside:
+            self._door.unreserve(self, address_key(self.client[0] if self.client else ""))
+
+    def _should_upgrade(self) -> bool:
+        return False  # there are no websockets, and no line in the log for who wants one
+
+    def _awaits_head(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        if not self._awaits_head():
+            self._unlimit("head")  # a request has arrived: _Requests looks after its body
+        elif "head" not in self._timers and not self.transport.is_closing():
+            self._limit("head", self._door.bounds.head_seconds, self._late)
+
+    def _measure(self, size: int, before: int) -> None:
+        """before: bytes of the body that waited to be read before these came."""
+        if self.cycle is None or not self.cycle.more_body or self.transport.is_closing():
+            return
+        body = len(self.cycle.body) - before
+        self._body_bytes += body
+        self._frame_bytes += size - body
+        if self._frame_bytes > PIECE_BYTES + CHUNK_SLACK_BYTES + self._body_bytes // 8:
+            self._refuse(400, "small_chunks", "the chunks of this body are too small: send larger ones")
+
+    def _late(self) -> None:
+        if self._head_bytes:
+            self._refuse(408, "slow_head", "the head of the request did not arrive in time")
+        else:
+            self._hang_up()  # nothing was asked
+
+    def _turn_away(self) -> None:
+        self._leave_reserve()
+        if self._awaits_head():
+            self._refuse(503, None, "too many connections: ask again in a moment")
+        self._hang_up()
+
+    def _refuse(self, status: int, reason: PortRefusal | None, detail: str) -> None:
+        """Answer, if no answer has begun, and close."""
+        if reason is not None:
+            self._door.refused(reason)
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
+            self._hang_up()
+            return
+        headers, body = _problem(status, detail)
+        phrase = HTTPStatus(status).phrase.encode()
+        head = h11.Response(status_code=status, headers=headers, reason=phrase)
+        # An answer to HEAD has the header of a body and no body: one would be a protocol error, which asyncio logs.
+        is_to_head = self.conn.our_state is h11.SEND_RESPONSE and self.cycle and self.cycle.scope["method"] == "HEAD"
+        for event in (head, *(() if is_to_head else (h11.Data(data=body),)), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # nothing more is sent for what the application may be doing
+            self.cycle.message_event.set()
+        self._linger()
+
+    # Its end
+
+    def is_sending(self) -> bool:
+        """Whether the client is in the middle of a request, or of what was none."""
+        return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
+
+    def is_lingering(self) -> bool:
+        return self._discarded is not None
+
+    def _linger(self) -> None:
+        transport = self._real
+        if transport.is_closing() or self._discarded is not None:
+            return
+        if not transport.can_write_eof():
+            transport.close()
+            return
+        self._discarded = 0
+        for name in ("head", "reader"):
+            self._unlimit(name)
+        self._limit("linger", LINGER_SECONDS, self._hang_up)
+        transport.write_eof()
+        transport.resume_reading()
+
+    def _discard(self, data: bytes) -> None:
+        assert self._discarded is not None
+        self._discarded += len(data)
+        if self._discarded > LINGER_BYTES:
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """What is still to be sent is sent, to a client that takes it."""
+        self._real.close()
+        self._watch_reader()
+
+    def _watch_reader(self) -> None:
+        if waiting := self._real.get_write_buffer_size():
+            self._limit("reader", self._door.patience(waiting), self._unread)
+        else:
+            self._unlimit("reader")
+
+    def _unread(self) -> None:
+        if self._real.get_write_buffer_size():
+            self._door.refused("slow_reader")
+            self._real.abort()
+
+    @property
+    def _real(self) -> asyncio.Transport:
+        return cast(_Polite, self.transport).transport
+
+    def _limit(self, name: Literal["head", "reader", "linger"], seconds: float, then: Callable[[], None]) -> None:
+        self._unlimit(name)
+
+        def over() -> None:
+            self._timers.pop(name, None)
+            then()
+
+        self._timers[name] = self.loop.call_later(seconds, over)
+
+    def _unlimit(self, name: Literal["head", "reader", "linger"]) -> None:
+        if name in self._timers:
+            self._timers.pop(name).cancel()
+
+
+class _Polite:
+    """The connection's transport. Its ``close`` reads on for a moment when the client is still sending a request that
+    was answered: otherwise the kernel would reset the connection, and the answer with it (RFC 9112, section 9.6)."""
+
+    def __init__(self, transport: asyncio.Transport, connection: _Connection) -> None:
+        self.transport, self._connection = transport, connection
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.transport, name)
+
+    def is_closing(self) -> bool:
+        return self._connection.is_lingering() or self.transport.is_closing()
+
+    def close(self) -> None:
+        if self._connection.is_lingering() or not self._connection.is_sending():
+            self.transport.close()
+        else:
+            self._connection._linger()
+
+
+async def _probes_alone(app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    """What a connection beyond the limit is answered."""
+
+    async def last(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
+        await send(message)
+
+    if scope["path"] in PROBES:
+        await app(scope, receive, last)
+    else:
+        await _answer(send, 503, "too many connections: ask again in a moment")
+
+
+class _Requests:
+    """ASGI middleware, inside of what reads the proxies' headers: each address's share of requests at once, and the
+    time that bodies take to arrive. That is time in which the application waits for the client: if it is the
+    application that is slow, nobody is cut off."""
+
+    def __init__(self, app: ASGIApp, door: _Door) -> None:
+        self._app, self._door = app, door
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        address = address_key((scope.get("client") or ("",))[0])
+        door, requests = self._door, self._door.requests
+        if scope["path"] not in PROBES and (lacking := requests.lacks(address)) is not None:
+            door.refused(lacking)
+            await _answer(send, 503, "too many requests of this address at once: ask again in a moment")
+            return
+        requests.take(address)
+        try:
+            body = _Body(scope, receive, send, door)
+            try:
+                await self._app(scope, body.receive, body.send)
+            except ClientDisconnect:
+                if not body.is_cut_off:
+                    raise
+        finally:
+            requests.give(address)
+
+
+class _Body:
+    """A request's body as it arrives, and the answer if it does not."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send, door: _Door) -> None:
+        self._receive, self._send, self._door = receive, send, door
+        headers = dict(scope["headers"])
+        self._is_arriving = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
+        self._waited = 0.0
+        self._bytes = 0
+        self._has_answer = self._is_late = False
+        self.is_cut_off = False
+
+    async def receive(self) -> Message:
+        if self.is_cut_off:
+            return {"type": "http.disconnect"}
+        if not self._is_arriving:
+            message = await self._receive()
+        else:
+            loop = asyncio.get_running_loop()
+            began = loop.time()
+            try:
+                async with asyncio.timeout(max(0.0, self._door.patience(self._bytes) - self._waited)):
+                    message = await self._receive()
+            except TimeoutError:
+                return await self._late()
+            self._waited += loop.time() - began
+            self._bytes += len(message.get("body", b""))
+            self._is_arriving = message["type"] == "http.request" and message.get("more_body", False)
+        self.is_cut_off = message["type"] == "http.disconnect"
+        return message
+
+    async def send(self, message: Message) -> None:
+        if self._is_late:
+            return  # as the server does when the client has left
+        if message["type"] == "http.response.start":
+            self._has_answer = True
+            if self._is_arriving:  # what was not read of it is not waited for either
+                message["headers"] = [
+                    *((name, value) for name, value in message.get("headers", ()) if name.lower() != b"connection"),
+                    (b"connection", b"close"),
+                ]
+        await self._send(message)
+
+    async def _late(self) -> Message:
+        self._door.refused("slow_body")
+        self.is_cut_off = True
+        if not self._has_answer:
+            await _answer(self.send, 408, "the body of the request did not arrive in time")
+        self._is_late = True
+        return {"type": "http.disconnect"}
+
+
+def _problem(status: int, detail: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """As RFC 9457 has it, for a connection that is closed then."""
+    title = HTTPStatus(status).phrase
+    body = json.dumps({"type": "about:blank", "title": title, "status": status, "detail": detail}).encode()
+    headers = [
+        (b"content-type", b"application/problem+json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers.append((b"retry-after", str(RETRY_SECONDS).encode()))
+    return headers, body
+
+
+async def _answer(send: Send, status: int, detail: str) -> None:
+    headers, body = _problem(status, detail)
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,422 @@
+"""Every setting, typed, in one place. Sources, first one wins: environment (``PENSTOCK_<PART>_<FIELD>``), then files of
+those names in ``$PENSTOCK_SECRETS_DIR`` (for what shall stand in no environment), then the endpoints that a running
+local stack wrote to ``$PENSTOCK_HOME/endpoints.json``, then the defaults here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
+from pipeline.core.errors import Misconfigured
+from pipeline.runtime.credentials import SecretFilesSource, whole_dsn
+from pipeline.runtime.home import ENDPOINTS_FILE as ENDPOINTS_FILE
+from pipeline.runtime.home import home as home
+
+
+def dist() -> Path:
+    """Where unpacked servers and converted models are kept, shared by all state folders: ``$PENSTOCK_DIST``, default
+    a folder in the virtual environment when that can be written, else in the state folder."""
+    if chosen := os.environ.get("PENSTOCK_DIST"):
+        return Path(chosen).absolute()
+    prefix = Path(sys.prefix)
+    if sys.prefix != sys.base_prefix and os.access(prefix, os.W_OK):
+        return prefix / "penstock"
+    return home() / "dist"
+
+
+class _EndpointsSource(PydanticBaseSettingsSource):
+    """Reads the part of ``endpoints.json`` that belongs to one settings class, e.g. ``{"kafka": {"bootstrap": …}}``."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        part = str(self.config.get("env_prefix", "")).removeprefix("PENSTOCK_").removesuffix("_").lower()
+        try:
+            written: Mapping[str, Any] = json.loads((home() / ENDPOINTS_FILE).read_text())
+        except FileNotFoundError:
+            return {}
+        return dict(written.get(part, {}))
+
+
+_PREFIXES: dict[str, str] = {}
+"""By the name of a part's class: how its variables begin."""
+
+
+class Part(BaseSettings):
+    """One part: its variables begin with its ``env_prefix``. A package above may have parts of its own."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        _PREFIXES[cls.__name__] = str(cls.model_config.get("env_prefix"))
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, SecretFilesSource(settings_cls), _EndpointsSource(settings_cls)
+
+
+class KafkaSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_KAFKA_", frozen=True, extra="forbid")
+
+    bootstrap: str = "127.0.0.1:9092"
+    """``host:port``, several separated by commas."""
+    topic_prefix: str = ""
+    """Put before every topic and consumer group, for a cluster shared with others."""
+    replication: int = 1
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: Literal["SCRAM-SHA-512", "SCRAM-SHA-256", "PLAIN"] = "SCRAM-SHA-512"
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_cafile: str | None = None
+    """Who signed the brokers' certificates. Default: whom this machine trusts."""
+    ssl_certfile: str | None = None
+    """A certificate of ours (PEM), for brokers that want one …"""
+    ssl_keyfile: str | None = None
+    """… and its key."""
+    ssl_key_password: SecretStr | None = None
+    signing_key_file: str | None = None
+    """An Ed25519 private key (PEM) with which this process signs what it publishes: `penstock producer add`."""
+
+    @model_validator(mode="after")
+    def _has_a_login(self) -> Self:
+        if self.security_protocol.startswith("SASL") and (self.sasl_username is None or self.sasl_password is None):
+            raise ValueError("SASL needs PENSTOCK_KAFKA_SASL_USERNAME and PENSTOCK_KAFKA_SASL_PASSWORD")
+        return self
+
+
+class PostgresSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_POSTGRES_", frozen=True, extra="forbid")
+
+    dsn: SecretStr = SecretStr("postgresql://postgres@127.0.0.1:5432/penstock")
+    """Where it is, and how: ``…?sslmode=verify-full&sslrootcert=FILE``, with ``sslcert`` and ``sslkey`` for a
+    certificate of ours."""
+    username: str | None = None
+    password: SecretStr | None = None
+    """Take the place of what ``dsn`` says."""
+    pool_max_size: int = 10
+    statement_timeout_seconds: float = 60.0
+
+    @model_validator(mode="after")
+    def _with_login(self) -> Self:
+        """``dsn`` is whole from here on: nobody else puts one together."""
+        object.__setattr__(self, "dsn", whole_dsn(self.dsn, self.username, self.password))
+        return self
+
+
+class ElasticsearchSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_ELASTICSEARCH_", frozen=True, extra="forbid")
+
+    url: str = "http://127.0.0.1:9200"
+    index_prefix: str = ""
+    """Put before every index name, for a cluster shared with others."""
+    username: str | None = None
+    password: SecretStr | None = None
+    api_key: SecretStr | None = None
+    ca_certs: str | None = None
+    """Who signed the server's certificate. Default: whom this machine trusts."""
+    client_cert: str | None = None
+    """A certificate of ours (PEM), for a server that wants one …"""
+    client_key: str | None = None
+    """… and its key."""
+    request_timeout_seconds: float = 30.0
+    shards: int = 1
+    replicas: int = 0
+
+
+class EmbeddingSettings(Part):
+    model_config = SettingsConfigDict(
+        env_prefix="PENSTOCK_EMBEDDING_", frozen=True, extra="forbid", protected_namespaces=()
+    )
+
+    provider: Literal["local", "openai"] = "local"
+    """local: MiniLM in the worker itself, offline. openai: any OpenAI-compatible server."""
+    model: str = ""
+    """Default: all-MiniLM-L6-v2 (local), text-embedding-3-large (openai)."""
+    dimensions: int | None = None
+    """Default: 384 (local), 1536 (openai)."""
+    base_url: str | None = None
+    api_key: SecretStr | None = None
+    api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    """Of other services, while generations of several models are kept: JSON, ``{"host:port": "key"}`` (the port only
+    where the address names it). Each is sent to its host alone."""
+    input_window: int | None = None
+    """Most tokens of one input. Default: 254 (local: 256 with its two special tokens), 8191 (openai)."""
+    document_prefix: str = ""
+    query_prefix: str = ""
+    send_dimensions: bool = True
+    """Whether requests carry ``dimensions`` (only some models take it)."""
+    encoding_format: Literal["float", "base64"] = "base64"
+    timeout_seconds: float = 30.0
+    parallel_requests: int = 4
+    batch_inputs: int = 512
+    batch_tokens: int = 250_000
+    price_per_million_tokens: float = Field(0.0, ge=0)
+    """What the provider charges, in any currency: makes ``penstock_embedding_cost_total`` say money."""
+    daily_budget: float = Field(0.0, ge=0)
+    """More than that in a day raises the alert on spending; 0: none."""
+    threads: int | None = None
+    """Threads of the local model. Default: one for each processor that this process may use."""
+    chunk_tokens: int | None = None
+    """Target size of a chunk. Default: 400, or what the model's window allows."""
+
+
+class StreamSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_STREAM_", frozen=True, extra="forbid")
+
+    lanes: int = 8
+    """Key lanes a worker process, each one of live and one of backfill: documents of one key are handled one after
+    another, lanes side by side."""
+    batch_size: int = 32
+    """Most records that a lane works on at once; vectors half as many, keywords twice (BATCH_FACTOR)."""
+    batch_wait_seconds: float = 0.5
+    """Least time between a lane's batches that are not full: a steady stream is handled together. What comes after a
+    pause does not wait."""
+    lane_queue: int = 64
+    """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
+    backfill_share: float = 0.1
+    """Of the time, in which a worker does backfill while live records wait too long: so that neither starves."""
+    dead_letters_per_minute: int = 60
+    """Where no other source gets through (a bad deploy), bad records beyond so many a minute and stage wait instead of
+    becoming dead letters. 0: they always do."""
+    live_documents_per_second: float = Field(200.0, ge=0)
+    """Of one source and detect worker, with ten seconds' worth at once, and five times as many of all sources of one
+    tenant or producer: what is sent live beyond that waits with the backfill, so that it delays nobody else. Deletes
+    and access changes never wait. 0: no limit."""
+    session_timeout_seconds: float = 45.0
+    """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
+    sweep_interval_seconds: float = 1.0
+    sweep_after_seconds: float = 30.0
+    """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
+    vitals_seconds: float = Field(15.0, gt=0)
+    """Between two looks at what waits and how far behind the stages are: about a scrape."""
+    health_port: int = 0
+    """Port of /livez, /readyz, /status and /metrics on health_host; 0 finds a free one."""
+    health_host: str = "127.0.0.1"
+
+
+def _network(value: str) -> str:
+    ip_network(value)
+    return value
+
+
+class PortSettings(Part):
+    """What a client may take of any HTTP port before it is authenticated (``pipeline.runtime.http_server``)."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_PORTS_", frozen=True, extra="forbid")
+
+    connections: int = Field(512, ge=1)
+    """Of all clients at once, of one port. More are answered 503, health checks excepted."""
+    connections_per_address: int = Field(128, ge=1)
+    """Of one address (of IPv6: one /64 network), for its requests to share; of a trusted proxy's clients: requests."""
+    trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
+    """Addresses or networks of proxies whose ``X-Forwarded-For`` names the client. They have no limit of an address."""
+    head_seconds: float = Field(10.0, gt=0)
+    """For a request's head to arrive."""
+    body_seconds: float = Field(10.0, gt=0)
+    """For which we wait in all while a body arrives, and for an answer to be taken, besides a second for each
+    ``bytes_per_second`` of it."""
+    bytes_per_second: int = Field(4_096, ge=1)
+    """Who is slower in sending or taking is cut off."""
+
+
+def _repair(value: object) -> object:
+    """As it could be said before there was a third choice."""
+    return {"true": "all", "1": "all", "false": "none", "0": "none"}.get(str(value).lower(), value)
+
+
+class AuditSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_AUDIT_", frozen=True, extra="forbid")
+
+    documents_per_second: float = Field(300.0, ge=0)
+    """Most that the continuous audit in the workers reads, over all of them: a million documents in an hour. It reads
+    less where that would take more than a quarter of a processor; 0 turns it off."""
+    repair: Annotated[Literal["none", "without_embedding", "all"], BeforeValidator(_repair)] = "without_embedding"
+    """What the continuous audit mends of what it finds. Nothing: it only reports; ``false`` says the same, ``true``
+    stands for all."""
+
+
+class ConversationSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONVERSATIONS_", frozen=True, extra="forbid")
+
+    gate_tokens: int = Field(200_000, ge=1)
+    """A member's history of fewer tokens (cl100k) is served whole; from there on, for good, by its nearest chunks."""
+    embeddings_per_second: float = Field(50.0, gt=0)
+    """Pace of embedding chunks in each vectors worker, which does it when documents leave it time."""
+
+
+class ConnectorSettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CONNECTORS_", frozen=True, extra="forbid")
+
+    http_host: str = "127.0.0.1"
+    http_port: int = Field(0, ge=0, le=65535)
+    """Where events, uploads and conversations come in; 0 finds a free port (`penstock connector status` shows it)."""
+    events_url: str | None = None
+    """``https://host`` under which sources reach that from outside. Without it they are polled."""
+
+
+class CanarySettings(Part):
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_CANARY_", frozen=True, extra="forbid")
+
+    every_seconds: float = Field(60.0, ge=0, le=120)
+    """Between two rounds of a source's canary; 0: none, and a worker ``canary`` removes those that are left. Not more
+    than 120: one that was not found for six minutes is late (the alert ``PenstockCanaryLate``)."""
+    patience_seconds: float = Field(300.0, gt=0)
+    """How long a round looks for it before it counts as late: the promise for a change."""
+    withdrawal_seconds: float = Field(30.0, gt=0)
+    """How long a revoked or deleted one may still be found before that counts as a failure."""
+    sources: tuple[str, ...] = ()
+    """``tenant/source`` of each. Empty: those of every connector; where there are none, one that stands for the
+    pipeline."""
+
+
+def _beyond_replays(days: float) -> float:
+    if 0 < days <= DEAD_LETTER_DAYS:
+        raise ValueError(f"has to be 0 or more than {DEAD_LETTER_DAYS}: so long a dead letter may be replayed")
+    return days
+
+
+Days = Annotated[float, Field(ge=0, le=36_500)]
+"""0: for ever."""
+TRAIL_KEY_CHARACTERS = 32
+TRAIL_DAYS = 30
+"""The audit trail is kept for so long at least, whoever asks for less (migration 0039)."""
+DEAD_LETTER_DAYS = 90
+"""As long as Kafka keeps dead letters (topics.registry; a test compares them)."""
+
+
+def _not_fewer(days: float) -> float:
+    if 0 < days < TRAIL_DAYS:
+        raise ValueError(f"has to be 0 or at least {TRAIL_DAYS}: a login that may expire it can take no more")
+    return days
+
+
+class RetentionSettings(Part):
+    """How many days what may be personal data is kept; 0: for ever. docs/retention.md says what each is about."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_RETENTION_", frozen=True, extra="forbid")
+
+    deleted_days: Days = 30.0
+    """Title, author, address and external id of a document after its deletion at the source; its text goes at once."""
+    superseded_days: Days = 30.0
+    """Texts that lost by version, kept in case a delete between them and the winner still arrives."""
+    memberships_days: Annotated[Days, AfterValidator(_beyond_replays)] = 120.0
+    """Names of people who hold no groups any more."""
+    dead_letters_days: Days = 90.0
+    """The list of dead letters. Kafka's copy goes by its topic's retention."""
+    reviews_days: Days = 30.0
+    feedback_days: Days = 30.0
+    budgets_days: Days = 30.0
+    """Names of callers beside what they last used of their day's budget of requests."""
+    golden_days: Days = 0.0
+    """Golden questions, from when they were added."""
+    trail_days: Annotated[Days, AfterValidator(_not_fewer)] = 400.0
+    """The audit trail, whole days of it: nobody erases single records."""
+    backups_days: Days = 35.0
+    """How long backups are kept: nothing here makes or removes any; receipts of `penstock forget` name it."""
+
+
+Producers = Literal["off", "warn", "enforce"]
+"""off: nobody looks at signatures. warn: what would be refused is counted and accepted. enforce: it is refused."""
+
+
+Trail = Literal["off", "on", "required"]
+"""on: records are written within a second. required: nothing is shown before its record is committed."""
+
+
+class TrailSettings(Part):
+    """Of the audit trail (docs/trail.md)."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_TRAIL_", frozen=True, extra="forbid")
+
+    key: Annotated[SecretStr | None, BeforeValidator(lambda given: given or None)] = None
+    """What its records are chained with, at least 32 characters. Without one, whoever may write its tables can make a
+    chain anew."""
+    previous_keys: tuple[SecretStr, ...] = ()
+    """Those that older records were chained with, for `penstock trail verify`: JSON, ``["KEY"]``;
+    ``""`` stands for those that were made without any."""
+
+    @model_validator(mode="after")
+    def _is_long(self) -> Self:
+        if self.key is not None and len(self.key.get_secret_value()) < TRAIL_KEY_CHARACTERS:
+            raise ValueError(f"KEY is too short: give at least {TRAIL_KEY_CHARACTERS} random characters")
+        return self
+
+
+class Settings(Part):
+    """All parts. Build one with ``load()``."""
+
+    model_config = SettingsConfigDict(env_prefix="PENSTOCK_", frozen=True, extra="ignore")
+
+    kafka: KafkaSettings
+    postgres: PostgresSettings
+    elasticsearch: ElasticsearchSettings
+    embedding: EmbeddingSettings
+    stream: StreamSettings
+    audit: AuditSettings = Field(default_factory=AuditSettings)
+    conversations: ConversationSettings = Field(default_factory=ConversationSettings)
+    connectors: ConnectorSettings = Field(default_factory=ConnectorSettings)
+    canary: CanarySettings = Field(default_factory=CanarySettings)
+    retention: RetentionSettings = Field(default_factory=RetentionSettings)
+    ports: PortSettings = Field(default_factory=PortSettings)
+    producers: Producers = "off"
+    """What happens to records that no enrolled producer has signed for its own tenant and source."""
+    trail: Trail = "on"
+    """Who searched, read, was shown, changed or inspected what is recorded (docs/trail.md)."""
+    trail_keys: TrailSettings = Field(default_factory=TrailSettings)
+
+
+def load() -> Settings:
+    """Settings as they are now. Raises Misconfigured with one line that names the variable."""
+    try:
+        return Settings(
+            kafka=KafkaSettings(),
+            postgres=PostgresSettings(),
+            elasticsearch=ElasticsearchSettings(),
+            embedding=EmbeddingSettings(),
+            stream=StreamSettings(),
+            audit=AuditSettings(),
+            conversations=ConversationSettings(),
+            connectors=ConnectorSettings(),
+            canary=CanarySettings(),
+            retention=RetentionSettings(),
+            ports=PortSettings(),
+            trail_keys=TrailSettings(),
+        )
+    except ValidationError as error:
+        raise explained(error) from error
+    except SettingsError as error:  # names field and source, never the value
+        raise Misconfigured(f"{error}: it has to be JSON") from None
+
+
+def explained(error: ValidationError) -> Misconfigured:
+    """One line that names the variable, and never its value."""
+    problem = error.errors(include_input=False, include_url=False)[0]
+    field = "_".join(str(part) for part in problem["loc"]).upper()
+    prefix = _PREFIXES.get(error.title, "PENSTOCK_")
+    return Misconfigured(f"setting {prefix}{field or '*'}: {problem['msg'].removeprefix('Value error, ')}")
+
+
+@cache
+def loaded() -> Settings:
+    """``load()``, once a process."""
+    return load()

@@ -1,1 +1,0 @@
-"""What is traced and how it is named: records of Kafka, requests over HTTP, calls of services outside."""

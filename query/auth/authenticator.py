@@ -1,0 +1,194 @@
+"""Who asks: proved by a token, by an API key, or, in development on this machine alone, taken at its word if it shows
+that it is this process's own user."""
+
+from __future__ import annotations
+
+import getpass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hmac import compare_digest
+from ipaddress import ip_address
+from pathlib import Path
+
+import httpx
+import structlog
+from starlette.datastructures import Headers
+
+from pipeline.core.errors import Misconfigured
+from pipeline.runtime.home import DEVELOPMENT_FILE, development_token, home, made_development_token
+from query.auth import tokens
+from query.auth.api_keys import KeyFile
+from query.auth.identity import Who
+from query.auth.jwks import KeySet
+from query.auth.tokens import Untrusted
+from query.problems import Problem
+from query.settings import AuthSettings, ServeSettings
+
+log = structlog.get_logger()
+
+AS, TENANT = "x-penstock-as", "x-penstock-tenant"
+"""Headers by which a caller names itself in development."""
+DEVELOPMENT_CREDENTIALS = (
+    "development mode requires Authorization: Bearer TOKEN with the token from the file development-token in"
+    " PENSTOCK_HOME; `penstock status` in a terminal prints the page's address with it"
+)
+API_KEY = "x-api-key"
+LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+PROXY_HEADERS = (
+    "forwarded",
+    "via",
+    "x-forwarded-for",
+    "x-forwarded-host",
+    "x-forwarded-proto",
+    "x-forwarded-port",
+    "x-forwarded-server",
+    "x-forwarded-prefix",
+    "x-original-host",
+    "x-original-url",
+    "x-real-ip",
+    "x-client-ip",
+    "x-cluster-client-ip",
+    "true-client-ip",
+    "cf-connecting-ip",
+    "fastly-client-ip",
+    "x-envoy-external-address",
+    "x-amzn-trace-id",
+    "x-cloud-trace-context",
+    "x-arr-log-id",
+)
+"""What reverse proxies and load balancers add (RFC 7239, RFC 9110 section 7.6.3, and the vendors' own)."""
+
+
+class Authenticator:
+    """Safe to share between tasks."""
+
+    def __init__(
+        self, settings: AuthSettings, *, keys: KeySet | None, key_file: KeyFile | None, development: Path | None
+    ):
+        """development: the file of the token that development mode wants. None: there is no such mode."""
+        self._settings = settings
+        self._keys = keys
+        self._key_file = key_file
+        self._development = development
+
+    @property
+    def next_key_expiry(self) -> float:
+        """When the first API key that is still valid expires, in seconds since the epoch; 0: there is none."""
+        return self._key_file.next_expiry if self._key_file is not None else 0.0
+
+    @property
+    def development(self) -> bool:
+        return self._development is not None
+
+    async def authenticate(self, headers: Headers) -> Who:
+        """Raises Problem (401, or 403 for development mode behind a proxy); Retryable when the issuer's keys cannot be
+        had; Misconfigured when the file of keys cannot be read."""
+        authorization = headers.get("authorization")
+        key = headers.get(API_KEY)
+        if authorization is None and key is None:
+            if self._development is not None:
+                raise _unauthorized(DEVELOPMENT_CREDENTIALS, error=None)
+            raise _unauthorized("send Authorization: Bearer TOKEN, or X-Api-Key: KEY", error=None)
+        if authorization is not None and key is not None:
+            raise _unauthorized("send either a token or an API key, not both")
+        if authorization is not None:
+            scheme, _, credential = authorization.partition(" ")
+            credential = credential.strip()
+            if scheme.lower() != "bearer" or not credential:
+                raise _unauthorized("send Authorization: Bearer TOKEN")
+            if credential.count(".") == 2 and self._keys is not None:  # a key has no dots
+                try:
+                    return await tokens.who(credential, self._keys, self._settings)
+                except Untrusted as error:
+                    raise _unauthorized(str(error)) from error
+            key = credential
+        assert key is not None
+        if self._is_own_user(key):
+            return _as_it_says(headers)
+        identity = self._key_file.who(key) if self._key_file is not None else None
+        if identity is None:
+            detail = "unknown or expired token or API key"
+            raise _unauthorized(detail if self._development is None else f"{detail}: {DEVELOPMENT_CREDENTIALS}")
+        return identity
+
+    def _is_own_user(self, key: str) -> bool:
+        """Whoever can read the file. It is read each time: taken away, it lets nobody in. Raises Misconfigured."""
+        if self._development is None:
+            return False
+        try:
+            token = development_token(self._development)
+        except FileNotFoundError:
+            return False
+        return compare_digest(key.encode("utf-8", "replace"), token.encode())
+
+
+def _unauthorized(detail: str, *, error: str | None = "invalid_token") -> Problem:
+    challenge = 'Bearer realm="penstock"'
+    if error is not None:
+        challenge += f', error="{error}", error_description="{detail}"'
+    return Problem("unauthorized", detail, headers={"WWW-Authenticate": challenge})
+
+
+def _as_it_says(headers: Headers) -> Who:
+    """Development: the local user, unless the caller names another. Whoever comes through a proxy is not local."""
+    if any(name in headers for name in PROXY_HEADERS):
+        raise Problem("forbidden", "development mode serves this machine only, and this request came through a proxy")
+    named, tenant = _utf8(headers.get(AS)), _utf8(headers.get(TENANT)) or "default"
+    principal = named or local_user()
+    return Who("development", tenant, principal, klass="extended", operator=named is None)
+
+
+def _utf8(value: str | None) -> str | None:
+    """A header's bytes as text: Starlette reads them as Latin-1."""
+    return value.encode("latin-1").decode("utf-8", "replace").strip() if value else None
+
+
+def local_user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user often has no name
+        return "local"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require(auth: AuthSettings, serve: ServeSettings) -> None:
+    """Raises Misconfigured when nobody could be told from anybody, or everybody would be believed."""
+    tokens.require(auth)
+    if serve.development and not is_loopback(serve.host):
+        raise Misconfigured(
+            f"PENSTOCK_SERVE_DEVELOPMENT lets its user choose any identity, so it serves on loopback only, not on"
+            f" {serve.host}: unset it and set PENSTOCK_AUTH_JWKS_URL or PENSTOCK_AUTH_KEYS_FILE"
+        )
+    if not serve.development and auth.jwks_url is None and auth.keys_file is None:
+        raise Misconfigured(
+            "no authentication is configured: set PENSTOCK_AUTH_JWKS_URL (with _ISSUER and _AUDIENCE) or"
+            " PENSTOCK_AUTH_KEYS_FILE; on your own machine PENSTOCK_SERVE_DEVELOPMENT=true"
+        )
+
+
+@asynccontextmanager
+async def open_authenticator(auth: AuthSettings, serve: ServeSettings) -> AsyncIterator[Authenticator]:
+    """Raises Misconfigured."""
+    require(auth, serve)
+    key_file = KeyFile(auth.keys_file) if auth.keys_file is not None else None
+    development = None
+    if serve.development:
+        development = serve.development_token_file or home() / DEVELOPMENT_FILE
+        made_development_token(development)
+        development_token(development)
+        log.warning("development_mode", says="whoever can read the token is who it says it is; never beyond loopback")
+    async with httpx.AsyncClient(follow_redirects=False, trust_env=True) as client:
+        keys = None
+        if auth.jwks_url is not None:
+            keys = KeySet(auth.jwks_url, keep_seconds=auth.jwks_keep_seconds, client=client)
+        try:
+            yield Authenticator(auth, keys=keys, key_file=key_file, development=development)
+        finally:
+            if keys is not None:
+                await keys.aclose()

@@ -1,0 +1,43 @@
+"""Who asks, as it was proved: what tokens, keys and development mode lead to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from secrets import token_bytes
+
+from query.model import CallerClass
+
+_SALT = token_bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Who:
+    """An authenticated caller. What it may read is looked up at every request (``Search.identify``): groups change."""
+
+    kind: str
+    """token, key or development."""
+    tenant: str
+    principal: str | None
+    """None: a service that holds fixed tags."""
+    tags: tuple[str, ...] = ()
+    klass: CallerClass = "standard"
+    operator: bool = False
+    key: str | None = None
+    """The name of an API key."""
+
+    @property
+    def id(self) -> tuple[str, ...]:
+        """Whose limits these are."""
+        return (self.kind, self.tenant, self.key or "", self.principal or "")
+
+    @property
+    def log_name(self) -> str:
+        """The key's name, or something that tells principals of this process apart without naming them."""
+        if self.key is not None:
+            return self.key
+        return blake2b("\0".join(self.id).encode(errors="replace"), digest_size=6, key=_SALT).hexdigest()
+
+    @property
+    def principals(self) -> tuple[str, ...]:
+        return () if self.principal is None else (self.principal,)

@@ -1,0 +1,229 @@
+"""Real questions, asked of the generation that may take over, too: nobody waits for it, and nothing of it is shown.
+
+On connections of its own, so that no question that somebody waits for ever finds one taken. The models are shared with
+the service: they are asked one text at a time, as by any other question.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from pipeline.core.errors import PenstockError
+from pipeline.core.model import Generation
+from pipeline.runtime.settings import Settings
+from pipeline.runtime.tasks import cancel_and_wait, time_limit
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import Connection, Pool, open_pool, translated
+from query.access.callers import Caller
+from query.access.filters import NONE, Filters
+from query.embedding.embedders import Embedders
+from query.embedding.generations import Following
+from query.limits.charging import charge_to
+from query.model import Found, Mode
+from query.retrieval.search import Search
+from query.retrieval.stores import Timeouts
+from query.settings import RetrievalSettings, ShadowSettings
+from query.telemetry import QueryMetrics
+
+_log = structlog.get_logger(__name__)
+
+KEEP_SECONDS = 5.0
+
+
+class Searches(Protocol):
+    """``query.retrieval.search.Search``."""
+
+    async def search(
+        self,
+        query: str,
+        caller: Caller,
+        *,
+        top: int,
+        mode: Mode,
+        filters: Filters,
+        rerank: bool,
+        generation: Generation | None,
+    ) -> Found: ...
+
+
+@dataclass(slots=True)
+class Shadow:
+    """Owns its tasks and nothing that it is given. Without a pool and a search it takes nothing."""
+
+    settings: ShadowSettings
+    following: Following
+    metrics: QueryMetrics
+    search: Searches | None = None
+    pool: Pool | None = None
+    dice: Callable[[], float] = random.random
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def offer(self, query: str, caller: Caller, *, mode: Mode = "hybrid", filters: Filters = NONE) -> None:
+        """Take a question that was answered, or let it go. Returns at once and never raises."""
+        seen = self.following.seen
+        if self.search is None or self.pool is None or seen is None or seen.candidate is None:
+            return
+        if self.dice() >= self.settings.share:
+            return
+        if len(self._tasks) >= self.settings.at_once:
+            self.metrics.shadow.labels("dropped").inc()
+            return
+        work = self._ask(self.search, self.pool, seen.active, seen.candidate, query, caller, mode, filters)
+        task = asyncio.create_task(work, name="shadow")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(
+        self,
+        search: Searches,
+        pool: Pool,
+        active: Generation,
+        candidate: Generation,
+        query: str,
+        caller: Caller,
+        mode: Mode,
+        filters: Filters,
+    ) -> None:
+        charge_to(None)  # who asked has nothing of it
+
+        async def ask(generation: Generation) -> Found:
+            return await search.search(
+                query, caller, top=2 * DEPTH, mode=mode, filters=filters, rerank=False, generation=generation
+            )
+
+        measured = None
+        try:
+            one, other = await ask(active), await ask(candidate)
+            if not one.degraded and not other.degraded:
+                rankings = documents(one), documents(other)
+                measured = overlap(*rankings), rank_biased(*rankings)
+        except PenstockError:
+            pass  # counted below
+        except Exception as error:  # noqa: BLE001  (a mistake of ours; its text may quote the question)
+            _log.error("shadow.broken", kind=type(error).__name__)
+        self._count(measured)
+        try:
+            async with time_limit(KEEP_SECONDS, "Postgres"):
+                with translated("shadow"):
+                    async with pool.connection() as connection:
+                        await keep(connection, active.name, candidate.name, measured)
+        except PenstockError as error:
+            _log.warning("shadow.not_kept", reason=str(error))
+
+    def _count(self, measured: tuple[float, float] | None) -> None:
+        self.metrics.shadow.labels("failed" if measured is None else "measured").inc()
+        if measured is not None:
+            self.metrics.shadow_overlap.observe(measured[0])
+            self.metrics.shadow_agreement.observe(measured[1])
+
+    async def aclose(self) -> None:
+        await cancel_and_wait(self._tasks)
+
+
+@asynccontextmanager
+async def open_shadow(
+    settings: Settings,
+    shadow: ShadowSettings,
+    retrieval: RetrievalSettings,
+    timeouts: Timeouts,
+    embedders: Embedders,
+    following: Following,
+    metrics: QueryMetrics,
+) -> AsyncIterator[Shadow]:
+    """Connections are opened only where a share is set. Raises Retryable, Misconfigured."""
+    if not shadow.share:
+        yield Shadow(shadow, following, metrics)
+        return
+    async with AsyncExitStack() as closing:
+        es = connect(settings.elasticsearch)
+        closing.push_async_callback(es.close)
+        few = settings.postgres.model_copy(update={"pool_max_size": 2 * shadow.at_once})
+        pool = await closing.enter_async_context(open_pool(few, "queries"))
+        forgetful = retrieval.model_copy(update={"cached_queries": 0})
+        search = Search(pool, es, embedders, timeouts=timeouts, settings=forgetful)
+        mine = Shadow(shadow, following, metrics, search, pool)
+        closing.push_async_callback(mine.aclose)
+        yield mine
+
+
+KEPT_DAYS = 90
+
+
+@dataclass(frozen=True, slots=True)
+class Shadowed:
+    queries: int
+    overlap: float
+    """Mean of ``agreement.overlap``; 0 of no queries."""
+    agreement: float
+    """Mean of ``agreement.rank_biased``; 0 of no queries."""
+    failed: int
+    """Questions that either generation could not answer whole."""
+
+
+async def keep(connection: Connection, active: str, candidate: str, measured: tuple[float, float] | None) -> None:
+    """measured: overlap and rank-biased agreement of one question; None: it failed. Raises psycopg.Error."""
+    overlap, agreement = measured or (0.0, 0.0)
+    async with connection.transaction():
+        cursor = await connection.execute(
+            "INSERT INTO shadow_agreement AS s VALUES (%s, %s, date_trunc('hour', now()), %s, %s, %s, %s)"
+            " ON CONFLICT (active, candidate, hour) DO UPDATE SET queries = s.queries + excluded.queries,"
+            " overlap = s.overlap + excluded.overlap, agreement = s.agreement + excluded.agreement,"
+            " failed = s.failed + excluded.failed RETURNING queries + failed = 1",
+            [active, candidate, int(measured is not None), overlap, agreement, int(measured is None)],
+        )
+        if (row := await cursor.fetchone()) and row[0]:  # once an hour
+            await connection.execute(
+                "DELETE FROM shadow_agreement WHERE hour < now() - make_interval(days => %s)", [KEPT_DAYS]
+            )
+
+
+async def shadowed(connection: Connection, active: str, candidate: str) -> Shadowed:
+    """All that is kept of these two, whichever of them was the active one. Raises psycopg.Error."""
+    cursor = await connection.execute(
+        "SELECT coalesce(sum(queries), 0)::bigint, coalesce(sum(overlap) / nullif(sum(queries), 0), 0),"
+        " coalesce(sum(agreement) / nullif(sum(queries), 0), 0), coalesce(sum(failed), 0)::bigint"
+        " FROM shadow_agreement WHERE (active, candidate) IN ((%(one)s, %(other)s), (%(other)s, %(one)s))",
+        {"one": active, "other": candidate},
+    )
+    [row] = await cursor.fetchall()
+    return Shadowed(*row)
+
+
+DEPTH = 10
+PERSISTENCE = 0.9
+"""p of rank-biased overlap: the first ten ranks have 86 % of the weight (Webber, Moffat and Zobel 2010)."""
+
+
+def documents(found: Found) -> list[str]:
+    """The first DEPTH documents, each where its best passage stands. Not passages: another generation may cut
+    otherwise."""
+    ranked = {str(result.passage.document_id): None for result in found.results}
+    return list(ranked)[:DEPTH]
+
+
+def overlap(one: Sequence[str], other: Sequence[str]) -> float:
+    """Share of the first DEPTH that both have, whatever their order; of the longer ranking, where neither is so long.
+    Two empty ones agree."""
+    first, second = set(one[:DEPTH]), set(other[:DEPTH])
+    longest = max(len(first), len(second))
+    return len(first & second) / longest if longest else 1.0
+
+
+def rank_biased(one: Sequence[str], other: Sequence[str], p: float = PERSISTENCE) -> float:
+    """Extrapolated rank-biased overlap (Webber, Moffat and Zobel 2010, equation 32), 0 to 1: as ``overlap``, and the
+    higher a rank, the more it counts. No ranking may name anything twice."""
+    short, long = sorted((one, other), key=len)
+    s, l = len(short), len(long)  # noqa: E741  (the paper's names)
+    if not s:
+        return 0.0 if l else 1.0
+    common = [len(set(short[:d]) & set(long[:d])) for d in range(l + 1)]
+    total = sum(common[d] / d * p**d for d in range(1, l + 1))
+    total += sum(common[s] * (d - s) / (s * d) * p**d for d in range(s + 1, l + 1))
+    return (1 - p) / p * total + ((common[l] - common[s]) / l + common[s] / s) * p**l

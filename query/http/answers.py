@@ -1,0 +1,163 @@
+"""/v1/answers: at once, or as it is written."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
+from time import perf_counter
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from query import problems
+from query.access.callers import Caller
+from query.answers.model import Cited, Delta, Done, Failed, Sources, answer_json, sources_json
+from query.http.audit_trail import EVENT_STREAM, note
+from query.http.dependencies import Asker, Reader, Serving, model_writes, note_mode
+from query.http.schemas import AnswerRequest, AnswerResponse
+from query.model import AnswerMode, CallerClass, shown_in
+from query.modes.gather import SEARCHED, narrowed
+from query.modes.material import Question
+from query.service import Service
+
+routes = APIRouter()
+
+STREAM = """\
+`sources` {passages, mode, notes, steps}, then `delta` {text} and `citation` {n} while the answer is written, then
+`done` with the complete response, which replaces the streamed text because its citations were checked. `error`, a
+problem, ends a stream that cannot be completed.
+"""
+
+
+@routes.post(
+    "/v1/answers",
+    response_model=AnswerResponse,
+    tags=["answers"],
+    responses={
+        200: {
+            "description": f"The answer. With `stream`, server-sent events: {STREAM}",
+            "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
+        }
+    },
+)
+async def answers(asked: AnswerRequest, request: Request, service: Serving, asker: Asker, caller: Reader) -> Response:
+    """An answer from passages that the caller may read, with a citation for each claim."""
+    question = asked.to_question(asker.principal)
+    if asked.stream or EVENT_STREAM in request.headers.get("accept", ""):
+        return EventStream(_told(service, request, question, caller, asker.klass))
+    async with asyncio.timeout(service.answer_seconds):
+        answer = await service.answers.whole(
+            question, caller, asker.klass, on_sources=lambda sources: _found(request, sources)
+        )
+    note(request, object=f"answer:{answer.answer_id}")
+    note_mode(request, answer.mode)
+    _shadow(service, question, caller, answer.mode)
+    return JSONResponse(answer_json(answer))
+
+
+async def _told(
+    service: Service, request: Request, question: Question, caller: Caller, klass: CallerClass
+) -> AsyncGenerator[Event, None]:
+    began, first = perf_counter(), True
+    service.metrics.streams.inc()
+    try:
+        async with (
+            asyncio.timeout(service.answer_seconds),
+            aclosing(service.answers.answer(question, caller, klass)) as events,
+        ):
+            async for event in events:
+                match event:
+                    case Sources():
+                        _found(request, event)
+                        note_mode(request, event.mode)
+                        _shadow(service, question, caller, event.mode)
+                    case Delta() if first:
+                        first = False
+                        service.metrics.first_token.observe(perf_counter() - began)
+                yield _event(event)
+    except TimeoutError as error:
+        yield "error", problems.of(error).as_json()
+    finally:
+        service.metrics.streams.dec()
+
+
+def _found(request: Request, sources: Sources) -> None:
+    """For the audit trail all that the answer is made from, cited or not, and what history that is read along was."""
+    model_writes(request)
+    note(request, [*shown_in(passage.result for passage in sources.passages), *sorted(sources.behind)])
+
+
+def _shadow(service: Service, question: Question, caller: Caller, mode: AnswerMode) -> None:
+    if mode in SEARCHED:
+        service.shadow.offer(question.text, caller, mode=SEARCHED[mode], filters=narrowed(question))
+
+
+def _event(event: Sources | Delta | Cited | Done | Failed) -> tuple[str, dict[str, Any]]:
+    match event:
+        case Sources():
+            return "sources", sources_json(event)
+        case Delta(text):
+            return "delta", {"text": text}
+        case Cited(n):
+            return "citation", {"n": n}
+        case Done(answer):
+            return "done", answer_json(answer)
+        case Failed(error):
+            return "error", problems.of(error).as_json()
+
+
+KEEPALIVE_SECONDS = 15.0
+"""A line that says nothing, so that no proxy takes a thinking model for a dead connection."""
+
+Event = tuple[str, Mapping[str, Any]]
+"""Its name and its data."""
+
+
+class EventStream(Response):
+    """events: closed at the end, whatever the end is. It is run in one task, so it may hold timeouts open."""
+
+    media_type = EVENT_STREAM
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        super().__init__()
+        self._events = events
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-store"
+        self.headers["x-accel-buffering"] = "no"  # nginx would collect it
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(
+            1
+        )  # a slow reader holds up the model, not our memory
+        making = asyncio.create_task(self._make(queue), name="events")
+        try:
+            while True:
+                said: bytes | Exception | None = KEEPALIVE_COMMENT
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(KEEPALIVE_SECONDS):
+                        said = await queue.get()
+                if said is None:
+                    break
+                if isinstance(said, Exception):
+                    raise said
+                await send({"type": "http.response.body", "body": said, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            making.cancel()
+            await asyncio.gather(making, return_exceptions=True)
+
+    async def _make(self, queue: asyncio.Queue[bytes | Exception | None]) -> None:
+        try:
+            async with aclosing(self._events) as events:
+                async for name, data in events:
+                    await queue.put(format_sse_event(event=name, data_str=json.dumps(data)))
+        except Exception as error:  # noqa: BLE001 # raised where it is sent from
+            await queue.put(error)
+        else:
+            await queue.put(None)

@@ -1,0 +1,250 @@
+"""Request and response bodies. OpenAPI and the validation of requests follow from these models.
+
+A field that is not described here is refused: the caller, its tenant and its tags come from a token or an API key, and
+nothing in a body can change them.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from query.access.filters import Filters
+from query.model import MAX_QUERY_CHARACTERS, MAX_TOP, AnswerMode, CallerClass, Mode, Ranker
+from query.modes.material import Question
+
+
+def _without_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("text must not contain U+0000")
+    return text
+
+
+def _with_time_zone(time: datetime) -> datetime:
+    """A time without a zone is read as UTC."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+Name = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_without_nul)]
+Time = Annotated[datetime, AfterValidator(_with_time_zone)]
+Names = Annotated[list[Name], Field(max_length=100)]
+Ids = Annotated[list[UUID], Field(max_length=100)]
+Text = Annotated[str, Field(min_length=1, max_length=MAX_QUERY_CHARACTERS)]
+
+# Requests
+
+
+class RequestBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SearchFilters(RequestBody):
+    """A document must match every filter that is set, and any one value of a list."""
+
+    sources: Names = Field([], description="Names of sources.", examples=[["wiki"]])
+    authors: Names = Field([], description="Authors, as the sources name them.")
+    media_types: Names = Field([], description="Media types; `text/*` matches every type that starts with `text/`.")
+    since: Time | None = Field(None, description="Changed at its source at or after this time.")
+    before: Time | None = Field(None, description="Changed at its source before this time.")
+    documents: Ids = Field([], description="Ids of documents.")
+
+    def filters(self) -> Filters:
+        return Filters(
+            tuple(self.sources),
+            tuple(self.authors),
+            tuple(self.media_types),
+            self.since,
+            self.before,
+            tuple(self.documents),
+        )
+
+
+class SearchRequest(RequestBody):
+    query: Text = Field(description="Search text in natural language.", examples=["how do I undo a commit"])
+    top: int = Field(10, ge=1, le=MAX_TOP, description="Maximum number of passages to return.")
+    mode: Mode = Field("hybrid", description="`hybrid` searches both stores; `vector` and `keyword` search one.")
+    filters: SearchFilters = Field(SearchFilters(), description="Restricts the documents that are searched.")
+    rerank: bool = Field(True, description="Whether to rerank the results, if a reranker is configured.")
+
+
+class AnswerRequest(RequestBody):
+    question: Text = Field(examples=["Who approves a change to the release branch?"])
+    mode: AnswerMode | None = Field(
+        None, description="Answer mode. By default the service chooses one and returns it as `mode`."
+    )
+    documents: Ids = Field([], description="Answer from these whole documents.")
+    collection: Name | None = Field(None, description="Answer from this source only.")
+    filters: SearchFilters = Field(SearchFilters(), description="Restricts the documents that are searched.")
+    top: int | None = Field(None, ge=1, le=50, description="Number of passages to answer from.")
+    history: bool = Field(False, description="Whether to include the caller's own conversation history.")
+    stream: bool = Field(False, description="Stream server-sent events, as with `Accept: text/event-stream`.")
+
+    def to_question(self, principal: str | None) -> Question:
+        """principal: the authenticated caller, whose history is included if the request asks for it."""
+        return Question(
+            self.question,
+            self.mode,
+            tuple(self.documents),
+            self.collection,
+            self.filters.filters(),
+            self.top,
+            principal if self.history else None,
+        )
+
+
+class FeedbackRequest(RequestBody):
+    answer_id: UUID | None = Field(None, description="The answer to rate. Exclusive with `chunk_id`.")
+    chunk_id: UUID | None = Field(None, description="The passage to rate, together with the `query` that returned it.")
+    query: Text | None = None
+    verdict: Literal["up", "down"]
+    note: Annotated[str, Field(max_length=2_000), AfterValidator(_without_nul)] | None = None
+
+
+class ResolutionRequest(RequestBody):
+    verdict: Literal["right", "wrong"]
+
+
+# Responses
+
+
+class ResponseBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class FieldError(ResponseBody):
+    pointer: str = Field(description="JSON pointer into the request (RFC 6901).", examples=["/filters/since"])
+    detail: str
+
+
+class ProblemResponse(ResponseBody):
+    """An error (RFC 9457). `type` is `urn:penstock:problem:KIND`; docs/http.md lists the kinds."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = []
+
+
+class Step(BaseModel):
+    """One step of the search or answer, with its duration and further facts."""
+
+    model_config = ConfigDict(extra="allow")
+
+    step: str
+    took_ms: float
+
+
+class ChunkReference(ResponseBody):
+    """A chunk and the document that it belongs to."""
+
+    chunk_id: str
+    document_id: str
+    external_id: str = Field(description="The document's id at its source.")
+    source: str
+    title: str
+    source_url: str | None
+
+
+class SearchResult(ChunkReference):
+    chunk_index: int = Field(description="Position of the best chunk in the document, from 0.")
+    text: str
+    score: float = Field(description="Comparable within one response only.")
+    stores: list[Ranker]
+    ranks: dict[Ranker, int] = Field(description="Rank by store, from 1. A store that did not return it is absent.")
+    rerank_score: float | None
+    chunk_ids: list[str] = Field(description="Adjacent chunks that were merged into this passage.")
+    also: list[ChunkReference] = Field(description="Other documents that contain the same text.")
+    author: str | None
+    media_type: str | None
+    source_modified_at: str | None
+    headings: list[str] = Field(description="Headings above the best chunk, outermost first.")
+
+
+class SearchResponse(ResponseBody):
+    results: list[SearchResult]
+    steps: list[Step]
+    took_ms: float
+    relevant: bool = Field(description="False if no passage is relevant to the query; `results` is then empty.")
+    degraded: list[str] = Field(description="Reasons why this response is incomplete, one for each failed part.")
+
+
+class Citation(ChunkReference):
+    n: int = Field(description="The number that `[n]` in the answer refers to.")
+    chunk_index: int
+    text: str
+
+
+class AnswerResponse(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    answer: str
+    citations: list[Citation]
+    steps: list[Step]
+    grounded: bool = Field(description="Whether every claim is supported by the passages that it cites.")
+    mode: AnswerMode
+    notes: list[str] = Field(description="What is missing: passages left out, failed parts, texts not yet embedded.")
+    relevant: bool
+    model: str | None = Field(description="Null if no chat model is configured; the answer then consists of quotes.")
+    unsupported: list[str] = Field(description="Sentences that the cited passages do not support.")
+    review: bool
+    answer_id: str
+
+
+class DocumentResponse(ResponseBody):
+    document_id: str
+    external_id: str
+    source: str
+    title: str
+    source_url: str | None
+    author: str | None
+    media_type: str | None
+    source_modified_at: str | None
+    text: str = Field(description="The whole normalised text, in reading order.")
+
+
+class StoryResponse(BaseModel):
+    """What happened to one document. Operators see more details than readers."""
+
+    model_config = ConfigDict(extra="allow")
+
+    document: dict[str, Any]
+    events: list[dict[str, Any]]
+    generations: list[dict[str, Any]]
+    access: dict[str, Any]
+    dead: list[dict[str, Any]]
+    searchable: bool
+    reason: str
+
+
+class CallerResponse(ResponseBody):
+    tenant: str
+    principal: str | None
+    key: str | None = Field(description="Name of the API key, if the caller is a service.")
+    kind: Literal["token", "key", "development"]
+    klass: CallerClass = Field(serialization_alias="class")  # "class" is a keyword in Python
+    operator: bool
+
+
+class FacetsResponse(ResponseBody):
+    """Values that occur in documents that the caller may read, the most frequent first."""
+
+    sources: list[str]
+    authors: list[str]
+    media_types: list[str]
+
+
+class ReviewResponse(ResponseBody):
+    waiting: list[dict[str, Any]]
+
+
+class PipelineResponse(BaseModel):
+    """docs/page.md describes the parts. A part that cannot be read is null and listed in `away`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: str
+    away: list[str]

@@ -1,0 +1,59 @@
+"""Routes for searching: passages, filter values and the authenticated caller."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from query import model
+from query.access import documents as reading
+from query.http.audit_trail import note
+from query.http.dependencies import Asker, Reader, Serving, ledger, note_mode
+from query.http.schemas import (
+    CallerResponse,
+    FacetsResponse,
+    SearchRequest,
+    SearchResponse,
+)
+
+routes = APIRouter()
+
+
+@routes.post("/v1/search", response_model=SearchResponse, tags=["search"])
+async def search(asked: SearchRequest, request: Request, service: Serving, caller: Reader) -> dict[str, Any]:
+    """The most relevant passages that the caller may read, each verified against the ledger."""
+    note_mode(request, asked.mode)
+    async with asyncio.timeout(service.budget.total):
+        outcome = await service.search.search(
+            asked.query, caller, top=asked.top, mode=asked.mode, filters=asked.filters.filters(), rerank=asked.rerank
+        )
+    for step in outcome.steps:
+        if step.degraded:
+            service.metrics.degraded.labels(step.name).inc()
+    service.shadow.offer(asked.query, caller, mode=asked.mode, filters=asked.filters.filters())
+    note(request, model.shown_in(outcome.results))
+    return model.as_json(outcome)
+
+
+@routes.get("/v1/facets", response_model=FacetsResponse, tags=["search"])
+async def facets(service: Serving, caller: Reader) -> FacetsResponse:
+    """Values for search filters, from documents that the caller may read. From a large library, a sample across its
+    sources."""
+    async with ledger(service, "facets", caller.tenant) as connection:
+        values = await reading.facets(connection, caller)
+    return FacetsResponse(sources=values.sources, authors=values.authors, media_types=values.media_types)
+
+
+@routes.get("/v1/me", response_model=CallerResponse, tags=["service"])
+async def me(asker: Asker) -> CallerResponse:
+    """The authenticated caller."""
+    return CallerResponse(
+        tenant=asker.tenant,
+        principal=asker.principal,
+        key=asker.key,
+        kind=asker.kind,
+        klass=asker.klass,
+        operator=asker.operator,
+    )

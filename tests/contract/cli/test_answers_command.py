@@ -1,0 +1,127 @@
+"""``penstock ask``: for people and for programs, with a model and without."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.core.identity import document_id
+from tests.fakes.chat import FakeChat
+from tests.fakes.collector import FakeCollector
+from tests.support.query.library import Library, WordEmbedder, document
+
+pytestmark = pytest.mark.stack
+
+QUESTION = "How is the reactor cooled by its pumps?"
+
+
+def penstock(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        env={**os.environ, "PENSTOCK_HOME": str(home), **environment}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+async def test_the_command_answers_people_and_programs(stack: Stack, tmp_path: Path) -> None:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await answers_people_and_programs(library, "acme", tmp_path)
+
+
+async def answers_people_and_programs(library: Library, tenant: str, tmp_path: Path) -> None:
+    mine = [f"user:{getpass.getuser()}"]
+    await library.put(
+        document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=mine),
+        document("ann.md", "The reactor pumps are red.", tenant=tenant, acl_tags=["user:ann"]),
+    )
+    library.write_home(tmp_path)
+    where = ("--tenant", tenant, "--mode", "keyword")
+    quoted = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--json")
+    assert quoted.returncode == 0, quoted.stderr
+    plain = json.loads(quoted.stdout)
+    assert plain["answer"] == "> The reactor is cooled by two pumps. [1]"
+    assert (plain["grounded"], plain["model"]) == (True, None)
+    assert set(plain["citations"][0]) >= {"n", "chunk_id", "text", "source_url"}
+    assert UUID(plain["answer_id"])
+
+    async with FakeChat() as fake:
+        model = {"PENSTOCK_CHAT_BASE_URL": fake.url, "PENSTOCK_CHAT_MODEL": fake.model}
+        ann = ("--as", "ann", "--tenant", tenant, "--document", "ann.md")
+        people = await asyncio.to_thread(lambda: penstock(tmp_path, "ask", QUESTION, *ann, **model))
+        assert people.returncode == 0, people.stderr
+        assert people.stdout.startswith("The reactor pumps are red. [1]\n")
+        assert "[1] ann.md" in people.stdout
+        assert "focused, copyist" in people.stdout
+        assert "\x1b" not in people.stdout
+        fake.faults.errors = 1
+        failing = await asyncio.to_thread(lambda: penstock(tmp_path, "ask", QUESTION, *where, **model))
+    assert failing.returncode == 0, failing.stderr
+    assert "> The reactor is cooled by two pumps. [1]" in failing.stdout
+    assert "note: the answering model failed" in failing.stdout
+    recorded = await library.execute(
+        "SELECT actor, access, credential, documents FROM trail.records"
+        " WHERE tenant = %s AND action = 'answer' ORDER BY at",
+        tenant,
+    )
+    pumps, anns = (document_id(tenant, "wiki", name) for name in ("pumps.md", "ann.md"))
+    assert recorded == [
+        (getpass.getuser(), access, "command", [shown])
+        for access, shown in ((mine, pumps), (["user:ann"], anns), (mine, pumps))
+    ]
+    await traced(tmp_path, tenant)
+    missing = await asyncio.to_thread(penstock, tmp_path, "ask", QUESTION, *where, "--document", "no-such.md")
+    assert (missing.returncode, missing.stdout) == (2, "")
+    assert "no-such.md" in missing.stderr
+
+
+async def traced(home: Path, tenant: str) -> None:
+    """A question from the command line begins a trace, as one over HTTP does, and gives nothing away."""
+    async with FakeCollector() as collector, FakeChat() as chat:
+        where = {
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "PENSTOCK_CHAT_MODEL": chat.model,
+        }  # fmt: skip
+        for command in ("search", "ask"):
+            done = await asyncio.to_thread(
+                lambda of: penstock(home, of, QUESTION, "--as", "ann", "--tenant", tenant, "--json", **where), command
+            )
+            assert done.returncode == 0, done.stderr
+            json.loads(done.stdout)
+        refused = await asyncio.to_thread(lambda: penstock(home, "search", "", **where))
+        assert refused.returncode == 2
+    for command, steps in (("search", {"access", "keywords", "verify", "arrange"}), ("ask", {"context", "chat"})):
+        [root] = collector.named(command)
+        assert (root.service, root.parent, root.failed) == (f"penstock-{command}", "", False)
+        assert root.has(penstock_tenant=tenant)
+        assert steps <= {span.name for span in collector.of(root.trace)}
+    assert [[above.name for above in collector.above(wrote)] for wrote in collector.named("chat copyist")] == [
+        ["chat", "ask"]
+    ]
+    assert len({span.trace for span in collector.spans if span.parent == ""}) == 2
+    for word in (QUESTION, "reactor", "ann.md"):
+        assert word.encode() not in b"".join(collector.raw)
+
+
+@pytest.mark.parametrize("arguments", [["ask", ""], ["ask", "x", "--mode", "bm25"]])
+async def test_the_command_refuses_what_it_cannot_do(tmp_path: Path, arguments: list[str]) -> None:
+    refused = penstock(tmp_path, *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "Traceback" not in refused.stderr
+
+
+async def test_the_command_says_that_the_database_is_away(tmp_path: Path) -> None:
+    (tmp_path / "endpoints.json").write_text(
+        json.dumps({"postgres": {"dsn": "postgresql://postgres@127.0.0.1:1/penstock"}})
+    )
+    away = penstock(tmp_path, "ask", "x", "--mode", "keyword")
+    assert (away.returncode, away.stdout) == (1, "")
+    assert len(away.stderr.splitlines()) == 1
+    assert away.stderr.startswith("error: ")

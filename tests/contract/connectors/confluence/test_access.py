@@ -1,0 +1,260 @@
+"""Who may read what is in Confluence: never wider than there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from connectors.confluence.access import principal
+from connectors.fakes.confluence import Flavour
+from connectors.fakes.confluence_state import Item, User
+from connectors.runner.membership import Held, holders
+from connectors.source import Document, Group, Listed, Unreadable
+from pipeline.core.errors import Misconfigured
+from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
+
+
+@pytest.fixture(params=FLAVOURS)
+async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wiki]:
+    flavour: Flavour = request.param
+    async with wiki(flavour, tmp_path) as made:
+        yield made
+
+
+def name(user: User) -> str:
+    return f"{user.username}@example.com"
+
+
+def tags_of(groups: Mapping[str, Group], who: str) -> frozenset[str]:
+    """As the runner resolves them."""
+    from datetime import UTC, datetime
+
+    held = {
+        tag: Held(tag, tuple(group.members), tuple(group.of), datetime.now(UTC)) for tag, group in groups.items()
+    }  # fmt: skip
+    return holders(held).get(who, frozenset())
+
+
+def may_read(entry: Listed | Document | Unreadable, tags: frozenset[str]) -> bool:
+    return bool(set(entry.acl_tags) & tags) and set(entry.required_tags) <= tags
+
+
+async def test_the_readers_of_a_space_are_its_people_and_groups(one: Wiki) -> None:
+    groups = await one.groups()
+    staff = next(tag for tag in groups if tag.startswith("group:"))
+    assert groups["space:ENG"].members == [name(one.bob)]
+    assert groups["space:ENG"].of == [staff]
+    assert set(groups[staff].members) == {name(one.bot), name(one.ann)}
+    assert set(groups) == {"space:ENG", staff}
+
+
+async def test_every_restriction_on_the_way_down_is_required(one: Wiki) -> None:
+    top = one.page("Top")
+    open_ = one.page("Open", parent=top.id)
+    deep = one.page("Deep", parent=open_.id)
+    file = one.state.attach(deep.id, "a.txt", b"words", "text/plain")
+    one.state.restrict(top.id, users={one.bot.account_id, one.bob.account_id})
+    one.state.restrict(deep.id, groups={"staff"})
+
+    read, groups = await one.full(), await one.groups()
+
+    assert read[open_.id].required_tags == (f"restriction:{top.id}",)  # type: ignore[union-attr]
+    assert read[deep.id].required_tags == (f"restriction:{top.id}", f"restriction:{deep.id}")  # type: ignore[union-attr]
+    assert read[file.id].required_tags == read[deep.id].required_tags  # type: ignore[union-attr]
+    assert set(groups[f"restriction:{top.id}"].members) == {name(one.bot), name(one.bob)}
+    assert groups[f"restriction:{deep.id}"].of == [tag for tag in groups if tag.startswith("group:")]
+
+
+async def test_who_may_only_not_edit_may_read(one: Wiki) -> None:
+    page = one.page("Top")
+    page.update.users.add(one.bot.account_id)
+    assert (await one.full())[page.id].required_tags == ()  # type: ignore[union-attr]
+    assert f"restriction:{page.id}" not in await one.groups()
+
+
+async def test_a_restriction_on_a_parent_reaches_everything_below_by_the_sweep(one: Wiki) -> None:
+    top = one.page("Top")
+    below = one.page("Below", parent=top.id)
+    file = one.state.attach(below.id, "a.txt", b"words", "text/plain")
+    before = await one.slim()
+    one.state.restrict(top.id, users={one.bot.account_id})
+    after = await one.slim()
+    for id_ in (top.id, below.id, file.id):
+        assert before[id_].required_tags == ()
+        assert after[id_].required_tags == (f"restriction:{top.id}",)
+        assert before[id_].revision == after[id_].revision  # nothing is read again for it
+
+
+async def test_random_trees_are_readable_by_exactly_those_who_may(one: Wiki) -> None:
+    """Against the fake's own idea of who sees what."""
+    dice = random.Random(5)
+    people = [one.bot, one.ann, one.bob, *(one.state.add_user(f"user{n}") for n in range(3))]
+    one.bot.sees_all = True
+    for n in range(3):
+        one.state.groups[f"group{n}"] = {user.account_id for user in people if dice.random() < 0.5}
+    one.state.add_space("OPS", groups={"group0", "group1"}, users={people[3].account_id})
+    items: list[Item] = []
+    for n in range(25):
+        parent = dice.choice(items) if items and dice.random() < 0.8 else None
+        space = parent.space if parent else dice.choice(("ENG", "OPS"))
+        kind = "folder" if one.fake.cloud and dice.random() < 0.25 else "page"
+        items.append(
+            one.state.add_page(space, f"Page {n}", "<p>x</p>", parent=parent.id if parent else None, kind=kind)
+        )
+        if dice.random() < 0.4:
+            users = {user.account_id for user in people if dice.random() < 0.4}
+            groups = {group for group in ("group0", "group1", "group2") if dice.random() < 0.3}
+            one.state.restrict(items[-1].id, users=users, groups=groups)
+    one.source = one.connect(page_size=50)
+
+    listed, groups = await one.slim(), await one.groups()
+
+    pages = [item for item in items if item.kind == "page"]
+    assert set(listed) == {item.id for item in pages}
+    for user in people:
+        user.sees_all = False
+        tags = tags_of(groups, name(user))
+        for item in pages:
+            assert may_read(listed[item.id], tags) == one.state.may_see(user, item), (user.username, item.title)
+
+
+async def test_who_leaves_a_group_holds_its_tags_no_longer(one: Wiki) -> None:
+    before = await one.groups()
+    one.state.groups["staff"].discard(one.ann.account_id)
+    after = await one.groups()
+    assert "space:ENG" in tags_of(before, name(one.ann))
+    assert tags_of(after, name(one.ann)) == frozenset()
+
+
+async def test_tags_that_are_asked_for_bring_the_groups_that_they_name(one: Wiki) -> None:
+    page = one.page("Top")
+    one.state.groups["board"] = {one.bot.account_id}
+    one.state.restrict(page.id, groups={"board"}, users={one.bob.account_id})
+    found = await one.groups([f"restriction:{page.id}", "restriction:../../x", "restriction:999", "group:nobody"])
+    assert set(found) == {f"restriction:{page.id}", "group:board"}
+    one.state.restrict(page.id)
+    assert await one.groups([f"restriction:{page.id}"]) == {}
+
+
+async def test_a_restriction_with_more_people_than_one_answer_holds(one: Wiki) -> None:
+    page = one.page("Top")
+    many = {one.state.add_user(f"user{n}").account_id for n in range(230)}
+    one.state.restrict(page.id, users=many | {one.bot.account_id})
+    found = await one.groups([f"restriction:{page.id}"])
+    assert len(found[f"restriction:{page.id}"].members) == 231
+
+
+async def test_the_e_mail_address_is_the_name_else_the_account(one: Wiki) -> None:
+    one.bob.shows_email = False
+    one.source = one.connect(**({} if one.fake.cloud else {"email_domain": None}))
+    members = (await one.groups())["space:ENG"].members
+    assert members == [f"account:{one.bob.account_id if one.fake.cloud else 'bob'}"]
+    key = one.bob.account_id if one.fake.cloud else "bob"
+    one.source = one.connect(principals={key: "Bob@Elsewhere.Example"})
+    assert (await one.groups())["space:ENG"].members == ["bob@elsewhere.example"]
+
+
+async def test_restrictions_that_answers_leave_out_admit_nobody(one: Wiki) -> None:
+    top = one.page("Top")
+    page = one.page("Below", parent=top.id)
+    one.state.restrict(top.id, users={one.bot.account_id})
+    one.fake.faults.lose_restrictions = True
+    one.fake.faults.denied = {"byOperation"}
+    for entry in (*(await one.full()).values(), *await one.source.fetch([page.id])):
+        assert isinstance(entry, Unreadable)
+        assert (entry.code, entry.acl_tags) == ("access_unknown", ())
+    assert all(listed.acl_tags == () for listed in (await one.slim()).values())
+
+
+async def test_permissions_that_cannot_be_read_take_the_tag_from_everybody(one: Wiki) -> None:
+    one.fake.faults.denied = {"/permissions"}
+    found = await one.groups()
+    assert "space:ENG" not in found
+
+
+async def test_members_that_cannot_be_read_take_the_group_from_everybody(one: Wiki) -> None:
+    one.fake.faults.denied = {"/member"}
+    found = await one.groups()
+    assert [tag for tag in found if tag.startswith("group:")] == []
+    assert found["space:ENG"].members == [name(one.bob)]
+
+
+async def test_a_token_that_is_taken_back_makes_nothing_gone(one: Wiki) -> None:
+    page = one.page("Top")
+    one.fake.credentials.clear()
+    for asking in (one.source.fetch([page.id]), one.full(), one.slim(), one.groups(), one.source.start()):
+        with pytest.raises(Misconfigured, match="token"):
+            await asking
+
+
+async def test_what_excludes_our_account_is_gone(one: Wiki) -> None:
+    page = one.page("Secret")
+    assert set(await one.full()) == {page.id}
+    one.state.restrict(page.id, users={one.bob.account_id})
+    assert await one.full() == {}
+    assert await one.slim() == {}
+
+
+async def test_access_is_read_anew_for_every_page_of_results(one: Wiki) -> None:
+    """A restriction set while a crawl is under way holds from the next page on."""
+    top = one.page("Top")
+    below = [one.page(f"Below {n}", parent=top.id) for n in range(6)]
+    pages = one.source.full(None)
+    first = await anext(pages)
+    assert all(entry.required_tags == () for entry in first.entries)  # type: ignore[union-attr]
+    one.state.restrict(top.id, users={one.bot.account_id})
+    rest = [entry async for page in pages for entry in page.entries]
+    assert {entry.external_id for entry in rest} <= {item.id for item in below}
+    assert all(entry.required_tags == (f"restriction:{top.id}",) for entry in rest)  # type: ignore[union-attr]
+
+
+async def test_folders_restrict_though_v1_does_not_know_them(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        top = one.page("Top")
+        folder = one.page("Folder", parent=top.id, kind="folder")
+        inner = one.page("Inner folder", parent=folder.id, kind="folder")
+        middle = one.page("Middle", parent=inner.id)
+        deep = one.page("Deep", parent=middle.id)
+        one.state.restrict(folder.id, users={one.bot.account_id, one.ann.account_id})
+        for listed in (await one.slim()).values(), (await one.full()).values():
+            required = {entry.external_id: entry.required_tags for entry in listed}  # type: ignore[union-attr]
+            assert required[deep.id] == required[middle.id] == (f"restriction:{folder.id}",)
+            assert required[top.id] == ()
+        assert set((await one.groups())[f"restriction:{folder.id}"].members) == {name(one.bot), name(one.ann)}
+
+
+async def test_a_page_that_search_does_not_know_yet_has_its_restrictions(tmp_path: Path) -> None:
+    from datetime import timedelta
+
+    async with wiki("cloud", tmp_path) as one:
+        one.fake.index_delay = timedelta(hours=1)
+        top = one.page("Top")
+        page = one.page("Below", parent=top.id)
+        one.state.restrict(top.id, users={one.bot.account_id})
+        assert (await one.slim())[page.id].required_tags == (f"restriction:{top.id}",)
+        assert f"restriction:{top.id}" in await one.groups()
+
+
+async def test_anonymous_access_admits_only_whom_the_settings_name(tmp_path: Path) -> None:
+    async with wiki("data-center", tmp_path) as one:
+        one.state.spaces["ENG"].anonymous = True
+        assert (await one.groups())["space:ENG"].of == ["group:staff"]
+        one.source = one.connect(anonymous_tag="group:everybody")
+        assert (await one.groups())["space:ENG"].of == ["group:everybody", "group:staff"]
+
+
+def test_user_names_are_addresses_only_in_the_domain_that_is_set() -> None:
+    from connectors.confluence import ConfluenceOptions
+    from connectors.confluence.model import Person
+
+    def named(username: str, **options: str) -> str:
+        given = ConfluenceOptions(flavour="data-center", base_url="https://wiki.example", token="t", **options)  # type: ignore[arg-type]
+        return principal(Person("k1", username=username), given)
+
+    assert named("Ann", email_domain="corp.example") == "ann@corp.example"
+    assert named("ann@corp.example", email_domain="corp.example") == "ann@corp.example"
+    assert named("ann@elsewhere.example", email_domain="corp.example") == "account:ann@elsewhere.example"
+    assert named("boss@corp.example") == "account:boss@corp.example"

@@ -1,0 +1,118 @@
+"""What changed in Confluence since the last time, in both flavours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.confluence import Flavour
+from connectors.source import CursorExpired, Document, Gone
+from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
+
+
+@pytest.fixture(params=FLAVOURS)
+async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wiki]:
+    flavour: Flavour = request.param
+    async with wiki(flavour, tmp_path) as made:
+        yield made
+
+
+async def test_a_quiet_poll_reads_nothing_again(one: Wiki) -> None:
+    for n in range(5):
+        one.page(f"Page {n}")
+    entries, cursor = await one.changes(await one.source.start())
+    assert len(entries) == 5  # the overlap: what was there shortly before is seen once
+    one.fake.requests.clear()
+    entries, cursor = await one.changes(cursor)
+    assert entries == []
+    assert one.asked("storage") == 0
+    assert len(one.fake.requests) <= 5
+    entries, _ = await one.changes(cursor)
+    assert entries == []
+
+
+async def test_edits_comments_and_new_files_are_changes(one: Wiki) -> None:
+    old, commented = one.page("Old"), one.page("Commented")
+    one.state.advance(hours=-3)
+    for item in (old, commented):
+        item.versions[:] = [one.state.now()]
+    one.state.advance(hours=3)
+    _, cursor = await one.changes(await one.source.start())
+
+    one.state.edit(old.id, body="<p>New words.</p>")
+    one.state.add_comment(commented.id, "<p>A question</p>")
+    file = one.state.attach(old.id, "b.txt", b"file words", "text/plain")
+    entries, cursor = await one.changes(cursor)
+
+    texts = {entry.external_id: entry.content for entry in entries if isinstance(entry, Document)}
+    assert texts[old.id] == "New words."
+    assert "A question" in texts[commented.id]
+    assert texts[file.id] == "file words"
+    assert len(entries) == 3
+    assert (await one.changes(cursor))[0] == []
+
+
+async def test_a_late_index_is_caught_up_by_the_overlap(one: Wiki) -> None:
+    one.state.freeze(datetime(2026, 11, 21, 10, tzinfo=UTC))
+    one.fake.index_delay = timedelta(minutes=4)
+    _, cursor = await one.changes(await one.source.start())
+    page = one.page("Slow to be found")
+    entries, cursor = await one.changes(cursor)
+    assert entries == []
+    one.state.advance(minutes=5)
+    entries, cursor = await one.changes(cursor)
+    assert [entry.external_id for entry in entries] == [page.id]
+    assert (await one.changes(cursor))[0] == []
+
+
+@pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "America/Los_Angeles", "Asia/Kolkata"])
+async def test_the_time_zone_of_the_account_does_not_matter(one: Wiki, zone: str) -> None:
+    one.bot.time_zone = zone
+    _, cursor = await one.changes(await one.source.start())
+    page = one.page("Anywhere")
+    entries, _ = await one.changes(cursor)
+    assert [entry.external_id for entry in entries] == [page.id]
+
+
+async def test_what_changes_while_changes_are_read_is_read_too(one: Wiki) -> None:
+    for n in range(9):
+        one.page(f"Page {n}")
+    cursor = await one.source.start()
+    late: list[str] = []
+    met: list[str] = []
+    async for page in one.source.changes(cursor):
+        met += [entry.external_id for entry in page.entries]
+        if not late:
+            late.append(one.page("Late").id)
+    assert late[0] in met
+    assert len(met) == len(set(met)) == 10
+
+
+async def test_changes_that_were_killed_go_on_where_they_were(one: Wiki) -> None:
+    ids = {one.page(f"Page {n}").id for n in range(7)}
+    pages = one.source.changes(await one.source.start())
+    first = await anext(pages)
+    await pages.aclose()  # type: ignore[attr-defined]
+    entries, _ = await one.changes(first.cursor)
+    rest = {entry.external_id for entry in entries}
+    assert rest | {entry.external_id for entry in first.entries} == ids
+    assert not rest & {entry.external_id for entry in first.entries}
+
+
+async def test_the_trash_is_polled(one: Wiki) -> None:
+    page, other = one.page("Gone soon"), one.page("Gone long ago")
+    one.state.trash(other.id)
+    _, cursor = await one.changes(await one.source.start())
+    one.state.trash(page.id)
+    entries, cursor = await one.changes(cursor)
+    assert entries == [Gone(page.id)]
+    assert (await one.changes(cursor))[0] == []
+
+
+@pytest.mark.parametrize("cursor", [{}, {"at": 3, "seen": {}, "trash": []}, {"at": "2026-11-21", "seen": 1}])
+async def test_a_cursor_that_is_none_of_ours_has_expired(one: Wiki, cursor: dict[str, object]) -> None:
+    with pytest.raises(CursorExpired):
+        await one.changes(cursor)

@@ -1,0 +1,184 @@
+"""Confluence's events: what they make us do, and that they prove where they come from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.confluence import Flavour, requests, signed
+from connectors.source import Reaction, Refused, Request
+from pipeline.core.errors import Retryable
+from tests.support.connectors.confluence_kit import FLAVOURS, SECRET, Wiki, wiki
+
+
+@pytest.fixture(params=FLAVOURS)
+async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wiki]:
+    flavour: Flavour = request.param
+    async with wiki(flavour, tmp_path) as made:
+        yield made
+
+
+async def test_a_page_that_is_written_is_fetched(one: Wiki) -> None:
+    page = one.page("Page")
+    one.state.edit(page.id, body="<p>Other</p>")
+    post = one.page("News", kind="blogpost")
+    assert await one.events() == [Reaction(ids=(page.id,)), Reaction(ids=(page.id,)), Reaction(ids=(post.id,))]
+
+
+async def test_what_is_thrown_away_or_comes_back_is_fetched_and_all_is_swept(one: Wiki) -> None:
+    """Its attachments go and come with it, and its children inherit from another page."""
+    page = one.page("Page")
+    await one.events()
+    one.state.trash(page.id)
+    one.state.restore(page.id)
+    one.state.purge(page.id)
+    assert await one.events() == [Reaction(ids=(page.id,), sweep=True)] * 3
+
+
+async def test_a_comment_is_its_page_and_a_file_is_itself(one: Wiki) -> None:
+    page = one.page("Page")
+    await one.events()
+    one.state.add_comment(page.id, "<p>Hm.</p>")
+    file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
+    assert await one.events() == [Reaction(ids=(page.id,)), Reaction(ids=(file.id,))]
+
+
+async def test_restrictions_and_moves_reach_everything_below(one: Wiki) -> None:
+    top = one.page("Top")
+    below = one.page("Below", parent=top.id)
+    file = one.state.attach(below.id, "a.txt", b"words", "text/plain")
+    await one.events()
+    one.state.restrict(top.id, users={one.bot.account_id})
+    one.state.move(top.id, None)
+    for reaction in await one.events():
+        assert set(reaction.ids) == {top.id, below.id, file.id}
+        assert reaction.groups == (f"restriction:{top.id}",)
+        assert not reaction.sweep
+
+
+async def test_much_below_and_a_source_that_is_away_are_swept(one: Wiki) -> None:
+    top = one.page("Top")
+    for n in range(45):
+        one.page(f"Below {n}", parent=top.id)
+    await one.events()
+    expected = Reaction(ids=(top.id,), groups=(f"restriction:{top.id}",), sweep=True)
+    one.state.restrict(top.id, users={one.bot.account_id})
+    assert await one.events() == [expected]
+    one.fake.faults.seconds = 5
+    one.state.restrict(top.id)
+    assert await one.events() == [expected]
+
+
+async def test_an_event_that_is_not_signed_by_us_is_refused(one: Wiki) -> None:
+    one.page("Page")
+    (genuine,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+    (foreign,) = requests(one.state.happened, "another secret", cloud=one.fake.cloud)
+    forged = [
+        foreign,
+        replace(genuine, headers={}),
+        replace(genuine, headers={"x-hub-signature": ""}),
+        replace(genuine, headers={"x-hub-signature": "sha256="}),
+        replace(genuine, headers={"x-hub-signature": "sha1=" + genuine.headers["x-hub-signature"][7:]}),
+        replace(genuine, headers={"x-hub-signature": "sha256=ä"}),
+        replace(genuine, headers={"x-penstock-token": "another secret"}),
+        replace(genuine, body=genuine.body + b" "),
+    ]
+    for request in forged:
+        with pytest.raises(Refused) as told:
+            await one.source.on_event(request)
+        assert SECRET not in str(told.value)
+    await one.source.on_event(genuine)
+    unset = one.connect(webhook_secret=None)
+    with pytest.raises(Refused, match="webhook_secret"):
+        await unset.on_event(genuine)
+
+
+async def test_a_recorded_event_that_is_sent_again_asks_for_nothing_and_after_five_minutes_is_refused(
+    one: Wiki,
+) -> None:
+    page = one.page("Page")
+    (genuine,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+    assert [await one.source.on_event(genuine) for _ in range(3)] == [Reaction(ids=(page.id,)), Reaction(), Reaction()]
+    for away in (-301, 301):
+        happened = replace(one.state.happened[0], at=datetime.now(UTC) + timedelta(seconds=away))
+        with pytest.raises(Refused, match="the two clocks differ"):
+            await one.source.on_event(*requests([happened], SECRET, cloud=one.fake.cloud))
+
+
+async def test_two_equal_events_without_a_time_are_both_taken(one: Wiki) -> None:
+    """The second may be the one that withdrew access."""
+    event = signed({"event": "space_permissions_updated", "space": {"key": "ENG"}}, SECRET)
+    assert [await one.source.on_event(event) for _ in range(2)] == [Reaction(groups=("space:ENG",))] * 2
+
+
+async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
+    one: Wiki, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = one.page("Page")
+    one.state.happened.clear()
+    one.state.restrict(page.id, users={one.bot.account_id})
+    (event,) = requests(one.state.happened, SECRET, cloud=one.fake.cloud)
+
+    async def broken(ids: object) -> Reaction:
+        raise Retryable("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one.source, "_below", broken)
+        with pytest.raises(Retryable):
+            await one.source.on_event(event)
+    assert (await one.source.on_event(event)).ids
+
+
+@pytest.mark.parametrize("time", [10**30, -(10**30), "yesterday"])
+async def test_an_event_whose_time_is_none_is_refused(one: Wiki, time: object) -> None:
+    with pytest.raises(Refused):
+        await one.source.on_event(signed({"event": "page_updated", "id": 65700, "timestamp": time}, SECRET))
+
+
+async def test_only_cloud_takes_a_secret_that_is_sent_along(one: Wiki) -> None:
+    """An automation rule cannot sign."""
+    rule = Request({"x-penstock-token": SECRET}, {}, b'{"event": "page_updated", "id": 65700}')
+    if one.fake.cloud:
+        assert await one.source.on_event(rule) == Reaction(ids=("65700",))
+    else:
+        with pytest.raises(Refused):
+            await one.source.on_event(rule)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"event": "space_permissions_updated", "space": {"key": "ENG"}}, Reaction(groups=("space:ENG",))),
+        ({"event": "space_permissions_updated"}, Reaction(sweep=True)),
+        ({"event": "space_removed", "space": {"key": "ENG"}}, Reaction(sweep=True)),
+        ({"event": "group_removed", "groupName": "staff"}, Reaction(groups=("group:staff",))),
+        ({"eventType": "avi:confluence:deleted:space:V2", "space": {"key": "ENG"}}, Reaction(sweep=True)),
+        ({"eventType": "avi:confluence:updated:page"}, Reaction(changes=True)),
+        ({"eventType": "avi:confluence:liked:page", "content": {"id": "65700"}}, Reaction()),
+        ({"eventType": "avi:confluence:"}, Reaction()),
+        ({"event": "comment_created", "comment": {"id": 1}}, Reaction(changes=True)),
+        ({"event": "page_updated", "page": {"id": "../../admin"}}, Reaction(changes=True)),
+        ({"event": "page_updated", "page": [None, 3, {"id": {"id": 4}}]}, Reaction(changes=True)),
+        ({"event": ["page_updated"]}, Reaction()),
+        ({"event": "attachment_updated", "attachments": [{"id": 4}, {"id": "att5"}]}, Reaction(ids=("att4", "att5"))),
+        ({"event": "user_deactivated", "user": {"userKey": "k"}}, Reaction()),
+        ({"test": True}, Reaction()),
+    ],
+)  # fmt: skip
+async def test_events_of_every_shape(one: Wiki, body: dict[str, object], expected: Reaction) -> None:
+    assert await one.source.on_event(signed(body, SECRET)) == expected
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"\xff", b"3", json.dumps("x").encode()])
+async def test_what_is_no_event_is_refused(one: Wiki, body: bytes) -> None:
+    import hashlib
+    import hmac
+
+    digest = hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()
+    with pytest.raises(Refused):
+        await one.source.on_event(Request({"x-hub-signature": f"sha256={digest}"}, {}, body))

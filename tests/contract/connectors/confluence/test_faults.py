@@ -1,0 +1,220 @@
+"""Confluence, when things go wrong: waits, expired cursors, hostile addresses, missing rights."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from connectors.fakes.confluence import Flavour
+from connectors.source import CursorExpired, Document, Unreadable
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.runtime.http_server import served
+from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
+
+
+@pytest.fixture(params=FLAVOURS)
+async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wiki]:
+    flavour: Flavour = request.param
+    async with wiki(flavour, tmp_path) as made:
+        yield made
+
+
+async def test_429_and_500_are_waited_out(one: Wiki) -> None:
+    ids = {one.page(f"Page {n}").id for n in range(4)}
+    one.fake.faults.throttled, one.fake.faults.retry_after = 3, "0"
+    assert set(await one.full()) == ids
+    one.fake.faults.failing = 2
+    assert set(await one.slim()) == ids
+
+
+async def test_a_spent_budget_is_waited_for(one: Wiki) -> None:
+    one.page("Page")
+    one.fake.faults.headers = {
+        "X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "0",
+        "X-RateLimit-Reset": datetime.fromtimestamp(time.time() + 3_600, UTC).isoformat(),
+    }  # fmt: skip
+    with pytest.raises(Retryable) as told:
+        await one.full()
+    assert told.value.retry_after is not None
+    assert told.value.retry_after > 60
+
+
+async def test_expired_cursors_start_the_read_again(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        ids = {one.page(f"Page {n}").id for n in range(8)}
+        pages = one.source.full(None)
+        first = await anext(pages)
+        one.fake.expire_cursors()
+        with pytest.raises(CursorExpired):
+            await anext(pages)
+        with pytest.raises(CursorExpired):
+            await one.full(first.cursor)
+        assert set(await one.full()) == ids
+
+
+async def test_a_sweep_whose_cursor_expires_is_tried_again(tmp_path: Path) -> None:
+    async with wiki("cloud", tmp_path) as one:
+        for n in range(8):
+            one.page(f"Page {n}")
+        listing = one.source.slim()
+        await anext(listing)
+        one.fake.expire_cursors()
+        with pytest.raises(Retryable):
+            await anext(listing)
+        assert len(await one.slim()) == 8
+
+
+async def test_a_listing_that_fails_midway_does_not_end(one: Wiki) -> None:
+    for n in range(8):
+        one.page(f"Page {n}")
+    listing = one.source.slim()
+    await anext(listing)
+    one.fake.faults.denied = {"/content", "/pages"}
+    with pytest.raises(Misconfigured):
+        await anext(listing)
+
+
+async def test_an_answer_of_something_else_is_not_taken_for_one(one: Wiki) -> None:
+    for answer in ({"results": "none"}, {"hello": "world"}, [], {"results": [{}], "_links": {}}):
+        app = Starlette(routes=[Route("/{path:path}", lambda _, answer=answer: JSONResponse(answer))])
+        async with served(app) as address:
+            source = one.connect(base_url=address + one.fake.context)
+            for asking in (source.start(), source.fetch(["1"]), anext(source.full(None)), anext(source.slim())):
+                with pytest.raises((Retryable, Misconfigured)) as told:
+                    await asking
+                assert "world" not in str(told.value)
+
+
+async def test_a_listing_that_leads_in_circles_ends_with_an_error(one: Wiki) -> None:
+    def circle(request: Request) -> Response:
+        return JSONResponse({"results": [], "_links": {"next": "/x?cursor=again&start=0"}})
+
+    async with served(Starlette(routes=[Route("/{path:path}", circle)])) as address:
+        source = one.connect(base_url=address + one.fake.context)
+        with pytest.raises(PenstockError):
+            await source.start()
+
+
+async def test_an_attachment_that_leads_elsewhere_is_refused(one: Wiki) -> None:
+    """And whoever is named there sees neither the request nor the token."""
+    seen: list[str] = []
+
+    def elsewhere(request: Request) -> Response:
+        seen.append(str(request.headers))
+        return Response(b"from elsewhere")
+
+    file = one.state.attach(one.page("Page").id, "a.txt", b"words", "text/plain")
+    async with served(Starlette(routes=[Route("/{path:path}", elsewhere)])) as address:
+        for target in (f"{address}/stolen", "http://169.254.169.254/latest/meta-data", "file:///etc/passwd"):
+            one.fake.faults.moved_to = target
+            (entry,) = await one.source.fetch([file.id])
+            assert isinstance(entry, Unreadable)
+            assert (entry.code, entry.acl_tags) == ("forbidden_address", ("space:ENG",))
+        assert seen == []
+        one.fake.faults.moved_to = f"{address}/media"
+        one.source = one.connect(media_hosts=[address.removeprefix("http://")])
+        (entry,) = await one.source.fetch([file.id])
+        assert isinstance(entry, Document)
+        assert entry.content == "from elsewhere"
+        assert len(seen) == 1
+        assert "authorization" not in seen[0].lower()
+
+
+async def test_no_secret_in_any_log_or_error(one: Wiki, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    canary = "CANARY-IN-A-PAGE"
+    page = one.page("Page", f"<p>{canary}</p>")
+    one.state.attach(page.id, "a.txt", canary.encode(), "text/plain")
+    told = [repr(one.source), repr(one.source._options), str(await one.source.check())]
+    await one.full()
+    one.fake.faults.denied = {"/permissions", "byOperation"}
+    await one.groups()
+    one.fake.faults.denied = {"/"}
+    for asking in (one.full(), one.groups(), one.source.start()):
+        with pytest.raises(PenstockError) as error:
+            await asking
+        told += [str(error.value), repr(error.value)]
+    text = caplog.text + "".join(told)
+    for secret in (*one.fake.credentials, canary, "what both sides know"):
+        assert secret not in text
+
+
+# What check says
+
+
+async def test_nothing_is_missing(one: Wiki) -> None:
+    one.page("Page")
+    assert await one.source.check() == []
+
+
+async def test_a_wrong_token_is_told_as_such(one: Wiki) -> None:
+    (problem,) = await one.connect(token="wrong").check()
+    assert problem.code == "token"
+    assert "401" in problem.message
+    assert "wrong" not in problem.message
+
+
+async def test_a_wrong_address_is_told_as_such(one: Wiki) -> None:
+    root = one.url.removesuffix(one.fake.context)
+    problems = await one.connect(base_url=root).check()
+    assert [problem.code for problem in problems] == ["address"]
+    assert ("lacks /wiki" in problems[0].message) == one.fake.cloud
+
+
+async def test_an_unknown_space_is_named(one: Wiki) -> None:
+    (problem,) = await one.connect(spaces=["ENG", "NOPE"]).check()
+    assert "NOPE" in problem.message
+    assert "ENG" not in problem.message
+
+
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        ("read:space:confluence", "spaces"),
+        ("read:space.permission:confluence", "who may read space ENG"),
+        ("read:page:confluence", "pages of space ENG"),
+        ("search:confluence", "search"),
+        ("read:content.restriction:confluence", "view restrictions"),
+        ("read:comment:confluence", "a page with its comments"),
+        ("read:group:confluence", "members of groups"),
+    ],
+)
+async def test_the_scope_that_is_missing_is_named(tmp_path: Path, missing: str, named: str) -> None:
+    every = {
+        "read:user:confluence", "read:space:confluence", "read:space.permission:confluence", "read:page:confluence",
+        "read:content.metadata:confluence", "read:content.restriction:confluence", "read:comment:confluence",
+        "read:attachment:confluence", "read:group:confluence", "search:confluence",
+        "readonly:content.attachment:confluence",
+    }  # fmt: skip
+    async with wiki("cloud", tmp_path) as one:
+        one.page("Page")
+        assert await one.connect(email=None, token=one.fake.token_for(one.bot, scopes=every)).check() == []
+        problems = await one.connect(email=None, token=one.fake.token_for(one.bot, scopes=every - {missing})).check()
+        assert any(missing in problem.message and problem.message.startswith(named) for problem in problems), problems
+        assert all(problem.code in ("scope",) for problem in problems)
+
+
+async def test_the_permission_that_is_missing_is_named(tmp_path: Path) -> None:
+    async with wiki("data-center", tmp_path) as one:
+        one.fake.faults.denied = {"/permissions"}
+        (problem,) = await one.source.check()
+        assert problem.code == "permission"
+        assert "“Admin” of that space" in problem.message
+
+
+async def test_hidden_addresses_and_spaces_that_nobody_reads_are_told(one: Wiki) -> None:
+    one.bot.shows_email = False
+    one.state.spaces["ENG"].readers.users.clear()
+    one.state.spaces["ENG"].readers.groups.clear()
+    one.bot.sees_all = True
+    source = one.connect(**({} if one.fake.cloud else {"email_domain": None}))
+    assert {problem.code for problem in await source.check()} == {"addresses_hidden", "nobody"}

@@ -1,0 +1,237 @@
+"""Confluence, read: everything, and what is there, in both flavours."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.confluence import Flavour
+from connectors.source import Document, Gone, Unreadable
+from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
+
+
+@pytest.fixture(params=FLAVOURS)
+async def one(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Wiki]:
+    flavour: Flavour = request.param
+    async with wiki(flavour, tmp_path) as made:
+        yield made
+
+
+async def test_first_crawl_reads_pages_blog_posts_comments_and_attachments(one: Wiki) -> None:
+    top = one.page("Runbook", f'<p>Ask <ac:link><ri:user ri:{_user_key(one)}="{one.ann.account_id}"/></ac:link>.</p>')
+    post = one.page("News", kind="blogpost")
+    asked = one.state.add_comment(top.id, "<p>Is this still true?</p>", author=one.ann.account_id, selection="Ask")
+    one.state.add_comment(top.id, "<p>It is.</p>", parent=asked.id, author=one.bob.account_id, selection="Ask")
+    file = one.state.attach(post.id, "notes.txt", b"Bring your own mug.", "text/plain")
+    one.state.attach(post.id, "photo.png", b"\x89PNG", "image/png")
+
+    found = await one.full()
+
+    assert set(found) == {top.id, post.id, file.id}  # a picture has no text
+    page = found[top.id]
+    assert isinstance(page, Document)
+    assert page.content == (
+        "Ask @Ann.\n\n## Comments\n\n**Ann** about “Ask”:\n\nIs this still true?\n\n**Bob** answers:\n\nIt is."
+    )
+    assert (page.title, page.author, page.media_type) == ("Runbook", "Bot", "text/markdown")
+    assert (
+        page.source_url
+        == f"{one.url}{'/spaces/ENG/pages/' if one.fake.cloud else '/pages/viewpage.action?pageId='}{top.id}"
+    )
+    assert page.metadata == {"space": "ENG", "type": "page"}
+    attached = found[file.id]
+    assert isinstance(attached, Document)
+    assert (attached.title, attached.content) == ("notes.txt", "Bring your own mug.")
+    assert attached.metadata["page"] == post.id
+    assert not list(one.folder.iterdir())  # no file is left behind
+
+
+async def test_a_full_read_goes_on_from_any_page(one: Wiki) -> None:
+    ids = {one.page(f"Page {n}").id for n in range(8)}
+    pages = [page async for page in one.source.full(None)]
+    assert len(pages) > 3
+    for n, page in enumerate(pages):
+        rest = await one.full(page.cursor)
+        before = {entry.external_id for earlier in pages[: n + 1] for entry in earlier.entries}
+        assert set(rest) | before == ids
+        assert len(set(rest) & before) <= 1
+
+
+async def test_pages_removed_while_reading_hide_no_others(one: Wiki) -> None:
+    made = [one.page(f"Page {n}") for n in range(40)]
+    one.source = one.connect(page_size=12)
+    met: set[str] = set()
+    async for page in one.source.full(None):
+        met |= {entry.external_id for entry in page.entries}
+        for entry in list(page.entries)[:3]:
+            one.state.trash(entry.external_id)
+    assert met == {item.id for item in made}
+
+
+async def test_a_listing_shows_what_the_full_read_reads_and_nothing_else(one: Wiki) -> None:
+    top = one.page("Top")
+    below = [one.page(f"Below {n}", parent=top.id) for n in range(4)]
+    one.state.add_comment(below[0].id, "<p>Hm.</p>")
+    one.state.attach(below[1].id, "a.txt", b"words", "text/plain")
+    one.state.attach(below[1].id, "a.zip", b"PK", "application/zip")
+    one.page("News", kind="blogpost")
+    one.state.trash(below[2].id)
+    one.state.restrict(top.id, users={one.bot.account_id})
+
+    listed, read = await one.slim(), await one.full()
+
+    assert set(listed) == set(read)
+    for id_, entry in read.items():
+        assert isinstance(entry, Document)
+        assert (listed[id_].revision, listed[id_].acl_tags) == (entry.revision, entry.acl_tags)
+        assert listed[id_].required_tags == entry.required_tags
+
+
+async def test_what_is_fetched_is_what_the_full_read_gave(one: Wiki) -> None:
+    """Else every event would be a change."""
+    page = one.page("Top")
+    one.state.add_comment(page.id, "<p>Hm.</p>")
+    file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
+    read = await one.full()
+    fetched = await one.source.fetch([page.id, file.id])
+    assert {entry.external_id: entry for entry in fetched} == read
+
+
+async def test_everything_that_changes_the_document_changes_its_revision(one: Wiki) -> None:
+    page = one.page("Top")
+    seen = [(await one.slim())[page.id].revision]
+
+    async def changed() -> None:
+        seen.append((await one.slim())[page.id].revision)
+
+    one.state.edit(page.id, body="<p>Other</p>")
+    await changed()
+    one.state.edit(page.id, title="Other title")
+    await changed()
+    remark = one.state.add_comment(page.id, "<p>Hm.</p>")
+    await changed()
+    one.state.edit(remark.id, body="<p>Hm!</p>")
+    await changed()
+    one.state.trash(remark.id)
+    await changed()
+    one.state.add_space("OPS", groups={"staff"})
+    one.state.move(page.id, None, space="OPS")
+    await changed()
+    one.state.restrict(page.id, users={one.bot.account_id})
+    same = (await one.slim())[page.id].revision
+    assert len(set(seen)) == len(seen) - 1  # without its comment it is as it was before
+    assert seen[5] == seen[2]
+    assert same == seen[-1]  # access is no content
+
+
+async def test_a_renumbered_version_is_another_revision(one: Wiki) -> None:
+    """Deleting an old version in Confluence renumbers the later ones: 3 becomes 2, and the next edit is 3 again."""
+    one.state.freeze(datetime(2026, 11, 21, 10, tzinfo=UTC))
+    page = one.page("Top")
+    one.state.advance(minutes=1)
+    one.state.edit(page.id, body="<p>Two</p>")
+    before = (await one.full())[page.id]
+    del page.versions[0]
+    one.state.advance(minutes=1)
+    one.state.edit(page.id, body="<p>Three</p>")
+    after = (await one.full())[page.id]
+    assert isinstance(before, Document)
+    assert isinstance(after, Document)
+    assert page.number == 2
+    assert before.revision != after.revision
+    assert before.version is after.version is None  # the runner's grow, Confluence's need not
+
+
+async def test_what_is_trashed_purged_or_unknown_is_gone_and_comes_back(one: Wiki) -> None:
+    page, purged = one.page("Page"), one.page("Purged")
+    file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
+    one.state.trash(page.id)
+    one.state.purge(purged.id)
+    asked = [page.id, purged.id, file.id, "99999999", "att99999999", "no id at all", "../../admin"]
+    assert set(await one.source.fetch(asked)) == {Gone(id_) for id_ in asked}
+    assert await one.slim() == {}
+    one.state.restore(page.id)
+    assert set(await one.slim()) == {page.id, file.id}
+
+
+async def test_a_move_keeps_the_document(one: Wiki) -> None:
+    page, elsewhere = one.page("Wanderer"), one.page("Elsewhere")
+    one.state.add_space("OPS", users={one.bot.account_id})
+    before = (await one.full())[page.id]
+    one.state.move(page.id, elsewhere.id)
+    after = (await one.full())[page.id]
+    assert before == after
+    one.state.move(page.id, None, space="OPS")
+    moved = (await one.full())[page.id]
+    assert isinstance(moved, Document)
+    assert moved.acl_tags == ("space:OPS",)
+    assert moved.metadata["space"] == "OPS"
+
+
+async def test_only_the_spaces_that_are_named(one: Wiki) -> None:
+    for key in ("OPS", "HR"):
+        one.state.add_space(key, groups={"staff"})
+    page = one.state.add_page("OPS", "Ops", "<p>o</p>")
+    hidden = one.state.add_page("HR", "Pay", "<p>h</p>")
+    one.source = one.connect(spaces=["ENG", "OPS"])
+    assert set(await one.full()) == {page.id}
+    assert await one.source.fetch([hidden.id]) == [Gone(hidden.id)]
+    entries, _ = await one.changes(await one.source.start())
+    assert [entry.external_id for entry in entries] == [page.id]
+    one.source = one.connect(exclude_spaces=["HR"])
+    assert set(await one.full()) == {page.id}
+
+
+async def test_what_is_switched_off_is_no_document(one: Wiki) -> None:
+    page = one.page("Page")
+    one.state.add_comment(page.id, "<p>Said</p>")
+    file = one.state.attach(page.id, "a.txt", b"words", "text/plain")
+    post = one.page("News", kind="blogpost")
+    one.source = one.connect(comments=False, attachments=False, blog_posts=False)
+    read = await one.full()
+    assert set(read) == set(await one.slim()) == {page.id}
+    assert "Said" not in read[page.id].content  # type: ignore[union-attr]
+    assert await one.source.fetch([file.id, post.id]) == [Gone(file.id), Gone(post.id)]
+
+
+async def test_more_comments_and_files_than_one_answer_holds(one: Wiki) -> None:
+    page = one.page("Busy")
+    for n in range(60):
+        one.state.add_comment(page.id, f"<p>Remark {n}.</p>")
+        one.state.attach(page.id, f"{n}.txt", b"words", "text/plain")
+    one.source = one.connect(page_size=50)
+    read, listed = await one.full(), await one.slim()
+    assert len(read) == len(listed) == 61
+    assert all(f"Remark {n}." in read[page.id].content for n in range(60))  # type: ignore[union-attr]
+    assert listed[page.id].revision == read[page.id].revision
+
+
+async def test_files_that_give_no_text_are_told(one: Wiki) -> None:
+    page = one.page("Page")
+    broken = one.state.attach(page.id, "broken.pdf", b"%PDF-1.7 no more", "application/pdf")
+    large = one.state.attach(page.id, "large.txt", b"x" * 2_000, "text/plain")
+    one.source = one.connect(max_attachment_bytes=1_000)
+    read = await one.full()
+    for item, code in ((broken, "broken"), (large, "too_large")):
+        entry = read[item.id]
+        assert isinstance(entry, Unreadable)
+        assert (entry.code, entry.acl_tags) == (code, ("space:ENG",))
+        assert entry.revision == (await one.slim())[item.id].revision  # the same bytes are not tried again
+
+
+async def test_a_file_larger_than_it_says_is_cut_off(one: Wiki) -> None:
+    page = one.page("Page")
+    file = one.state.attach(page.id, "grown.txt", b"x", "text/plain")
+    one.source = one.connect(max_attachment_bytes=1_000)
+    shown = (await one.source._site.get([file.id]))[0]
+    file.data = b"x" * 100_000
+    entry = await one.source._files.read(shown, {}, None)
+    assert isinstance(entry, Unreadable)
+    assert entry.code == "too_large"
+
+
+def _user_key(one: Wiki) -> str:
+    return "account-id" if one.fake.cloud else "userkey"

@@ -1,0 +1,173 @@
+"""Office and mail files → Markdown, from files that their own libraries wrote."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import zipfile
+from datetime import date
+from email.message import EmailMessage
+from pathlib import Path
+
+import docx
+import openpyxl
+import pytest
+from pptx import Presentation
+from pptx.util import Inches
+
+from connectors.extraction import sandbox
+from connectors.folder.content import read
+from tests.support.connectors.extraction_kit import SMALL, Extract, saved
+from tests.support.connectors.hostile_office import plain_docx, repacked
+
+
+@pytest.fixture
+def extract(tmp_path: Path) -> Extract:
+    return Extract(tmp_path)
+
+
+async def test_docx(extract: Extract) -> None:
+    document = docx.Document()
+    document.core_properties.author = "Ada"
+    document.sections[0].header.paragraphs[0].text = "On every page"
+    document.add_heading("Travel policy", 0)
+    document.add_heading("Booking", 2)
+    document.add_paragraph("Trains first.\n# then planes")
+    document.add_paragraph("by day", style="List Bullet")
+    document.add_paragraph("by night", style="List Bullet")
+    document.add_paragraph("sign", style="List Number")
+    table = document.add_table(2, 3)
+    for n, text in enumerate(["City|Town", "Rate", "", "Oslo\nNorth", "120", ""]):
+        table.cell(n // 3, n % 3).text = text
+    paragraph = document.add_paragraph("Seen ")
+    run = paragraph.add_run("HIDDEN")
+    run.font.hidden = True
+    document.add_comment(paragraph.runs[0], text="A COMMENT", author="B", initials="B")
+    found = await extract("policy.docx", saved(document))
+    assert found.text == (
+        "# Travel policy\n\n## Booking\n\nTrains first.\n\\# then planes\n\n- by day\n- by night\n1. sign\n\n"
+        "| City\\|Town | Rate |\n| --- | --- |\n| Oslo<br>North | 120 |\n\nSeen\n"
+    )
+    assert (found.title, found.author, found.media_type) == ("Travel policy", "Ada", "text/markdown")
+
+
+async def test_docx_shows_what_tracked_changes_insert_and_not_what_they_delete(extract: Extract) -> None:
+    with zipfile.ZipFile(io.BytesIO(saved(docx.Document()))) as archive:
+        xml = archive.read("word/document.xml")
+    changed = (
+        b'<w:p><w:del w:id="1"><w:r><w:delText>DELETED</w:delText></w:r></w:del>'
+        b'<w:ins w:id="2"><w:r><w:t>inserted</w:t></w:r></w:ins><w:r><w:instrText>FIELD</w:instrText></w:r></w:p>'
+        b"<w:sdt><w:sdtContent><w:p><w:r><w:t>in a control</w:t></w:r></w:p></w:sdtContent></w:sdt>"
+    )  # fmt: skip
+    at = xml.index(b"<w:body>") + len(b"<w:body>")
+    data = repacked(saved(docx.Document()), {"word/document.xml": xml[:at] + changed + xml[at:]})
+    assert (await extract("a.docx", data)).text == "inserted\n\nin a control\n"
+
+
+async def test_pptx(extract: Extract) -> None:
+    deck = Presentation()
+    first = deck.slides.add_slide(deck.slide_layouts[1])
+    first.shapes.title.text = "Results"
+    first.placeholders[1].text = "Up 3%\nCosts down"
+    first.notes_slide.notes_text_frame.text = "Say thanks"
+    second = deck.slides.add_slide(deck.slide_layouts[5])
+    second.shapes.title.text = "Figures"
+    table = second.shapes.add_table(2, 2, Inches(1), Inches(2), Inches(4), Inches(1)).table
+    for n, text in enumerate(["a", "b", "1", "2|3"]):
+        table.cell(n // 2, n % 2).text = text
+    hidden = deck.slides.add_slide(deck.slide_layouts[5])
+    hidden.shapes.title.text = "HIDDEN"
+    hidden._element.set("show", "0")
+    found = await extract("deck.pptx", saved(deck))
+    assert found.text == (
+        "## Results\n\n- Up 3%\n- Costs down\n\nNotes: Say thanks\n\n"
+        "## Figures\n\n| a | b |\n| --- | --- |\n| 1 | 2\\|3 |\n"
+    )
+    assert (found.title, found.metadata) == ("Results", {"slides": 3, "hidden_slides": 1})
+
+
+async def test_xlsx(extract: Extract) -> None:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.title = "Rates"
+    for row in (
+        ["City", "Rate", None, "When"],
+        [],
+        ["Oslo", 0.1 + 0.2, None, date(2026, 1, 2)],
+        ["Rome", 5, None, True],
+    ):
+        sheet.append(row)
+    book.create_sheet("Secret").append(["HIDDEN"])
+    book["Secret"].sheet_state = "hidden"
+    found = await extract("rates.xlsx", saved(book))
+    assert found.text == (
+        "## Rates\n\n| City | Rate | When |\n| --- | --- | --- |\n| Oslo | 0.3 | 2026-01-02 |\n| Rome | 5 | TRUE |\n"
+    )
+    assert found.metadata == {"sheets": 2, "hidden_sheets": 1}
+
+
+async def test_a_formula_is_shown_by_the_value_saved_with_it(extract: Extract) -> None:
+    sheet = (
+        b'<worksheet xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><sheetData>'
+        b'<row r="1"><c r="A1"><f>20+22</f><v>42</v></c></row></sheetData></worksheet>'
+    )
+    data = repacked(saved(openpyxl.Workbook()), {"xl/worksheets/sheet1.xml": sheet})
+    assert "| 42 |" in (await extract("a.xlsx", data)).text
+
+
+async def test_a_workbook_beyond_the_cap_is_cut_and_says_so(extract: Extract) -> None:
+    book = openpyxl.Workbook()
+    for n in range(300):
+        book.active.append([n, f"row {n}"])
+    found = await extract("a.xlsx", saved(book), SMALL.model_copy(update={"cells": 200}))
+    assert "row 99" in found.text
+    assert "row 100" not in found.text
+    assert found.text.endswith("(The rest of this workbook is left out: it is longer than what is indexed.)\n")
+    assert found.metadata == {"sheets": 1, "truncated": True}
+
+
+async def test_eml(extract: Extract) -> None:
+    mail = EmailMessage()
+    mail["Subject"] = "Trip to Łódź"
+    mail["From"], mail["To"] = "Ada <ada@example.org>", "bob@example.org"
+    mail["Date"] = "Mon, 02 Nov 2026 10:00:00 +0100"
+    mail.set_content("Hello Bob")
+    mail.add_alternative("<p>NOT THIS</p>", subtype="html")
+    mail.add_attachment(b"%PDF-", maintype="application", subtype="pdf", filename="plan.pdf")
+    found = await extract("trip.eml", bytes(mail))
+    assert found.text == (
+        "# Trip to Łódź\n\nFrom: Ada <ada@example.org>  \nTo: bob@example.org  \n"
+        "Date: Mon, 02 Nov 2026 10:00:00 +0100\n\nHello Bob\n\nAttachments:\n- plan.pdf (application/pdf)\n"
+    )
+    assert (found.title, found.author) == ("Trip to Łódź", "Ada <ada@example.org>")
+    assert found.metadata == {"attachments": 1, "sent_at": "2026-11-02T10:00:00+01:00"}
+    html = EmailMessage()
+    html["Subject"] = "s"
+    html.set_content("<h2>Plan</h2><p style='display:none'>HIDDEN</p><p>Go</p>", subtype="html")
+    assert (await extract("mail", bytes(html), media_type="message/rfc822")).text == "# s\n\n## Plan\n\nGo\n"
+
+
+async def test_text_needs_no_process_and_its_declared_type_counts_where_the_name_says_nothing(
+    extract: Extract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "PROGRAM", ("/nonexistent",))
+    assert (await extract("notes.md", b"# Title\n\ntext")).title == "Title"
+    assert (await extract("page", b"<p>text", media_type="text/html; charset=utf-8")).media_type == "text/html"
+
+
+async def test_a_folder_takes_office_files_too(tmp_path: Path) -> None:
+    document = docx.Document()
+    document.add_heading("Minutes", 1)
+    path = tmp_path.resolve() / "minutes.docx"
+    path.write_bytes(saved(document))
+    found = (await asyncio.to_thread(read, str(path), path.stat())).extracted
+    assert found is not None
+    assert (found.text, found.title) == ("# Minutes\n", "Minutes")
+
+
+async def test_a_drawing_or_a_page_in_an_office_file_may_name_its_document_type(extract: Extract) -> None:
+    drawing = (
+        b'<?xml version="1.0" standalone="no"?>\n<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "svg11.dtd"><svg/>'
+    )
+    parts = {"word/media/a.svg": drawing, "word/a.htm": b"<!DOCTYPE html><p>x", "word/a.bin": b"\x00\x01<!ENTITY"}
+    assert (await extract("a.docx", repacked(plain_docx(), parts))).text == "Harmless words.\n"

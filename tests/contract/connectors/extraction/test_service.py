@@ -1,0 +1,561 @@
+"""Files read by a service of its own: what it gives, what it refuses, and what its callers believe of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from connectors import worker
+from connectors.extract import extract
+from connectors.extraction import (
+    Extracted,
+    ExtractionSettings,
+    Unreadable,
+    answer,
+    confinement,
+    extract_file,
+    remote,
+    sandbox,
+    service,
+    settings,
+)
+from connectors.folder import content as folder
+from connectors.runner import sweep
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.observability.metrics import EXTRACTION_STATES, Metrics
+from tests.support.connectors.extraction_kit import SMALL, until
+from tests.support.connectors.hostile_office import MEGABYTE, plain_docx
+from tests.support.connectors.pdf_files import Line, Sheet, encrypted_pdf, typeset
+
+PDF = typeset([Sheet([Line(72, 700, "Travel policy")])], title="Trips")
+OCTETS = {"content-type": "application/octet-stream"}
+
+
+def given(url: str, **more: object) -> ExtractionSettings:
+    return SMALL.model_copy(update={"url": url, **more})
+
+
+def hangs(mark: str) -> tuple[str, ...]:
+    """A reader that never ends."""
+    return (sys.executable, "-c", f"import time; time.sleep(1000)  # {mark}")
+
+
+def running(mark: str) -> int:
+    found = 0
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            found += child.status() != psutil.STATUS_ZOMBIE and mark in " ".join(child.cmdline())
+    return found
+
+
+@pytest.fixture
+async def at() -> AsyncIterator[str]:
+    async with service.serving(SMALL.model_copy(update={"port": 0})) as address:
+        yield address
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a service that does not come back."""
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+
+
+@asynccontextmanager
+async def impostor(reply: Callable[[bytes], bytes]) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """Whatever listens in the service's place: its address, and the heads of the requests that it got."""
+    heads: list[bytes] = []
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            heads.append(head := await reader.readuntil(b"\r\n\r\n"))
+            if b"chunked" in head.lower():
+                await reader.readuntil(b"0\r\n\r\n")
+            writer.write(reply(head))
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", heads
+
+
+def responded(body: bytes, *headers: str, status: str = "200 OK") -> Callable[[bytes], bytes]:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", "Connection: close", *headers]
+    return lambda _: "\r\n".join([*lines, "", ""]).encode() + body
+
+
+async def read(tmp_path: Path, url: str, data: bytes = PDF, name: str = "a.pdf", **more: object) -> Extracted:
+    (tmp_path / "stored").write_bytes(data)
+    return await extract_file(tmp_path / "stored", name, settings=given(url, **more))
+
+
+# What it gives
+
+
+async def test_a_file_reads_the_same_by_the_service_as_in_a_process_of_ones_own(at: str, tmp_path: Path) -> None:
+    (tmp_path / "own").write_bytes(PDF)
+    own = await extract_file(tmp_path / "own", "a.pdf", settings=SMALL)
+    assert await read(tmp_path, at) == own
+    assert (own.text, own.title) == ("Travel policy", "Trips")
+    assert (await read(tmp_path, at, plain_docx(), "a.docx")).text == "Harmless words.\n"
+    assert (await read(tmp_path, at, plain_docx(), "Größe % &?/..\u202e.docx")).text == "Harmless words.\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "code"),
+    [(encrypted_pdf(), "a.pdf", "encrypted"), (PDF[: len(PDF) // 2], "a.pdf", "truncated"),
+     (b"PK\x03\x04 nothing", "a.docx", None), (PDF + bytes(3 * MEGABYTE), "a.pdf", "too_large")],
+    ids=["encrypted", "cut", "broken", "large"],
+)  # fmt: skip
+async def test_a_file_that_gives_no_text_is_refused_for_the_same_reason(
+    tmp_path: Path, data: bytes, name: str, code: str | None
+) -> None:
+    async with service.serving(SMALL.model_copy(update={"port": 0, "max_file_bytes": 2 * MEGABYTE})) as at:
+        with pytest.raises(Unreadable) as caught:
+            await read(tmp_path, at, data, name)
+    assert caught.value.code == code or code is None
+    assert caught.value.code != "unconfined"
+
+
+async def test_plain_text_is_read_where_it_lies(tmp_path: Path) -> None:
+    assert (await read(tmp_path, "http://127.0.0.1:1", b"# Plan\n", "a.md")).text == "# Plan\n"
+
+
+async def test_a_folder_sends_its_files_there_too(at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "from_environment", lambda: given(at))
+    monkeypatch.setattr(sandbox, "PROGRAM", ("/nowhere",))
+    with pytest.raises(Retryable):
+        await asyncio.to_thread(extract, PDF, "a.pdf")  # the service here cannot start its reader
+    monkeypatch.undo()
+    monkeypatch.setattr(sandbox, "from_environment", lambda: given(at))
+    assert (await asyncio.to_thread(extract, PDF, "a.pdf")).text == "Travel policy"
+
+
+# A service that does not do its work
+
+
+async def test_a_file_is_read_once_its_service_is_back(tmp_path: Path) -> None:
+    async with service.serving(SMALL.model_copy(update={"port": 0})) as at:
+        port = int(at.rpartition(":")[2])
+    reading = asyncio.create_task(read(tmp_path, at))
+    await asyncio.sleep(0.3)
+    assert not reading.done()
+    async with service.serving(SMALL.model_copy(update={"port": port})):
+        assert (await reading).text == "Travel policy"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_service_that_is_away_is_nobodys_document_at_fault(tmp_path: Path) -> None:
+    with pytest.raises(Deferred, match=r"^the extraction service 127\.0\.0\.1:1 cannot be reached") as caught:
+        await read(tmp_path, "http://127.0.0.1:1")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_folder_whose_extraction_service_is_away_notes_no_problem_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "from_environment", lambda: given("http://127.0.0.1:1"))
+    file = tmp_path.resolve() / "a.pdf"
+    file.write_bytes(PDF)
+    with pytest.raises(Deferred, match="extraction service"):
+        await asyncio.to_thread(folder.read, str(file), file.stat())
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_service_that_hangs_is_given_up_and_its_connection_closed(tmp_path: Path) -> None:
+    closed = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(65536):
+            pass
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        short = {"wall_seconds": 0, "body_seconds": 0.1}
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(settings, "WAIT_SECONDS", -9.5)  # 0.7 s in all
+            with pytest.raises(Deferred, match=r"did not answer within 0\.7 s"):
+                await read(tmp_path, url, **short)
+        await closed.wait()
+
+
+async def test_who_gives_up_leaves_nobody_waiting_for_the_service(tmp_path: Path) -> None:
+    got, closed = asyncio.Event(), asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.set()
+        while await reader.read(65536):
+            pass
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(hang, "127.0.0.1", 0) as server:
+        task = asyncio.create_task(read(tmp_path, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        await got.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await closed.wait()
+
+
+async def test_an_overloaded_service_is_come_back_to_and_never_later_than_we_like(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reply = responded(b"busy", "Retry-After: 999999999", status="503 Service Unavailable")
+    monkeypatch.setattr(settings, "WAIT_SECONDS", -9.0)  # 2 s in all
+    async with impostor(reply) as (url, heads):
+        with pytest.raises(Deferred, match="is busy") as caught:
+            await read(tmp_path, url, wall_seconds=0, body_seconds=0.5)
+    assert caught.value.retry_after == remote.LONGEST_PAUSE_SECONDS
+    assert len(heads) == 1
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_file_that_waited_for_a_place_and_was_sent_away_is_sent_again(tmp_path: Path) -> None:
+    """By then more time has passed than an unreachable service is given."""
+    busy, text = responded(b"", "Retry-After: 0", status="503 Service Unavailable"), responded(HEAD + b"words")
+    replies = iter([busy, busy, text])
+    async with impostor(lambda head: next(replies)(head)) as (url, heads):
+        assert (await read(tmp_path, url)).text == "words"
+    assert len(heads) == 3
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_service_that_fails_without_asking_to_come_again_counts_as_away(tmp_path: Path) -> None:
+    async with impostor(responded(b"", status="503 Service Unavailable")) as (url, heads):
+        with pytest.raises(Deferred, match="not there yet"):
+            await read(tmp_path, url)
+    assert len(heads) == 1
+
+
+# A service that somebody has taken over, or that is another program
+
+HEAD = b'{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n'
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "reply",
+    [
+        responded(b""), responded(b"<html>Welcome to nginx</html>"), responded(b"[" * 10_000 + b"\n"),
+        responded(b'{"code": "vanished", "message": "x"}\n'), responded(b'{"code": ["x"], "message": "x"}\n'),
+        responded(b'{"family": "word"}\n'), responded(HEAD), responded(HEAD + b" \n\x00 "), responded(HEAD + b"\xff"),
+        responded(HEAD + b"x" * (4 * MEGABYTE + 1)), responded(b" " * (answer.MAX_HEAD_BYTES + 1) + b"\n"),
+        responded(HEAD.replace(b"{}", b'{"pages": 1e400}') + b"x"), responded(HEAD.replace(b"{}", b'[]') + b"x"),
+        responded(HEAD.replace(b"{}", b'{"pages": ' + b"9" * 5000 + b"}") + b"x"),
+        responded(HEAD.replace(b"plain", b"html") + b"<script>"), responded(HEAD + b"x", "Content-Encoding: gzip"),
+        responded(HEAD + b"x", status="404 Not Found"), responded(HEAD + b"x", status="204 No Content"),
+        responded(HEAD + b"x", "Location: http://169.254.169.254/", status="307 Temporary Redirect"),
+        lambda _: b"HTTP/1.1 200 \r\ntransfer-encoding:chunked\r\n\r\n" + 6 * (b"100000\r\n" + bytes(2**20) + b"\r\n"),
+        lambda _: b"HTTP/1.1 200 OK\r\nX: " + b"x" * MEGABYTE, lambda _: b"\x00" * 1000, lambda _: b"",
+    ],
+)  # fmt: skip
+async def test_nothing_that_a_strange_service_says_is_taken_for_a_text_or_for_a_fault_of_the_file(
+    tmp_path: Path, reply: Callable[[bytes], bytes]
+) -> None:
+    async with impostor(reply) as (url, heads):
+        with pytest.raises(Deferred, match=r"^the extraction service 127\.0\.0\.1:\d+ ") as caught:
+            await read(tmp_path, url)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert len(heads) == 1, "or it was asked again, or somebody else was"
+
+
+async def test_of_a_strange_service_a_source_takes_nothing_but_the_text(tmp_path: Path) -> None:
+    said = {"path": "/etc/passwd", "external_id": "b", "acl_tags": ["everybody"], "pages": 2, "ocr": True}
+    head = {"media_type": "text/plain", "title": "T\n\x07itle", "author": 7, "metadata": said, "acl_tags": ["all"]}
+    body = json.dumps(head).encode() + b"\nwo\x00rds"
+    async with impostor(responded(body, "Set-Cookie: a=b")) as (url, heads):
+        found = [await read(tmp_path, url) for _ in range(2)]
+    assert found == 2 * [Extracted("words", "text/plain", "T itle", None, {"pages": 2, "ocr": True})]
+    assert b"cookie" not in b"".join(heads).lower()
+
+
+async def test_an_answer_costs_its_reader_no_more_memory_than_a_text(tmp_path: Path) -> None:
+    """As JSON alone, 4 MB of empty lists took 500 MB."""
+    import tracemalloc
+
+    head = HEAD.replace(b"{}", b'{"x": [' + b"[]," * 5000 + b"[]]}")
+    data = head + b"[]," * (answer.MAX_TEXT_BYTES // 3)
+    tracemalloc.start()
+    try:
+        assert isinstance(answer.read(data), Extracted)
+        assert tracemalloc.get_traced_memory()[1] < 32 * MEGABYTE
+    finally:
+        tracemalloc.stop()
+
+
+async def test_a_file_goes_to_the_named_service_alone_whatever_proxy_the_machine_names(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with impostor(responded(b"")) as (proxy, heads):
+        for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.setenv(name, proxy)
+        assert (await read(tmp_path, at)).text == "Travel policy"
+    assert heads == []
+
+
+@pytest.mark.parametrize(
+    "url", ["", "extraction:8070", "ftp://a", "http://", "http://a:b@c", "http://a/v1", "http://a?b", "http://a:0",
+            "http://[", "http://a:99999"]
+)  # fmt: skip
+def test_an_address_that_is_none_is_told_by_its_setting_and_not_quoted(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_EXTRACTION_URL", url)
+    settings.from_environment.cache_clear()
+    try:
+        with pytest.raises(Misconfigured, match=r"PENSTOCK_EXTRACTION\w*: ") as caught:
+            settings.from_environment()
+    finally:
+        settings.from_environment.cache_clear()
+    assert "a:b" not in str(caught.value)
+
+
+# Callers that somebody has taken over, and the many
+
+
+async def test_so_many_files_are_taken_in_and_others_sent_away_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = f"marks {tmp_path.name}"
+    monkeypatch.setattr(sandbox, "PROGRAM", hangs(mark))
+    few = SMALL.model_copy(update={"port": 0, "at_once": 1, "waiting": 1})
+    async with service.serving(few) as at, httpx.AsyncClient(base_url=at, timeout=60) as client:
+
+        async def post() -> httpx.Response:
+            return await client.post("/v1/extract?name=a.pdf", content=PDF, headers=OCTETS)
+
+        held = [asyncio.create_task(post()) for _ in range(2)]
+        while "penstock_extraction_pending_requests 2.0" not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.02)
+        refused = await post()
+        assert refused.status_code == 503
+        assert int(refused.headers["retry-after"]) > 0
+        assert running(mark) <= 1
+        for one in held:
+            one.cancel()
+        await asyncio.gather(*held, return_exceptions=True)
+        await until(lambda: running(mark) == 0)
+        while "penstock_extraction_pending_requests 0.0" not in (text := (await client.get("/metrics")).text):
+            await asyncio.sleep(0.02)
+        assert 'penstock_extraction_requests_total{outcome="busy"} 1.0' in text
+
+
+async def test_who_sends_a_file_byte_by_byte_is_cut_off_and_others_are_served(tmp_path: Path) -> None:
+    hasty = SMALL.model_copy(update={"port": 0, "body_seconds": 0.5, "at_once": 1, "waiting": 1})
+    async with service.serving(hasty) as at:
+        port = int(at.rpartition(":")[2])
+        _, slow_head = await asyncio.open_connection("127.0.0.1", port)
+        slow_head.write(b"POST /v1/extract HTTP/1.1\r\nHost: a\r\nX")
+        reader, slow_body = await asyncio.open_connection("127.0.0.1", port)
+        slow_body.write(
+            b"POST /v1/extract HTTP/1.1\r\nHost: a\r\nContent-Type: application/octet-stream\r\n"
+            b"Content-Length: 1000\r\n\r\nx"
+        )
+        async with httpx.AsyncClient(base_url=at) as client:
+            assert (await client.post("/v1/extract?name=a.pdf", content=PDF, headers=OCTETS)).status_code == 200
+        assert (await reader.readline()).split()[1] == b"408"
+        for writer in (slow_head, slow_body):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_a_file_beyond_the_limit_is_refused_and_never_stored_whole(tmp_path: Path, chunked: bool) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(8):
+            yield bytes(MEGABYTE)
+
+    async with (
+        service.serving(SMALL.model_copy(update={"port": 0, "max_file_bytes": MEGABYTE})) as at,
+        httpx.AsyncClient(base_url=at) as client,
+    ):
+        content = pieces() if chunked else bytes(8 * MEGABYTE)
+        told = await client.post("/v1/extract?name=a.pdf", content=content, headers=OCTETS)
+    with pytest.raises(Unreadable) as caught:
+        answer.read(told.content)
+    assert caught.value.code == "too_large"
+
+
+async def test_a_page_in_a_browser_cannot_hand_in_files(at: str) -> None:
+    """What it may send without being let in: forms and plain text."""
+    async with httpx.AsyncClient(base_url=at) as client:
+        for kind in ("text/plain", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", ""):
+            told = await client.post("/v1/extract", content=PDF, headers={"content-type": kind})
+            assert told.status_code == 415
+        told = await client.options("/v1/extract", headers={"origin": "http://evil", **OCTETS})
+        assert told.status_code == 405
+        assert "access-control-allow-origin" not in told.headers
+        for path in ("/v1/extract", "/docs", "/openapi.json", "/v1/extract/../../etc/passwd"):
+            assert (await client.get(path)).status_code in (404, 405)
+
+
+async def test_what_a_reader_says_that_was_taken_over_ends_with_its_own_file(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandbox, "PROGRAM", (sys.executable, "-c", 'print(\'{"code": "vanished", "message": 1}\')'))
+    with pytest.raises(Unreadable) as caught:
+        await read(tmp_path, at)
+    assert caught.value.code == "crashed"
+    monkeypatch.undo()
+    assert (await read(tmp_path, at)).text == "Travel policy"
+
+
+# Where readers cannot be confined
+
+
+async def test_files_that_a_service_could_not_confine_are_read_again_once_it_can(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing = confinement.Confinement(landlock=0, seccomp=True)
+    monkeypatch.setattr(sandbox, "available", lambda: nothing)
+    monkeypatch.setattr(settings, "available", lambda: nothing)
+    with pytest.raises(Unreadable) as caught:
+        await read(tmp_path, at)
+    assert caught.value.code == "unconfined"
+    told = await remote.condition(given(at))
+    assert told["files"] == "refused"
+    assert told["kernel"] == f"no Landlock, seccomp, at {at.removeprefix('http://')}"
+    monkeypatch.undo()
+    assert (await remote.condition(given(at)))["files"] == "confined"
+    assert sweep.condition is remote.condition, "what a sweep asks before it reads them again"
+
+
+async def test_a_worker_shows_that_its_service_went_away_and_came_back(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the alerts ask for: of all states one is 1."""
+    metrics, told = Metrics(), dict[str, str]()
+
+    async def states(url: str) -> dict[str, float | None]:
+        monkeypatch.setattr(remote, "from_environment", lambda: given(url))
+        await worker._extraction_told(metrics, told)
+        value = metrics.registry.get_sample_value
+        return {state: value("penstock_extraction", {"files": state}) for state in EXTRACTION_STATES}
+
+    nothing = dict.fromkeys(EXTRACTION_STATES, 0.0)
+    assert await states(at) == nothing | {"confined": 1.0}
+    assert await states("http://127.0.0.1:1") == nothing | {"unreachable": 1.0}
+    assert (told["files"], "127.0.0.1:1 cannot be reached" in told["kernel"]) == ("unreachable", True)
+    assert await states(at) == nothing | {"confined": 1.0}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [responded(b"{}"), responded(b'{"files": "fine", "kernel": "x"}'), responded(b"[" * 10_000),
+     responded(b'{"files": ["confined"], "kernel": "x"}'), responded(bytes(20_000)), responded(b"", status="500 No"),
+     responded(b'"', "Location: /", status="302 Found"), lambda _: b""],
+)  # fmt: skip
+async def test_a_service_that_says_nothing_sensible_of_itself_counts_as_unreachable(
+    reply: Callable[[bytes], bytes],
+) -> None:
+    async with impostor(reply) as (url, _):
+        told = await remote.condition(given(url))
+    assert told["files"] == "unreachable"
+    assert len(told["kernel"]) < 300
+
+
+async def test_what_a_service_says_of_its_kernel_is_short_and_one_line() -> None:
+    body = json.dumps({"files": "confined", "kernel": "x\n\x1b[31m" * 500}).encode()
+    async with impostor(responded(body)) as (url, _):
+        told = await remote.condition(given(url))
+    assert told["files"] == "confined"
+    assert len(told["kernel"]) < 150
+    assert told["kernel"].isprintable()
+
+
+# The process
+
+
+def test_the_service_runs_without_any_other_service_login_or_secret(tmp_path: Path) -> None:
+    """It reads none where there are some, and opens nothing of the folders where they lie."""
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "PENSTOCK_POSTGRES_PASSWORD").write_text("hunter2")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "endpoints.json").write_text('{"kafka": {"bootstrap": "hunter2"}}')
+    program = """
+import sys
+folder, opened = sys.argv.pop(1), []
+def hook(event, arguments):
+    if event == "open" and str(arguments[0]).startswith(folder):
+        opened.append(arguments[0])
+    if event == "socket.connect":
+        opened.append(arguments[1])
+sys.addaudithook(hook)
+from cli.main import main
+try:
+    main()
+finally:
+    print("opened", opened)
+    others = ("psycopg", "aiokafka", "elasticsearch", "openai", "pipeline.kafka.client", "pipeline.stores.postgres")
+    print("loaded", [one for one in others if one in sys.modules])
+"""
+    environment = {
+        "PATH": os.environ["PATH"], "PENSTOCK_HOME": str(tmp_path / "home"),
+        "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"), "PENSTOCK_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "PENSTOCK_POSTGRES_DSN": "no dsn at all", "PENSTOCK_EXTRACTION_AT_ONCE": "1",
+    }  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path), "extract", "serve", "--port", "0"], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        address = next(line.strip() for line in process.stdout if line.startswith("http://"))
+        assert address.startswith("http://127.0.0.1:")
+        for path in ("/livez", "/readyz", "/metrics"):
+            assert httpx.get(f"{address}{path}").status_code == 200
+        assert httpx.get(f"{address}/status").json()["files"] == "confined"
+        told = httpx.post(f"{address}/v1/extract?name=a.pdf", content=PDF, headers=OCTETS, timeout=60)
+        found = answer.read(told.content)
+        assert isinstance(found, Extracted)
+        assert found.text == "Travel policy"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert re.search(r"^opened \[\]$", rest, re.MULTILINE), rest
+    assert re.search(r"^loaded \[\]$", rest, re.MULTILINE), rest
+    assert "hunter2" not in rest
+    assert "policy" not in rest, "content in a log"
+
+
+def test_a_port_that_is_taken_is_told_by_its_setting(tmp_path: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "cli.main", "extract", "serve", "--port", port], capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert "PENSTOCK_EXTRACTION_PORT" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_where_memory_runs_out_a_reader_goes_and_not_who_started_it() -> None:
+    program = (
+        "from connectors.extraction import confinement; from connectors.extraction.limits import Limits;"
+        "confinement.limit(Limits()); print(open('/proc/self/oom_score_adj').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1000"

@@ -1,0 +1,134 @@
+"""``penstock ingest`` and ``watch`` cut off after Kafka has their events and before their rows say so, while the files
+change back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from connectors.checkpoint import Checkpoint
+from connectors.folder.sweep import MASS_COUNT
+from connectors.withdraw import Withdrawal
+from pipeline.core.errors import Retryable
+from pipeline.core.fold import State
+from tests.support.connectors.folder_kit import Desk
+from tests.support.pipeline.folded import fold_all
+from topics.messages import AnyMessage
+
+pytestmark = pytest.mark.stack
+
+Change = Callable[[Desk], object]
+
+
+async def _unconfirmed(*_: object) -> None:
+    raise Retryable("checkpoint: no connection became free in time", service="postgres")
+
+
+async def published(desk: Desk, monkeypatch: pytest.MonkeyPatch, before: Change, there: Change, back: Change) -> State:
+    """What the ledger makes of everything sent: a change is acknowledged and never confirmed, and then taken back."""
+    sent: list[AnyMessage] = []
+    before(desk)
+    await desk.scan(allow_mass_delete=True)
+    there(desk)
+    with monkeypatch.context() as away:
+        away.setattr(Checkpoint, "save", _unconfirmed)
+        away.setattr(Checkpoint, "remove", _unconfirmed)
+        with pytest.raises(Retryable):
+            await desk.scan(allow_mass_delete=True)
+    back(desk)
+    await desk.scan(allow_mass_delete=True)
+    sent += desk.recorder.take()
+    await desk.scan(allow_mass_delete=True)
+    assert desk.recorder.take() == [], "nothing is in doubt any more"
+    [state] = fold_all(sent).values()
+    return state
+
+
+def write(text: str) -> Change:
+    return lambda desk: desk.write("a.md", text)
+
+
+def delete(desk: Desk) -> None:
+    (desk.root / "a.md").unlink()
+
+
+def nothing(desk: Desk) -> None:
+    pass
+
+
+def share(tag: str) -> Change:
+    return lambda desk: desk.write(".penstock.toml", f'acl = ["{tag}"]\n')
+
+
+async def test_what_was_shared_by_mistake_and_taken_back_is_not_readable(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write("a.md", "text")
+    state = await published(desk, monkeypatch, share("staff"), share("everyone"), share("staff"))
+    assert [tag.rpartition("/")[2] for tag in state.acl_tags] == ["staff"]
+
+
+async def test_a_file_that_was_published_and_deleted_is_gone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, nothing, write("text"), delete)
+    assert not state.alive
+
+
+async def test_a_file_that_was_deleted_and_restored_is_there(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, write("text"), delete, write("text"))
+    assert state.alive
+
+
+async def test_an_edit_that_was_undone_is_undone(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    state = await published(desk, monkeypatch, write("before"), write("after"), write("before"))
+    assert b"before" in (state.content_hash or b"")
+
+
+async def test_a_withdrawal_that_died_before_it_sent_anything_is_deleted_by_the_next_scan(desk: Desk) -> None:
+    """Whether the file is still there or not, and although much is gone at once."""
+    there, gone = desk.write("there.md"), desk.write("gone.md")
+    await desk.scan()
+    desk.recorder.take()
+    with pytest.raises(AssertionError):
+        await Withdrawal(desk.checkpoint.pool, None, desk.tenant, "folder").documents([str(there), str(gone)])
+    gone.unlink()
+    await desk.scan()
+    assert desk.names(desk.recorder.take()) == [("deleted", "gone.md"), ("deleted", "there.md")]
+    await desk.scan()
+    assert desk.recorder.take() == []
+
+
+async def test_a_withdrawn_file_that_was_away_for_one_scan_stays_withdrawn(desk: Desk) -> None:
+    desk.write("kept.md")
+    path = desk.write("a.md")
+    await desk.scan()
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+    desk.recorder.take()
+    path.unlink()
+    await desk.scan()
+    desk.write("a.md", "back again")
+    await desk.scan()
+    assert desk.recorder.take() == []
+
+
+async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Desk) -> None:
+    """The guard against deleting much at once asks how many of the published documents are gone."""
+    withdrawn = [desk.write(f"withdrawn{n}.md") for n in range(MASS_COUNT)]
+    other = desk.write("other.md")
+    desk.write("kept.md")
+    await desk.scan()
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(p) for p in withdrawn])
+    desk.recorder.take()
+    for path in [*withdrawn, other]:
+        path.unlink()
+    report = await desk.scan()
+    assert (report.problems, desk.names(desk.recorder.take())) == ([], [("deleted", "other.md")])
+
+
+async def test_a_root_answers_for_a_file_that_was_withdrawn_before_it_was_listed(desk: Desk) -> None:
+    path = desk.write("a.md")
+    await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+    await desk.scan()
+    async with desk.checkpoint.pool.connection() as connection:
+        rows = await connection.execute("SELECT scope FROM connector_items WHERE tenant = %s", [desk.tenant])
+        assert await rows.fetchall() == [(str(desk.root),)]

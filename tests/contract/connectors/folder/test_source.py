@@ -1,0 +1,50 @@
+"""The folder as a source under the runner."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from connectors.folder import source
+from connectors.folder.source import Folder, FolderSettings
+from connectors.source import Context
+from pipeline.core.errors import Misconfigured
+from tests.support.connectors.slack_kit import Notes
+
+LISTED = 2
+"""Files in a page of a listing."""
+
+
+@pytest.fixture
+async def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Folder]:
+    monkeypatch.setattr(source, "LISTED", LISTED)
+    (tmp_path / "own").mkdir()
+    root = tmp_path / "docs" / "plans"
+    root.mkdir(parents=True)
+    for n in range(2 * LISTED):
+        (root / f"{n}.md").write_text(f"plan {n}")
+    settings = FolderSettings(paths=[root.parent], acl_tags=("everyone",))
+    context = Context(name="docs", tenant="default", memory=Notes(), folder=tmp_path / "own")
+    made = Folder(settings, context)
+    yield made
+    await made.close()
+
+
+async def test_a_folder_that_is_closed_while_it_is_listed_is_closed_in_the_pages_after_that(
+    folder: Folder, tmp_path: Path
+) -> None:
+    found = []
+    async for page in folder.slim():
+        found.append({one.acl_tags for one in page})
+        (tmp_path / "docs" / ".penstock.toml").write_text('acl = ["board"]\n')
+    assert found == [{("everyone",)}, {("board",)}]
+
+
+async def test_rules_that_cannot_be_obeyed_any_more_make_a_listing_incomplete(folder: Folder, tmp_path: Path) -> None:
+    pages = folder.slim()
+    await anext(pages)
+    (tmp_path / "docs" / ".penstock.toml").write_text("acl = everyone\n")
+    with pytest.raises(Misconfigured, match="not obeyed"):
+        [page async for page in pages]

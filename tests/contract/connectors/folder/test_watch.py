@@ -1,0 +1,222 @@
+"""Watching a folder: changes come by themselves, and what was not heard is found by the next scan."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.clock import Clock
+from connectors.folder.connector import Comparison, Hints
+from connectors.protocol import ScanReport
+from connectors.withdraw import Withdrawal
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+from tests.support.connectors.folder_kit import Desk, codes
+
+pytestmark = pytest.mark.stack
+
+
+@asynccontextmanager
+async def watching(desk: Desk, *roots: Path, **options: Any) -> AsyncIterator[list[ScanReport]]:
+    stop, reports = asyncio.Event(), list[ScanReport]()
+    task = asyncio.create_task(desk.connector(*roots, **options).watch(stop, reports.append))
+    try:
+        await asyncio.sleep(0.5)  # the watch is set up
+        yield reports
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+async def until(holds: Callable[[], bool], within_seconds: float = 20) -> None:
+    async with asyncio.timeout(within_seconds):
+        while not holds():
+            await asyncio.sleep(0.05)
+
+
+async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
+    desk.write("a.txt", "one")
+    desk.write("gone.txt")
+    async with watching(desk):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        desk.recorder.take()
+        desk.write("a.txt", "two")
+        desk.write("new/deep/b.txt")  # a folder that was not watched when it was made
+        (desk.root / "gone.txt").unlink()
+        await until(lambda: len(desk.recorder.sent) == 3)
+        assert desk.names(desk.recorder.take()) == [
+            ("deleted", "gone.txt"), ("upserted", "a.txt"), ("upserted", "new/deep/b.txt"),
+        ]  # fmt: skip
+        (desk.root / "new").rename(desk.root / "newer")
+        await until(lambda: len(desk.recorder.sent) == 2)
+        assert desk.names(desk.recorder.take()) == [
+            ("deleted", "new/deep/b.txt"), ("upserted", "newer/deep/b.txt"),
+        ]  # fmt: skip
+
+
+async def test_new_rules_of_access_are_obeyed(desk: Desk) -> None:
+    desk.write("hr/a.txt")
+    desk.write("b.txt")
+    async with watching(desk):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        desk.recorder.take()
+        rules = desk.write("hr/.penstock.toml", 'acl = ["hr"]')
+        await until(lambda: len(desk.recorder.sent) == 1)
+        assert [event.acl_tags for event in desk.recorder.take()] == [["hr"]]
+        rules.unlink()
+        await until(lambda: len(desk.recorder.sent) == 1)
+        assert [event.acl_tags for event in desk.recorder.take()] == [["staff"]]
+
+
+async def test_a_named_file_is_watched_through_being_replaced(desk: Desk) -> None:
+    path = desk.write("a.txt", "one")
+    async with watching(desk, path):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        desk.write("b.txt")
+        desk.write("a.tmp", "two").replace(path)  # as editors save
+        await until(lambda: len(desk.recorder.sent) == 2)
+    assert [event.content for event in desk.recorder.take()] == ["one", "two"]
+
+
+async def test_what_was_not_heard_is_found_by_the_next_scan(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hints, "_concerns", lambda *_: False)
+    desk.write("a.txt", "one")
+    async with watching(desk, scan_interval_seconds=0.5):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        desk.write("a.txt", "three")
+        await until(lambda: len(desk.recorder.sent) == 2)
+
+
+async def test_an_outage_is_told_once_and_waited_for(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.folder.connector.RETRY_SECONDS", 0.1)
+    desk.write("a.txt")
+    desk.recorder.lose_from = 0
+    async with watching(desk) as reports:
+        await until(lambda: len(reports) == 1)
+        await asyncio.sleep(0.5)
+        assert [codes(report.problems) for report in reports] == [["unavailable"]]
+        desk.recorder.lose_from = None
+        await until(lambda: len(desk.recorder.sent) == 1)
+        await until(lambda: len(reports) == 2)
+        assert (len(reports[1].published), reports[1].problems) == (1, [])
+
+
+async def test_a_folder_that_comes_later_is_found(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.folder.connector.RESTART_SECONDS", 0.2)
+    late = desk.root / "late"
+    async with watching(desk, late, scan_interval_seconds=1) as reports:
+        await until(lambda: bool(reports))
+        assert "missing" in codes(reports[0].problems)
+        desk.write("late/a.txt")
+        await until(lambda: len(desk.recorder.sent) == 1)
+
+
+async def test_hints_name_the_smallest_part_to_look_at(tmp_path: Path) -> None:
+    async with Hints(["/r", "/s/f.txt"]) as hints:
+        hints._changed = {"/r/a", "/r/a/b", "/r/c/.penstock.toml", "/r/c/d", "/s/f.txt", "/elsewhere"}
+        assert await hints.next(asyncio.Event(), 0) == [("/r", "/r/a"), ("/r", "/r/c"), ("/s/f.txt", "/s/f.txt")]
+        hints._changed = {"/s/.penstock.toml"}
+        assert await hints.next(asyncio.Event(), 0) == [("/s/f.txt", "/s/f.txt")]
+        hints._changed = {f"/r/{n}" for n in range(1000)}
+        assert await hints.next(asyncio.Event(), 0) is None
+        assert await hints.next(asyncio.Event(), 0) is None
+
+
+async def accepted(desk: Desk, path: Path, version: int) -> None:
+    """The ledger has the document, readable by whom the desk's files are."""
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, '', '{folder/staff}', '{}')"
+            " ON CONFLICT DO NOTHING",
+            [desk.tenant],
+        )
+        await connection.execute(
+            "INSERT INTO documents (id, tenant, source, external_id, version, observed_at, access_id)"
+            " SELECT %s, %s, 'folder', %s, %s, now(), id FROM access_sets WHERE tenant = %s",
+            [document_id(desk.tenant, "folder", str(path)), desk.tenant, str(path), version, desk.tenant],
+        )
+
+
+async def everything_is_handled(desk: Desk) -> None:
+    """As the detect worker notes it: whatever was sent until now has been handled."""
+    async with desk.checkpoint.pool.connection() as connection:
+        await connection.execute(
+            "INSERT INTO handled VALUES ('detect', clock_timestamp())"
+            " ON CONFLICT (stage) DO UPDATE SET until = EXCLUDED.until"
+        )
+
+
+async def test_what_the_ledger_lost_or_alone_knows_is_published_and_deleted_again(desk: Desk) -> None:
+    """Kafka had acknowledged the one and the deletion of the other; neither has reached the ledger, nor will."""
+    desk.write("lost.txt")
+    kept, elsewhere = desk.write("kept.txt"), desk.root.parent / "elsewhere.txt"
+    async with watching(desk, scan_interval_seconds=1):
+        await until(lambda: len(desk.recorder.sent) == 2)
+        [version] = [event.version for event in desk.recorder.take() if event.external_id == str(kept)]
+        await accepted(desk, kept, version)
+        await accepted(desk, desk.root / "undead.txt", 7)
+        await accepted(desk, elsewhere, 7)
+        async with asyncio.timeout(60):
+            while len(desk.recorder.sent) < 2:
+                await everything_is_handled(desk)
+                await asyncio.sleep(0.2)
+        assert desk.names(desk.recorder.take()) == [("deleted", "undead.txt"), ("upserted", "lost.txt")]
+
+
+async def test_what_may_be_on_its_way_is_not_published_again(desk: Desk) -> None:
+    desk.write("a.txt")
+    await everything_is_handled(desk)  # before it was sent: that proves nothing
+    scans = 0
+    run = Comparison.run
+
+    async def counted(comparison: Comparison, clock: Clock) -> int:
+        nonlocal scans
+        found = await run(comparison, clock)
+        scans += 1
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Comparison, "run", counted)
+        async with watching(desk, scan_interval_seconds=1):
+            await until(lambda: scans >= 4)
+    assert desk.names(desk.recorder.take()) == [("upserted", "a.txt")]
+
+
+async def test_a_withdrawn_file_that_the_ledger_has_still_is_deleted_again(desk: Desk) -> None:
+    """Its delete was overtaken by a scan that had read the file before."""
+    path = desk.write("a.txt")
+    async with watching(desk, scan_interval_seconds=1):
+        await until(lambda: len(desk.recorder.sent) == 1)
+        await Withdrawal(desk.checkpoint.pool, desk.recorder, desk.tenant, "folder").documents([str(path)])
+        [upserted, _] = desk.recorder.take()
+        await accepted(desk, path, upserted.version)
+        async with asyncio.timeout(60):
+            while not desk.recorder.sent:
+                await everything_is_handled(desk)
+                await asyncio.sleep(0.2)
+        assert desk.names(desk.recorder.take()) == [("deleted", "a.txt")]
+
+
+async def test_a_scan_is_reported_although_nothing_could_be_compared(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> int:
+        raise Retryable("no connection became free in time", service="postgres")
+
+    monkeypatch.setattr(Comparison, "run", away)
+    desk.write("a.txt")
+    async with watching(desk) as reports:
+        await until(lambda: bool(reports))
+        assert (len(reports[0].published), codes(reports[0].problems)) == (1, ["unavailable"])
+
+
+async def test_of_two_roots_the_inner_one_answers_for_its_files(desk: Desk) -> None:
+    """One that a listing of the outer one passes over."""
+    outer, inner = str(desk.root), f"{desk.root}/.kept"
+    comparison = Comparison(desk.checkpoint, [outer, inner], tenant=desk.tenant, source="folder")
+    assert [comparison._root(f"{folder}/a.md") for folder in (inner, outer, "/elsewhere")] == [inner, outer, None]

@@ -1,0 +1,200 @@
+"""A git repository through the runner to a real Kafka: what is published, when something happens and when not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from connectors.git.playground import GitPlayground, playing
+from connectors.git.source import Git
+from connectors.runner.instance import Instance
+from connectors.source import Request
+from pipeline.core.errors import Retryable
+from tests.support.connectors.playground_kit import Played, documents, made, upserted
+from tests.support.connectors.runner_kit import Ground, bench_on, kinds
+from topics.messages import AnyMessage
+
+pytestmark = pytest.mark.stack
+
+NAMES = tuple(f"d{n}" for n in range(7))
+"""Three pages of three, three and one."""
+TEXT = "\n\n".join(f"Paragraph {n} of many that stay as they are." for n in range(20))
+
+
+@dataclass
+class Team(Played[GitPlayground]):
+    """A team's repository, and a runner's surroundings."""
+
+    async def told(self, instance: Instance, requests: Sequence[Request] | None = None) -> list[AnyMessage]:
+        """What is published once the server has told of a push: the event alone has the changes asked for."""
+        changes = instance.activities["changes"].status
+        before = changes.succeeded_at
+        for request in self.play.sent() if requests is None else requests:
+            await instance.on_event(request)
+        await self.bench.until(lambda: changes.succeeded_at != before, 60)
+        await self.bench.until(lambda: self.idle(instance), 60)
+        return await self.asked("changes")  # a second run may be due for what came during the first
+
+
+@pytest.fixture
+async def team(ground: Ground, tmp_path: Path) -> AsyncIterator[Team]:
+    async with playing() as play, bench_on(ground, tmp_path, made(Git, play)) as bench:
+        for name in NAMES:
+            await play.write(name, f"# {name}\n\n{TEXT}")
+        yield Team(bench, play)
+
+
+async def test_first_crawl(team: Team) -> None:
+    async with team.running() as instance:
+        await team.settle(instance)
+        found = await team.bench.take()
+        assert kinds(documents(found)) == upserted(*team.play.ids.values())
+        assert all((one.acl_tags, one.author) == (["team"], "Ada Author") for one in documents(found))
+        people = {one.principal: one.groups for one in found if one.kind == "identity.changed.v1"}
+        assert people == {team.play.inside: ["team"]}
+
+
+async def test_no_change_poll_publishes_nothing(team: Team) -> None:
+    async with team.loaded():
+        assert await team.asked("changes") == []
+        assert await team.asked("sweep") == []
+        assert await team.asked("full") == []
+
+
+async def test_edit_move_delete_restore(team: Team) -> None:
+    async with team.loaded() as instance:
+        id_ = await team.play.write("d1", f"# d1\n\n{TEXT}\n\nAnd more.")
+        [edited] = await team.told(instance)
+        assert (edited.external_id, edited.content.endswith("And more.")) == (id_, True)
+        await team.play.move("d1")
+        [moved] = await team.told(instance)
+        assert (moved.external_id, moved.metadata["path"]) == (id_, f"moved/{id_}")
+        await team.play.remove("d1")
+        assert kinds(await team.told(instance)) == [("document.deleted", id_)]
+        await team.play.restore("d1")
+        assert kinds(await team.told(instance)) == upserted(id_)
+        assert await team.asked("sweep") == []
+
+
+async def test_permission_tightened_on_a_parent(team: Team) -> None:
+    async with team.loaded():
+        await team.play.restrict("d2")
+        [changed] = await team.asked("sweep")
+        assert kinds([changed]) == [("document.access-changed", team.play.ids["d2"])]
+        assert changed.acl_tags == ["user:nobody-here@example.com"]
+
+
+async def test_member_removed_from_a_group(team: Team) -> None:
+    async with team.loaded():
+        await team.play.leave()
+        [left] = await team.asked("groups")
+        assert (left.principal, left.groups) == (team.play.inside, [])
+
+
+async def test_webhook_lost_and_the_sweep_closes_the_gap(team: Team) -> None:
+    async with team.loaded():
+        edited = await team.play.write("d3", "Another text.")
+        await team.play.remove("d4")
+        await team.play.move("d6")
+        await team.play.restrict("d5")
+        team.play.sent()
+        ids = team.play.ids
+        assert kinds(await team.asked("sweep")) == sorted([
+            ("document.upserted", edited), ("document.deleted", ids["d4"]), ("document.upserted", ids["d6"]),
+            ("document.access-changed", ids["d5"]),
+        ])  # fmt: skip
+        assert await team.asked("changes") == []
+
+
+async def test_webhook_duplicated_and_reordered(team: Team) -> None:
+    async with team.loaded() as instance:
+        first = await team.play.write("d0", "First.")
+        requests = list(team.play.sent())
+        second = await team.play.write("d1", "Second.")
+        requests = [*team.play.sent(), *requests]
+        assert kinds(await team.told(instance, requests * 2)) == upserted(first, second)
+        for request in requests[::-1]:
+            await instance.on_event(request)  # known by now: nobody looks because of it
+        assert await team.asked("changes") == []
+
+
+def after_a_page(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> list[int]:
+    """Calls it before the second page's documents are read, and each time after that."""
+    entries, calls = Git._entries, []
+
+    async def counting(self: Git, *given: object) -> object:
+        calls.append(1)
+        if len(calls) > 1 and (result := happens()) is not None:
+            await result
+        return await entries(self, *given)
+
+    monkeypatch.setattr(Git, "_entries", counting)
+    return calls
+
+
+async def test_history_rewritten_mid_crawl(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    rewritten: list[int] = []
+
+    def rewrite() -> object:
+        if rewritten:
+            return None
+        rewritten.append(1)
+        return team.play.trouble(expired=True)
+
+    after_a_page(monkeypatch, rewrite)
+    async with team.running() as instance:
+        await team.settle(instance)
+    assert rewritten
+    found = documents(await team.bench.take())
+    assert {one.external_id for one in found} == set(team.play.ids.values())
+    assert not [one for one in await team.bench.take() if one.kind == "document.deleted.v1"]
+
+
+async def test_changes_cursor_expired_is_healed_by_a_sweep(team: Team) -> None:
+    async with team.loaded() as instance:
+        edited = await team.play.write("d0", "While nobody could know.")
+        await team.play.trouble(expired=True)
+        await team.bench.ask("changes")
+        await team.bench.until(lambda: team.idle(instance), 60)
+        assert edited in {one.external_id for one in await team.bench.take()}
+        later = await team.play.write("d1", "And again.")
+        assert kinds(await team.asked("changes")) == upserted(later)
+
+
+async def test_a_429_storm_is_waited_out(team: Team) -> None:
+    await team.play.trouble(throttled=6)
+    async with team.running() as instance:
+        await team.settle(instance)
+        assert team.play.backend.throttled == 0
+        assert kinds(documents(await team.bench.take())) == upserted(*team.play.ids.values())
+
+
+async def test_crash_mid_crawl_and_resume_publishes_no_page_again(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks() -> None:
+        raise Retryable("the disk is away")
+
+    with monkeypatch.context() as patched:
+        calls = after_a_page(patched, breaks)
+        async with team.running():
+            await team.bench.until(lambda: len(calls) > 1, 60)
+    first = [one.external_id for one in documents(await team.bench.take())]
+    assert sorted(first) == sorted(team.play.ids.values())[:3]
+    async with team.running() as instance:
+        await team.settle(instance)
+    rest = [one.external_id for one in documents(await team.bench.take())]
+    assert sorted(first + rest) == sorted(team.play.ids.values())
+
+
+async def test_a_branch_that_is_gone_deletes_nothing(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.git.client.PATIENCE_SECONDS", 0)
+    async with team.loaded() as instance:
+        await team.play.trouble(truncated=True)
+        instance.activities["sweep"].ask()
+        await team.bench.until(lambda: "no branch any more" in str(instance.activities["sweep"].shown()), 60)
+        assert await team.bench.take() == []
+        await team.play.trouble()
+        await team.bench.until(lambda: team.idle(instance) and instance.activities["sweep"].status.state == "idle", 60)
+        assert await team.bench.take() == []

@@ -1,0 +1,249 @@
+"""Which files of a Google Drive are read, page by page, and what happens while Google is busy or broken."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from connectors.extraction import ExtractionSettings, remote, sandbox
+from connectors.fakes.google_drive_corpus import FOLDER, Grant
+from connectors.source import CursorExpired, Document, Gone, Unreadable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, one, since, whole
+from tests.support.connectors.pdf_files import pdf_of
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+# Which files
+
+
+async def test_only_what_is_below_the_named_folders_is_read(desk: Desk) -> None:
+    drive = desk.drive()
+    wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
+    deep = desk.corpus.add("Deep", parent=wanted, mime_type=FOLDER).id
+    other = desk.corpus.add("Other", parent=drive, mime_type=FOLDER).id
+    inside = {desk.doc("In", wanted), desk.doc("Deep in", deep)}
+    outside = {desk.doc("Out", drive), desk.doc("Elsewhere", other)}
+    source = desk.source(folders=[wanted], page_size=2)
+    assert set(await whole(source)) == set(await listing(source)) == inside
+    kinds = {entry.external_id: type(entry) for entry in await source.fetch([*inside, *outside])}
+    assert kinds == dict.fromkeys(inside, Document) | dict.fromkeys(outside, Gone)
+
+
+async def test_a_file_that_is_moved_out_of_the_named_folder_is_gone(desk: Desk) -> None:
+    drive = desk.drive()
+    wanted = desk.corpus.add("Wanted", parent=drive, mime_type=FOLDER).id
+    other = desk.corpus.add("Other", parent=drive, mime_type=FOLDER).id
+    id_ = desk.doc("Document", wanted)
+    source = desk.source(folders=[wanted])
+    cursor = await source.start()
+    desk.corpus.move(id_, other)
+    found, cursor = await since(source, cursor)
+    assert found == {id_: Gone(id_)}
+    desk.corpus.move(id_, wanted)
+    found, _ = await since(source, cursor)
+    assert isinstance(found[id_], Document)
+
+
+async def test_a_folder_in_somebodys_my_drive_is_read(desk: Desk) -> None:
+    folder = desk.corpus.add("Shared", owner="ines@example.com", mime_type=FOLDER)
+    desk.corpus.share(
+        folder.id, Grant(type="user", who="penstock@penstock-test.iam.gserviceaccount.com", role="writer")
+    )
+    inside, outside = desk.doc("In", folder.id), desk.mine("Out")
+    source = desk.source(folders=[folder.id])
+    assert set(await whole(source)) == {inside}
+    assert isinstance((await source.fetch([outside]))[0], Gone)
+
+
+async def test_all_shared_drives_are_read_and_a_new_one_is_noticed(desk: Desk) -> None:
+    first = desk.doc("First", desk.drive())
+    source = desk.source(all_drives=True)
+    cursor = await source.start()
+    assert set(await whole(source)) == {first}
+    second = desk.drive()
+    found, cursor = await since(source, cursor)
+    assert found == {}
+    assert set(cursor["tokens"]) == set(desk.corpus.drives)
+    id_ = desk.doc("Second", second)
+    found, cursor = await since(source, cursor)
+    assert set(found) == {id_}
+
+
+async def test_a_drive_that_is_not_there_is_named(desk: Desk) -> None:
+    source = desk.source(drives=["0ANotThere"])
+    for reading in (whole(source), listing(source), source.start()):
+        with pytest.raises(Misconfigured, match="drives: 0ANotThere is not there"):
+            await reading
+
+
+# Page by page
+
+
+async def test_reading_goes_on_after_any_page(desk: Desk) -> None:
+    drives = [desk.drive(), desk.drive()]
+    ids = {desk.doc(f"Document {n}", drive) for drive in drives for n in range(5)}
+    source = desk.source(drives=drives, page_size=2)
+    pages = [page async for page in source.full(None)]
+    assert len(pages) == 6
+    for number, page in enumerate(pages):
+        before = {entry.external_id for earlier in pages[: number + 1] for entry in earlier.entries}
+        assert before | set(await whole(desk.source(drives=drives, page_size=2), page.cursor)) == ids
+    assert await whole(source, pages[-1].cursor) == {}
+
+
+async def test_what_is_moved_and_deleted_during_a_crawl_hides_nothing_else(desk: Desk) -> None:
+    drive = desk.drive()
+    ids = [desk.doc(f"Document {n}", drive) for n in range(6)]
+    met: set[str] = set()
+    async for page in desk.source(drives=[drive], page_size=2).full(None):
+        if not met:
+            desk.corpus.delete(ids[0])
+            desk.corpus.edit(ids[1], exports={"text/markdown": b"Edited."})
+        met |= {entry.external_id for entry in page.entries}
+    assert met == set(ids)
+
+
+async def test_an_expired_page_token_starts_the_crawl_over(desk: Desk) -> None:
+    drive = desk.drive()
+    for n in range(4):
+        desk.doc(f"Document {n}", drive)
+    source = desk.source(drives=[drive], page_size=2)
+    pages = source.full(None)
+    cursor = (await anext(pages)).cursor
+    await pages.aclose()  # type: ignore[attr-defined]
+    desk.fake.pages.epoch += 1
+    with pytest.raises(CursorExpired):
+        await whole(source, cursor)
+
+
+async def test_a_listing_whose_page_token_is_refused_begins_again(desk: Desk) -> None:
+    """It has no cursor of ours that could have expired."""
+    drive = desk.drive()
+    for n in range(4):
+        desk.doc(f"Document {n}", drive)
+    source = desk.source(drives=[drive], sweep_page_size=2)
+    pages = source.slim()
+    await anext(pages)
+    desk.fake.pages.epoch += 1
+    with pytest.raises(Retryable):
+        await anext(pages)
+    assert len(await listing(source)) == 4
+
+
+async def test_a_listing_that_google_calls_incomplete_is_no_listing(desk: Desk) -> None:
+    drive = desk.drive()
+    desk.doc("Document", drive)
+    source = desk.source(drives=[drive])
+    desk.fake.faults.incomplete = True
+    for reading in (whole(source), listing(source)):
+        with pytest.raises(Retryable, match="incompleteSearch"):
+            await reading
+
+
+# When Google says wait
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(429, "rateLimitExceeded"), (403, "userRateLimitExceeded"), (403, "rateLimitExceeded"), (503, "backendError")],
+)
+async def test_a_busy_google_is_waited_for(desk: Desk, status: int, reason: str) -> None:
+    drive = desk.drive()
+    ids = {desk.doc(f"Document {n}", drive) for n in range(3)}
+    faults = desk.fake.faults
+    faults.throttled, faults.throttle_status, faults.throttle_reason, faults.retry_after = 3, status, reason, 0
+    assert set(await whole(desk.source(drives=[drive]))) == ids
+    assert faults.throttled == 0
+
+
+async def test_a_spent_daily_quota_is_a_wait_and_no_refusal(desk: Desk) -> None:
+    drive = desk.drive()
+    faults = desk.fake.faults
+    faults.throttled, faults.throttle_status, faults.throttle_reason = 1, 403, "dailyLimitExceeded"
+    faults.retry_after = None
+    with pytest.raises(Deferred, match="quota"):
+        await whole(desk.source(drives=[drive]))
+
+
+async def test_a_token_that_ended_is_replaced_without_anybody_noticing(desk: Desk) -> None:
+    drive = desk.drive()
+    id_ = desk.doc("Document", drive)
+    source = desk.source(drives=[drive])
+    await whole(source)
+    desk.fake.tokens.issued.clear()
+    assert set(await whole(source)) == {id_}
+    assert len(desk.fake.tokens.issued) == 1
+
+
+async def test_one_token_serves_many_requests(desk: Desk) -> None:
+    drive = desk.drive()
+    for n in range(5):
+        desk.doc(f"Document {n}", drive)
+    source = desk.source(drives=[drive], page_size=2)
+    await whole(source)
+    await listing(source)
+    assert desk.fake.asked.count(("POST", "/token")) == 1
+
+
+async def test_a_file_at_which_google_always_fails_is_set_aside_and_harms_no_other(desk: Desk) -> None:
+    drive = desk.drive()
+    bad, good = desk.doc("Bad", drive), desk.doc("Good", drive)
+    desk.fake.faults.broken.add(bad)
+    source = desk.source(drives=[drive], patient=False)
+    for _ in range(2):
+        with pytest.raises(Retryable):
+            await whole(source)
+    found = await whole(source)
+    assert isinstance(found[good], Document)
+    assert isinstance(found[bad], Unreadable)
+    assert (found[bad].code, found[bad].revision) == ("unavailable", None)  # so that every sweep tries again
+    desk.fake.faults.broken.clear()
+    assert isinstance(await one(source, bad), Document)
+
+
+async def test_a_google_that_fails_at_everything_sets_nothing_aside(desk: Desk) -> None:
+    drive = desk.drive()
+    desk.fake.faults.broken |= {desk.doc("One", drive), desk.doc("Two", drive)}
+    source = desk.source(drives=[drive], patient=False)
+    for _ in range(5):
+        with pytest.raises(Retryable):
+            await whole(source)
+
+
+async def test_an_extraction_service_that_is_away_for_long_is_no_fault_of_the_files_it_would_read(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even while Google's own documents beside them are read."""
+    drive = desk.drive()
+    desk.doc("Good", drive)
+    pdf = desk.corpus.add("a.pdf", parent=drive, mime_type="application/pdf", content=pdf_of(["Words"])).id
+    source = desk.source(drives=[drive], patient=False)
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.0)
+    with monkeypatch.context() as away:
+        away.setattr(sandbox, "from_environment", lambda: ExtractionSettings(url="http://127.0.0.1:1"))
+        for _ in range(4):
+            with pytest.raises(Deferred, match="extraction service"):
+                await whole(source)
+    found = (await whole(source))[pdf]
+    assert isinstance(found, Document), found
+    assert found.content.strip() == "Words"
+
+
+async def test_pages_that_are_too_large_are_asked_for_in_parts(desk: Desk) -> None:
+    ids = {
+        desk.mine(f"Document {n}", *(Grant(type="user", who=f"u{m}@example.com") for m in range(20))) for n in range(9)
+    }
+    source = desk.source(my_drive=True, answer_bytes=30_000)
+    cursor = await source.start()
+    assert set(await listing(source)) == set(await whole(source)) == ids
+    for id_ in ids:
+        desk.corpus.rename(id_, "Renamed")
+    assert set((await since(source, cursor))[0]) == ids

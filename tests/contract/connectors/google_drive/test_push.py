@@ -1,0 +1,224 @@
+"""Push channels of Google Drive: opened, believed, renewed, lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.fakes.google_drive_answers import ApiError
+from connectors.fakes.google_drive_services import Notification
+from connectors.google_drive import GoogleDrive
+from connectors.source import Reaction, Refused, Request
+from tests.support.connectors.google_drive_kit import EVENTS, Desk, desk_in, since
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+@asynccontextmanager
+async def listening(desk: Desk, source: GoogleDrive, channels: int = 1) -> AsyncIterator[None]:
+    """Until as many channels are open as given, and no others."""
+
+    async def ignored(reaction: Reaction) -> None:
+        return None
+
+    task = asyncio.create_task(source.listen(ignored))
+    try:
+        async with asyncio.timeout(30):
+            while len(desk.fake.channels.open) != channels or len(desk.memory.kept.get("channels", ())) != channels:
+                assert not task.done(), task.result()
+                await asyncio.sleep(0.01)
+        yield
+    finally:
+        task.cancel()
+
+
+def as_request(notification: Notification, **headers: str) -> Request:
+    changed = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Request({**notification.headers, **changed}, {}, b"")
+
+
+async def test_a_change_is_told_of_and_found_by_asking_for_changes(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    cursor = await source.start()
+    async with listening(desk, source):
+        id_ = desk.doc("Document", drive)
+        sync, change = desk.fake.channels.take()
+        assert sync.address == change.address == EVENTS
+        assert await source.on_event(as_request(sync)) == Reaction()
+        assert await source.on_event(as_request(change)) == Reaction(changes=True)
+    assert set((await since(source, cursor))[0]) == {id_}
+
+
+async def test_each_log_of_changes_has_a_channel(desk: Desk) -> None:
+    drives = [desk.drive(), desk.drive()]
+    async with listening(desk, desk.source(drives=drives, my_drive=True), channels=3):
+        assert {channel.drive for channel in desk.fake.channels.open.values()} == {*drives, None}
+        for channel in desk.fake.channels.open.values():
+            assert channel.ends - desk.corpus.now() > timedelta(days=6)
+
+
+async def test_what_does_not_know_the_channels_secret_is_refused(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    async with listening(desk, source):
+        [sync] = desk.fake.channels.take()
+        forged = [
+            as_request(sync, x_goog_channel_token="guessed"),
+            as_request(sync, x_goog_channel_token=""),
+            as_request(sync, x_goog_channel_id="11111111-2222-3333-4444-555555555555"),
+            as_request(sync, x_goog_channel_token="\udcff"),
+            Request({}, {}, b""),
+        ]
+        for request in forged:
+            with pytest.raises(Refused):
+                await source.on_event(request)
+
+
+async def test_the_secret_is_not_kept(desk: Desk) -> None:
+    async with listening(desk, desk.source(drives=[desk.drive()])):
+        [channel] = desk.fake.channels.open.values()
+        assert channel.token
+        assert channel.token not in json.dumps(desk.memory.kept)
+
+
+async def test_duplicated_and_reordered_notifications_ask_once_each(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    async with listening(desk, source):
+        desk.doc("One", drive)
+        _, first = desk.fake.channels.take()
+        desk.doc("Two", drive)
+        [second] = desk.fake.channels.take()
+        told = [await source.on_event(as_request(one)) for one in (second, first, second, first)]
+        assert [reaction.changes for reaction in told] == [True, True, False, False]
+
+
+async def test_a_channel_is_replaced_before_it_ends_and_the_old_one_stopped(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    async with listening(desk, source):
+        [old] = desk.fake.channels.open.values()
+    async with listening(desk, source):
+        assert list(desk.fake.channels.open) == [old.id]  # there is time yet
+    desk.corpus.ahead = timedelta(days=6, hours=13)
+    later = desk.source(drives=[drive])
+    # The clock ran on for the service account's tokens as well: a day's work, here in an instant.
+    async with token_clock(desk), listening(desk, later):
+        while old.id in desk.fake.channels.open:
+            await asyncio.sleep(0.01)
+        [new] = desk.fake.channels.open.values()
+        assert new.ends - desk.corpus.now() > timedelta(days=6)
+        desk.doc("Document", drive)
+        messages = desk.fake.channels.take()
+        assert {message.headers["x-goog-channel-id"] for message in messages} >= {new.id}
+        assert (await later.on_event(as_request(messages[-1]))).changes
+
+
+async def test_a_notification_of_a_channel_that_has_ended_is_refused(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    async with listening(desk, source):
+        desk.doc("Document", drive)
+        change = desk.fake.channels.take()[-1]
+    desk.corpus.ahead = timedelta(days=8)
+    with pytest.raises(Refused, match="has ended"):
+        await source.on_event(as_request(change))
+
+
+@asynccontextmanager
+async def token_clock(desk: Desk) -> AsyncIterator[None]:
+    """Tokens go by the real clock."""
+    verified = desk.fake.tokens._verified
+    ahead = desk.corpus.ahead
+
+    def by_real_time(assertion: str, url: str) -> dict[str, object]:
+        desk.corpus.ahead = timedelta()
+        try:
+            return verified(assertion, url)
+        finally:
+            desk.corpus.ahead = ahead
+
+    desk.fake.tokens._verified = by_real_time  # type: ignore[method-assign]
+    yield
+
+
+async def test_a_restarted_instance_believes_the_channels_of_the_one_before(desk: Desk) -> None:
+    drive = desk.drive()
+    async with listening(desk, desk.source(drives=[drive])):
+        pass
+    desk.doc("Document", drive)
+    assert (await desk.source(drives=[drive]).on_event(as_request(desk.fake.channels.take()[-1]))).changes
+
+
+async def test_a_channel_that_google_lost_loses_no_change(desk: Desk) -> None:
+    drive = desk.drive()
+    source = desk.source(drives=[drive])
+    cursor = await source.start()
+    async with listening(desk, source):
+        desk.fake.channels.take()
+        desk.fake.channels.open.clear()
+        id_ = desk.doc("Document", drive)
+        assert desk.fake.channels.take() == []
+    assert set((await since(source, cursor))[0]) == {id_}
+
+
+async def test_a_drive_that_is_no_longer_read_has_its_channel_stopped(desk: Desk) -> None:
+    first, second = desk.drive(), desk.drive()
+    async with listening(desk, desk.source(drives=[first, second]), channels=2):
+        pass
+    async with listening(desk, desk.source(drives=[first])):
+        assert [channel.drive for channel in desk.fake.channels.open.values()] == [first]
+
+
+async def test_a_channel_that_cannot_be_replaced_yet_stays_and_the_others_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = sorted([desk.drive(), desk.drive()])
+    source = desk.source(drives=[first, second])
+    async with listening(desk, source, channels=2):
+        old = {channel.drive: channel.id for channel in desk.fake.channels.open.values()}
+    desk.corpus.ahead = timedelta(days=6, hours=13)
+    watch = desk.fake.channels.watch
+
+    def refuses(body: Any, *, drive: str | None, uri: str) -> dict[str, Any]:
+        if drive == first:
+            raise ApiError(403, "rateLimitExceededForWatch", "Not now.")
+        return watch(body, drive=drive, uri=uri)
+
+    monkeypatch.setattr(desk.fake.channels, "watch", refuses)
+    async with token_clock(desk), listening(desk, desk.source(drives=[first, second]), channels=2):
+        async with asyncio.timeout(30):
+            while old[second] in desk.fake.channels.open:
+                await asyncio.sleep(0.01)
+    assert old[first] in desk.fake.channels.open
+
+
+async def test_a_google_that_takes_no_channel_does_not_end_listening(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drive = desk.drive()
+    monkeypatch.setattr("tests.support.connectors.google_drive_kit.EVENTS", "http://plain.example.com/events")
+    plain = desk.source(drives=[drive])
+    reactions: asyncio.Queue[Reaction] = asyncio.Queue()
+    task = asyncio.create_task(plain.listen(reactions.put))
+    try:
+        async with asyncio.timeout(30):
+            while ("POST", "/drive/v3/changes/watch") not in desk.fake.asked:
+                await asyncio.sleep(0.01)
+        plain._listener.sweep()
+        assert (await asyncio.wait_for(reactions.get(), 30)).sweep
+        assert not task.done()
+    finally:
+        task.cancel()

@@ -1,0 +1,205 @@
+"""Who may read what in a Google Drive: sharing as tags, and who holds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.google_drive_corpus import FOLDER, Grant
+from connectors.google_drive.playground import ACCOUNT, ADMIN, STAFF
+from connectors.source import Reaction
+from pipeline.core.errors import Retryable
+from tests.support.connectors.google_drive_kit import Desk, desk_in, listing, members, one, since
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+async def test_a_member_of_the_drive_reads_through_the_drives_tag(desk: Desk) -> None:
+    drive = desk.drive(Grant(type="group", who=STAFF), Grant(type="user", who="Otto@Example.com"))
+    desk.corpus.group(STAFF, "ines@example.com")
+    id_ = desk.doc("Document", drive)
+    source = desk.source(drives=[drive])
+    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}"}
+    groups = await members(source)
+    assert groups[f"drive:{drive}"].members == {ACCOUNT, "otto@example.com"}
+    assert set(groups[f"drive:{drive}"].of) == {f"group:{STAFF}"}
+    assert groups[f"group:{STAFF}"].members == {"ines@example.com"}
+
+
+async def test_a_file_shared_beyond_the_drive_has_those_readers_too(desk: Desk) -> None:
+    drive = desk.drive(Grant(type="group", who=STAFF))
+    id_ = desk.doc("Document", drive)
+    desk.corpus.share(id_, Grant(type="user", who="guest@elsewhere.org"))
+    assert set((await one(desk.source(drives=[drive]), id_)).acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
+
+
+async def test_a_folder_shared_beyond_the_drive_opens_what_is_below(desk: Desk) -> None:
+    drive = desk.drive(Grant(type="group", who=STAFF))
+    folder = desk.corpus.add("Folder", parent=drive, mime_type=FOLDER).id
+    ids = [desk.doc(f"Document {n}", folder) for n in range(4)]
+    desk.corpus.share(folder, Grant(type="user", who="guest@elsewhere.org"))
+    source = desk.source(drives=[drive])
+    for listed in (await listing(source)).values():
+        assert set(listed.acl_tags) == {f"drive:{drive}", "user:guest@elsewhere.org"}
+    asked = [path for _, path in desk.fake.asked if path.endswith("/permissions")]
+    assert len(asked) == 2  # one of the four, and the drive: all four must have the same
+    assert set(await listing(source)) == set(ids)
+
+
+async def test_a_folder_with_limited_access_is_not_opened_by_membership(desk: Desk) -> None:
+    """The service account is organizer, and so sees what members no longer do."""
+    drive = desk.drive(Grant(type="group", who=STAFF), role="organizer")
+    folder = desk.corpus.add("Board", parent=drive, mime_type=FOLDER).id
+    below = desk.corpus.add("Below", parent=folder, mime_type=FOLDER).id
+    id_ = desk.doc("Minutes", below)
+    source = desk.source(drives=[drive])
+    assert set((await listing(source))[id_].acl_tags) == {f"drive:{drive}"}
+    desk.corpus.limit(folder)
+    assert set((await listing(source))[id_].acl_tags) == {f"user:{ACCOUNT}"}
+    desk.corpus.share(folder, Grant(type="user", who="ines@example.com"))
+    assert set((await one(source, id_)).acl_tags) == {f"user:{ACCOUNT}", "user:ines@example.com"}
+    desk.corpus.limit(folder, limited=False)
+    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:ines@example.com"}
+
+
+async def test_a_drive_of_organizers_alone_is_not_a_tag_lest_later_members_read_what_is_limited(desk: Desk) -> None:
+    drive = desk.drive(role="organizer")
+    folder = desk.corpus.add("Board", parent=drive, mime_type=FOLDER).id
+    id_ = desk.doc("Minutes", folder)
+    desk.corpus.limit(folder)
+    source = desk.source(drives=[drive])
+    assert set((await one(source, id_)).acl_tags) == {f"user:{ACCOUNT}"}
+
+
+async def test_sharing_with_groups_domains_and_anyone(desk: Desk) -> None:
+    found = desk.mine("Found by the domain", Grant(type="domain", who="example.com", discoverable=True))
+    linked = desk.mine("Link within the domain", Grant(type="domain", who="example.com"))
+    public = desk.mine("Public", Grant(type="anyone", discoverable=True))
+    link = desk.mine("Link", Grant(type="anyone"))
+    group = desk.mine("Group", Grant(type="group", who=STAFF))
+    left = desk.mine("Left the company", Grant(type="user", who="gone@example.com", deleted=True))
+    everybody = {"user:ines@example.com", f"user:{ACCOUNT}"}
+
+    async def tags(**options: object) -> dict[str, set[str]]:
+        listed = await listing(desk.source(my_drive=True, **options))
+        return {id_: set(one.acl_tags) - everybody for id_, one in listed.items()}
+
+    strict = {found: {"domain:example.com"}, linked: set(), public: set(), link: set(), group: {f"group:{STAFF}"},
+              left: set()}  # fmt: skip
+    assert await tags() == strict
+    assert await tags(domain_links=True) == {**strict, linked: {"domain:example.com"}}
+    open_to = {"domain:example.com"}
+    assert await tags(anyone_tag="domain:example.com") == {**strict, public: open_to, link: open_to}
+
+
+async def test_files_whose_sharing_is_hidden_are_for_nobody_and_that_is_told(desk: Desk) -> None:
+    id_ = desk.doc("Read only", None, owner="ines@example.com")
+    desk.corpus.share(id_, Grant(type="user", who=ACCOUNT, role="reader"))
+    source = desk.source(my_drive=True, directory=False)
+    assert set((await one(source, id_)).acl_tags) == set()
+    assert [problem.code for problem in await source.check()] == ["permissions_hidden"]
+
+
+async def test_nested_groups_suspended_people_and_everybody_in_the_company(desk: Desk) -> None:
+    desk.corpus.user("sus@example.com", suspended=True)
+    desk.corpus.group("inner@example.com", "otto@example.com")
+    desk.corpus.group(STAFF, "ines@example.com", "inner@example.com", "sus@example.com", "Guest@Elsewhere.org")
+    desk.corpus.group("all@example.com", "*")
+    desk.mine("One", Grant(type="group", who=STAFF), Grant(type="group", who="all@example.com"))
+    groups = await members(desk.source(my_drive=True, domains=["example.com"]))
+    assert groups[f"group:{STAFF}"].members == {"ines@example.com", "otto@example.com", "guest@elsewhere.org"}
+    assert list(groups["group:all@example.com"].of) == ["domain:example.com"]
+    assert groups["domain:example.com"].members == {ADMIN, "ines@example.com", "otto@example.com"}
+
+
+async def test_a_group_that_the_directory_does_not_show_has_no_holders(desk: Desk) -> None:
+    desk.mine("One", Grant(type="group", who="partners@elsewhere.org"), Grant(type="group", who=STAFF))
+    desk.corpus.group(STAFF, "ines@example.com")
+    source = desk.source(my_drive=True)
+    assert set(await members(source)) == {f"group:{STAFF}"}
+    desk.fake.directory.admins.clear()
+    assert await members(source) == {}
+    desk.fake.tokens.delegated.clear()
+    assert await members(desk.source(my_drive=True)) == {}
+    assert await members(desk.source(my_drive=True, directory=False)) == {}
+
+
+async def test_a_directory_that_fails_takes_nothing_from_anybody(desk: Desk) -> None:
+    desk.mine("One", Grant(type="group", who=STAFF))
+    desk.corpus.group(STAFF, "ines@example.com")
+    source = desk.source(my_drive=True, patient=False)
+    await listing(source)
+    desk.fake.faults.failing = 1
+    with pytest.raises(Retryable):
+        await members(source)
+
+
+async def test_the_tags_met_are_kept_and_forgotten_after_two_listings_without_them(desk: Desk) -> None:
+    id_ = desk.mine("One", Grant(type="group", who=STAFF))
+    desk.corpus.group(STAFF, "ines@example.com")
+    await listing(desk.source(my_drive=True))
+    later = desk.source(my_drive=True)
+    asked = len(desk.fake.asked)
+    assert set(await members(later)) == {f"group:{STAFF}"}
+    assert not any(path == "/drive/v3/files" for _, path in desk.fake.asked[asked:])  # nothing was listed again
+    desk.corpus.unshare(id_, Grant(type="group", who=STAFF))
+    await one(later, id_)
+    assert set(await members(later)) == {f"group:{STAFF}"}
+    await listing(later)
+    assert set(await members(later)) == {f"group:{STAFF}"}, "one listing may have been cut"
+    await listing(later)
+    assert await members(later) == {}
+
+
+async def test_groups_asked_before_anything_was_read_are_all_there(desk: Desk) -> None:
+    drive = desk.drive(Grant(type="group", who=STAFF))
+    desk.doc("Document", drive)
+    desk.corpus.group(STAFF, "ines@example.com")
+    source = desk.source(drives=[drive])
+    assert set(await members(source)) == {f"group:{STAFF}", f"drive:{drive}"}
+    assert set(await members(source, [f"group:{STAFF}"])) == {f"group:{STAFF}"}
+
+
+# Grants that end
+
+
+async def test_a_grant_that_has_ended_counts_for_nothing_while_google_still_shows_it(desk: Desk) -> None:
+    soon = desk.corpus.now() + timedelta(minutes=10)
+    id_ = desk.mine("One", Grant(type="user", who="otto@example.com", expires=soon))
+    source = desk.source(my_drive=True)
+    cursor = await source.start()
+    assert "user:otto@example.com" in (await one(source, id_)).acl_tags
+    desk.corpus.lingering = True
+    desk.corpus.ahead = timedelta(minutes=11)
+    found, _ = await since(source, cursor)
+    assert set(found) == {id_}, "no event tells that a grant ends: the document is looked at by itself"
+    assert "user:otto@example.com" not in found[id_].acl_tags
+    assert "user:otto@example.com" not in (await listing(source))[id_].acl_tags
+    assert (await since(source, cursor))[0] == {}
+
+
+async def test_a_grant_that_ends_is_looked_at_then_without_a_poll(desk: Desk) -> None:
+    soon = desk.corpus.now() + timedelta(minutes=10)
+    drive = desk.drive(Grant(type="group", who=STAFF))
+    id_ = desk.doc("One", drive)
+    desk.corpus.share(id_, Grant(type="user", who="otto@example.com", expires=soon))
+    source = desk.source(drives=[drive])
+    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}", "user:otto@example.com"}
+    desk.corpus.ahead = timedelta(minutes=11)
+    reactions: asyncio.Queue[Reaction] = asyncio.Queue()
+    listening = asyncio.create_task(source.listen(reactions.put))
+    try:
+        while not (reaction := await asyncio.wait_for(reactions.get(), 30)).ids:
+            pass
+    finally:
+        listening.cancel()
+    assert list(reaction.ids) == [id_]
+    assert set((await one(source, id_)).acl_tags) == {f"drive:{drive}"}

@@ -1,0 +1,305 @@
+"""Memberships from a source to ``identities.v1``, on real Kafka and Postgres, while either end fails."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from connectors.clock import Clock
+from connectors.runner.identities import Identities
+from connectors.runner.membership import Held, MembershipTables, digest, holders, merged
+from connectors.runner.rows import Holder, LeaseLost, Rows
+from connectors.source import Context, Reaction
+from pipeline.runtime.settings import PostgresSettings
+from pipeline.stores.postgres import Pool, open_pool
+from tests.support.connectors.runner_kit import Bench, Ground, bench_on
+from tests.support.connectors.runner_world import World, WorldSource
+from topics.messages import IdentityChanged
+
+pytestmark = pytest.mark.stack
+
+
+@asynccontextmanager
+async def no_set_can_be_recorded(bench: Bench) -> AsyncIterator[None]:
+    """Postgres fails each time when somebody wants to record that a set of tags has been published."""
+    await bench.query(
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'the server is going away' USING ERRCODE = '57P01'; END $$"
+    )
+    await bench.query(
+        "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON connector_principals FOR EACH ROW"
+        f" WHEN (NEW.digest <> '' AND NEW.tenant = '{bench.tenant}') EXECUTE FUNCTION refuse()"
+    )
+    try:
+        yield
+    finally:
+        await bench.query("DROP TRIGGER refuse ON connector_principals")
+
+
+async def until_published(bench: Bench, principal: str, groups: list[str]) -> None:
+    async with asyncio.timeout(60):
+        while not any(
+            isinstance(message, IdentityChanged) and (message.principal, message.groups) == (principal, groups)
+            for message in await bench.take()
+        ):
+            await asyncio.sleep(0.05)
+
+
+async def newest(bench: Bench, memberships: dict[str, IdentityChanged]) -> dict[str, list[str]]:
+    """principal → groups as the ledger keeps them: by the greatest stamp. memberships: of all messages so far."""
+    for message in await bench.take():
+        if isinstance(message, IdentityChanged):
+            last = memberships.get(message.principal)
+            if last is None or message.observed_at > last.observed_at:
+                memberships[message.principal] = message
+    return {principal: message.groups for principal, message in memberships.items()}
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_who_joined_and_left_while_it_could_not_be_recorded_does_not_keep_the_group(
+    bench: Bench, restarted: bool
+) -> None:
+    bench.world.groups = {"hr": ({"ann"}, set())}
+    async with bench.loaded() as instance, no_set_can_be_recorded(bench):
+        bench.world.groups["hr"][0].add("eve")
+        await instance.react(Reaction(groups=["hr"]))
+        instance.activities["groups"].ask()
+        await until_published(bench, "eve", ["hr"])
+        if not restarted:
+            bench.world.groups["hr"][0].discard("eve")
+            await until_published(bench, "eve", [])
+            return
+    bench.world.groups["hr"][0].discard("eve")
+    async with bench.running():
+        await until_published(bench, "eve", [])
+
+
+async def test_who_is_in_no_listing_any_more_holds_nothing(bench: Bench) -> None:
+    """Also when what was published last could not be recorded, and a listing of one group is all that follows."""
+    bench.world.groups = {"hr": ({"ann"}, set()), "board": ({"ann"}, set())}
+    async with bench.loaded() as instance:
+        async with no_set_can_be_recorded(bench):
+            bench.world.groups = {"hr": ({"ann", "eve"}, set()), "board": (set(), set())}
+            await instance.react(Reaction(groups=["hr"]))
+            await until_published(bench, "eve", ["hr"])
+            await instance.react(Reaction(groups=["board"]))
+            await until_published(bench, "ann", ["hr"])
+            bench.world.groups = {}
+        await bench.ask("groups")
+        memberships: dict[str, IdentityChanged] = {}
+        assert await newest(bench, memberships) == {"ann": [], "eve": []}
+        assert await bench.mine("count(*)", "connector_principals", "digest = ''") == [(0,)]
+
+
+async def test_a_runner_that_has_lost_its_lease_publishes_no_membership(bench: Bench) -> None:
+    """Another one takes over at the moment when the groups have been written."""
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
+    )
+    await bench.query(
+        "CREATE FUNCTION take_over() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN UPDATE connectors"
+        " SET epoch = epoch + 1 WHERE (tenant, source) = (NEW.tenant, NEW.source); RETURN NEW; END $$"
+    )
+    await bench.query(
+        "CREATE TRIGGER take_over AFTER INSERT ON connector_groups FOR EACH ROW EXECUTE FUNCTION take_over()"
+    )
+    bench.world.groups = {"hr": ({"ann"}, set())}
+    try:
+        with pytest.raises(LeaseLost):
+            await reading(bench, Holder(bench.tenant, bench.name, 1)).all(frozenset())
+    finally:
+        await bench.query("DROP TRIGGER take_over ON connector_groups")
+    assert await bench.take() == []
+
+
+async def test_who_left_a_group_loses_it_also_when_the_runner_moved_to_a_machine_whose_clock_is_behind(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner that saw the group was killed before it could publish anybody's set."""
+    bench.world.groups = {"hr": ({"ann"}, set())}
+    holder = Holder(bench.tenant, bench.name, 1)
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
+    )
+
+    async def killed(*_: object) -> None:
+        raise asyncio.CancelledError
+
+    ahead = reading(bench, holder)
+    ahead._clock.last = datetime.now(UTC) + timedelta(minutes=3)
+    with monkeypatch.context() as patch:
+        patch.setattr(MembershipTables, "in_doubt", killed)
+        with pytest.raises(asyncio.CancelledError):
+            await ahead.some(frozenset({"hr"}))
+    del bench.world.groups["hr"]
+    next_one = reading(bench, holder)
+    next_one._clock = Clock(await Rows(bench.pool, holder).last_stamp())
+    await next_one.all(frozenset())
+    assert await newest(bench, {}) == {"ann": []}
+
+
+PEOPLE, TAGS = ("ann", "bob", "cy", "dee"), ("t1", "t2", "t3", "t4", "t5")
+holding = st.tuples(
+    st.frozensets(st.sampled_from(PEOPLE), max_size=2),
+    st.frozensets(st.sampled_from((*TAGS, "user:dee")), max_size=3),
+)
+Group = tuple[frozenset[str], frozenset[str]]
+Groups = dict[str, Group | None]
+Step = tuple[Groups, frozenset[str] | None]
+"""What changes at the source, and then which tags are listed (None: all of them)."""
+CHAIN: Groups = {
+    "t1": (frozenset({"ann"}), frozenset()),
+    "t2": (frozenset({"bob"}), frozenset({"t1"})),
+    "t3": (frozenset(), frozenset({"t2", "user:dee"})),
+    "t4": (frozenset({"bob"}), frozenset({"t3"})),
+}
+steps = st.lists(
+    st.tuples(
+        st.dictionaries(st.sampled_from(TAGS), st.none() | holding, max_size=2),
+        st.none() | st.frozensets(st.sampled_from(TAGS), min_size=1, max_size=3),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def test_a_listing_of_some_groups_has_the_same_effect_as_computing_everybodys_tags(
+    ground: Ground, tmp_path: Path
+) -> None:
+    with asyncio.Runner() as runner:
+        opened = bench_on(ground, tmp_path)
+        bench = runner.run(opened.__aenter__())
+
+        @settings(max_examples=30, deadline=None, database=None)
+        @given(st.dictionaries(st.sampled_from(TAGS), holding, min_size=3), steps)
+        @example(CHAIN, [({"t5": (frozenset(), frozenset({"t3"}))}, frozenset({"t5"}))])
+        @example(CHAIN, [({"t4": (frozenset(), frozenset())}, frozenset({"t4"}))])
+        def prove(first: Groups, then: list[Step]) -> None:
+            runner.run(followed(bench, [(first, None), *then]))
+
+        try:
+            prove()
+        finally:
+            runner.run(opened.__aexit__(None, None, None))
+
+
+async def followed(bench: Bench, steps: list[Step]) -> None:
+    bench.tenant, bench.world = uuid.uuid4().hex, World()
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
+    )
+    identities = reading(bench, Holder(bench.tenant, bench.name, 1))
+    model: dict[str, Held] = {}
+    for changed, asked in steps:
+        for tag, group in changed.items():
+            bench.world.groups.pop(tag, None)
+            if group is not None:
+                bench.world.groups[tag] = (set(group[0]), set(group[1]))
+        before, at = holders(model), datetime.now(UTC)
+        listed = [
+            Held(tag, tuple(sorted(members)), tuple(sorted(of)), at)
+            for tag, (members, of) in bench.world.groups.items()
+            if asked is None or tag in asked
+        ]
+        model = merged(model, listed, at, asked)
+        outcome = await (identities.all(frozenset()) if asked is None else identities.some(asked))
+        after = holders(model)
+        moved = [name for name in PEOPLE if before.get(name, frozenset()) != after.get(name, frozenset())]
+        assert outcome == {"identities": len(moved)}
+        assert dict(await bench.mine("principal, digest", "connector_principals")) == {
+            name: digest(after.get(name, ())) for (name,) in await bench.mine("principal", "connector_principals")
+        }
+        assert after.keys() <= {name for (name,) in await bench.mine("principal", "connector_principals")}
+    published = await newest(bench, {})
+    assert {name: groups for name, groups in published.items() if groups} == {
+        name: sorted(tags) for name, tags in holders(model).items()
+    }
+
+
+async def test_an_event_that_names_one_group_of_20_000_reads_few_rows(bench: Bench, ground: Ground) -> None:
+    name = f"big-{uuid.uuid4().hex[:8]}"
+    holder = Holder(bench.tenant, name, 1)
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", *instance(holder)
+    )
+    await bench.query(
+        "INSERT INTO connector_groups SELECT %s, %s, 'g' || n, ARRAY(SELECT 'p' || (n * 7 + k) %% 40000"
+        " FROM generate_series(1, 10) k), CASE WHEN n > 10 AND n %% 10 = 0 THEN ARRAY['g' || n / 10] ELSE '{}' END,"
+        " now() FROM generate_series(1, 20000) n",
+        *instance(holder),
+    )
+    await bench.query(
+        "INSERT INTO connector_principals SELECT %s, %s, 'p' || n, 'x', now() FROM generate_series(0, 39999) n",
+        *instance(holder),
+    )
+    await bench.query("ANALYZE connector_groups, connector_principals")
+    single = PostgresSettings(dsn=bench.postgres.dsn, pool_max_size=1)
+    async with open_pool(single) as pool:
+        tables = MembershipTables(pool, holder)
+        before = await rows_read(pool)
+        at = datetime.now(UTC)
+        await tables.merge_groups([Held("g15000", ("p1", "p2"), (), at)], at, ["g15000"])
+        assert [one.principal for one in await tables.in_doubt("", at)]
+        assert await rows_read(pool) - before < 2_000
+
+
+def reading(bench: Bench, holder: Holder) -> Identities:
+    context = Context(name=bench.name, tenant=bench.tenant, memory=None, folder=bench.folder)  # type: ignore[arg-type]
+    return Identities(
+        WorldSource(bench.world, context), bench.producer, bench.pool, holder, Clock(None), between_pages=lambda: None
+    )
+
+
+def instance(holder: Holder) -> tuple[str, str]:
+    return holder.tenant, holder.source
+
+
+async def rows_read(pool: Pool) -> int:
+    """Rows that have been read of the two tables, as the server counts them."""
+    async with pool.connection() as connection:
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+        await connection.commit()
+        cursor = await connection.execute(
+            "SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_user_tables"
+            " WHERE relname IN ('connector_groups', 'connector_principals')"
+        )
+        [(count,)] = await cursor.fetchall()
+        return int(count)
+
+
+async def test_a_large_listing_of_groups_holds_up_neither_the_heartbeat_nor_documents(bench: Bench) -> None:
+    holder = Holder(bench.tenant, f"slow-{uuid.uuid4().hex[:8]}", 1)
+    await bench.query(
+        "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", *instance(holder)
+    )
+    at = datetime.now(UTC)
+    tables = MembershipTables(bench.pool, holder)
+    before, after = {"hr": Held("hr", ("ann",), (), at)}, {"hr": Held("hr", ("bob",), (), at)}
+    await tables.replace_groups({}, before)
+    for write in (
+        partial(tables.replace_groups, before, after), partial(tables.merge_groups, list(before.values()), at, ["hr"])
+    ):  # fmt: skip
+        async with bench.pool.connection() as slow, slow.transaction(force_rollback=True):
+            await slow.execute("SELECT FROM connector_groups WHERE source = %s FOR UPDATE", [holder.source])
+            writing = asyncio.create_task(write())
+            async with asyncio.timeout(60):
+                while not await bench.query(
+                    "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query ~ 'connector_groups'"
+                    " AND pg_backend_pid() <> pid AND pid = ANY(SELECT pid FROM pg_locks WHERE NOT granted)"
+                ):
+                    await asyncio.sleep(0.02)
+            async with bench.pool.connection() as beating:
+                await beating.execute("SET LOCAL lock_timeout = '10s'")
+                await beating.execute("UPDATE connectors SET seen_at = now() WHERE source = %s", [holder.source])
+            async with asyncio.timeout(60):
+                await Rows(bench.pool, holder).intend([], at)
+        await writing

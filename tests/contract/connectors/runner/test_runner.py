@@ -1,0 +1,453 @@
+"""The runner on real Kafka and Postgres, reading a world that the test changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from connectors.runner.rows import Rows
+from connectors.source import Context, Reaction, Unreadable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from tests.support.connectors.runner_kit import Bench, kinds, running
+from tests.support.connectors.runner_world import WorldSource
+
+pytestmark = pytest.mark.stack
+
+
+async def test_the_first_load_goes_to_backfill_and_changes_meanwhile_go_live(bench: Bench) -> None:
+    bench.world.fill(9)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def before(method: str, number: int) -> None:
+        if (method, number) == ("full", 2):
+            reached.set()
+            await go_on.wait()
+
+    bench.world.before = before
+    async with bench.running(poll_seconds=0.1) as instance:
+        await reached.wait()
+        bench.world.write("d000", "edited while the load stands still")
+        bench.world.write("new", "written while the load stands still")
+        await bench.until(lambda: instance.published["upserted"] == 8)
+        during = await bench.records()
+        go_on.set()
+        await bench.until(lambda: bench.done(instance, "full", "sweep"))
+    assert sorted(m.external_id for t, m in during if t == "documents.live.v1") == ["d000", "new"]
+    assert len([m for t, m in during if t == "documents.backfill.v1"]) == 6
+    after = await bench.records()
+    assert sorted(m.external_id for _, m in after) == ["d006", "d007", "d008"]
+    assert {topic for topic, _ in after} == {"documents.backfill.v1"}
+    assert bench.world.closed == 1
+
+
+async def test_nothing_changed_publishes_nothing(bench: Bench) -> None:
+    bench.world.fill(7)
+    bench.world.groups["staff"] = ({"ann@acme.example"}, set())
+    async with bench.loaded():
+        for action in ("changes", "sweep", "groups", "full"):
+            outcome = await bench.ask(action)
+            assert "error" not in outcome
+        assert await bench.take() == []
+        assert bench.world.fetched == {}
+
+
+async def test_each_kind_of_change_is_published_as_what_it_is(bench: Bench) -> None:
+    bench.world.fill(5)
+    async with bench.loaded():
+        bench.world.write("d000", "edited")
+        bench.world.write("d001", acl_tags=["board"])
+        bench.world.remove("d002")
+        bench.world.documents["d003"] = Unreadable(
+            external_id="d003", code="encrypted", message="it has a password", acl_tags=["board"]
+        )
+        bench.world.history.append("d003")
+        await bench.ask("changes")
+        found = await bench.take()
+        assert kinds(found) == [
+            ("document.access-changed", "d001"), ("document.access-changed", "d003"), ("document.deleted", "d002"),
+            ("document.upserted", "d000"),
+        ]  # fmt: skip
+        assert await bench.mine("external_id, problem_code", "connector_items", "problem_code <> ''") == [
+            ("d003", "encrypted")
+        ]
+
+
+async def test_a_sweep_finds_what_no_event_told_of(bench: Bench) -> None:
+    bench.world.fill(6)
+    async with bench.loaded():
+        bench.world.silently("d000", content="edited", revision="2")
+        bench.world.silently("d001", acl_tags=["board"])
+        del bench.world.documents["d002"]
+        bench.world.silently("d003", required_tags=["space:secret"])
+        await bench.ask("sweep")
+        assert kinds(await bench.take()) == [
+            ("document.access-changed", "d001"), ("document.access-changed", "d003"), ("document.deleted", "d002"),
+            ("document.upserted", "d000"),
+        ]  # fmt: skip
+        assert set(bench.world.fetched) == {"d000", "d002"}
+        await bench.ask("sweep")
+        assert await bench.take() == []
+
+
+async def test_what_is_restored_is_published_again_as_newer(bench: Bench) -> None:
+    bench.world.fill(2)
+    async with bench.loaded():
+        kept = bench.world.documents["d000"]
+        bench.world.remove("d000")
+        await bench.ask("changes")
+        [deleted] = await bench.take()
+        bench.world.documents["d000"] = kept
+        await bench.ask("sweep")
+        [restored] = await bench.take()
+        assert restored.version > deleted.version
+        assert restored.observed_at > deleted.observed_at
+
+
+async def test_a_truncated_listing_deletes_nothing_even_when_it_is_confirmed(bench: Bench) -> None:
+    bench.world.fill(40)
+    async with bench.loaded():
+        bench.world.truncated = 3
+        outcome = await bench.ask("sweep")
+        assert "lacks 37 of 40" in outcome["problems"][0]
+        assert await bench.mine("guard->>'missing'", "connectors") == [("37",)]
+        outcome = await bench.ask("allow_mass_delete")
+        assert "37 documents that are still there" in outcome["problems"][0]
+        assert await bench.take() == []
+        bench.world.truncated = None
+        outcome = await bench.ask("sweep")
+        assert outcome["problems"] == []
+        assert await bench.take() == []
+
+
+async def test_a_real_mass_deletion_waits_for_a_word_and_then_proceeds(bench: Bench) -> None:
+    bench.world.fill(40)
+    async with bench.loaded():
+        for n in range(10, 40):
+            del bench.world.documents[f"d{n:03}"]
+        await bench.ask("sweep")
+        assert await bench.take() == []
+        outcome = await bench.ask("allow_mass_delete")
+        assert outcome["deleted"] == 30
+        assert len(kinds(await bench.take())) == 30
+        assert await bench.mine("guard", "connectors") == [(None,)]
+
+
+async def test_a_document_written_while_a_listing_runs_is_not_taken_for_gone(bench: Bench) -> None:
+    bench.world.fill(6)
+    async with bench.loaded() as instance:
+
+        async def before(method: str, number: int) -> None:
+            if (method, number) == ("slim", 1):
+                bench.world.before = None
+                bench.world.write("a-first-page", "the listing has passed this place")
+                await instance.react(Reaction(ids=["a-first-page"]))
+                await bench.until(lambda: bench.world.fetched["a-first-page"] == 1)
+                await asyncio.sleep(0.3)
+
+        bench.world.before = before
+        await bench.ask("sweep")
+        assert kinds(await bench.take()) == [("document.upserted", "a-first-page")]
+        assert bench.world.fetched["a-first-page"] == 1
+
+
+async def test_killed_in_mid_crawl_it_publishes_at_most_one_page_again(bench: Bench) -> None:
+    bench.world.fill(12)
+    for page in (1, 3):
+        reached = asyncio.Event()
+
+        async def before(method: str, number: int, page: int = page, reached: asyncio.Event = reached) -> None:
+            if (method, number) == ("full", page):
+                reached.set()
+                await asyncio.Event().wait()
+
+        bench.world.before = before
+        async with bench.running():
+            await reached.wait()
+    bench.world.before = None
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "full", "sweep"))
+    assert kinds(await bench.take()) == [("document.upserted", f"d{n:03}") for n in range(12)]
+
+
+async def test_killed_between_kafka_and_the_row_one_page_comes_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.world.fill(9)
+    saved, save = [], Rows.save
+
+    async def dies(self: Rows, *arguments: object, **cursors: object) -> None:
+        if cursors.get("full") is not None:
+            saved.append(1)
+            if len(saved) == 2:
+                await asyncio.Event().wait()
+        await save(self, *arguments, **cursors)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Rows, "save", dies)
+    async with bench.running():
+        await bench.until(lambda: len(saved) == 2)
+    monkeypatch.setattr(Rows, "save", save)
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "full", "sweep"))
+    found = [id_ for _, id_ in kinds(await bench.take())]
+    assert sorted(set(found)) == [f"d{n:03}" for n in range(9)]
+    assert sorted(id_ for id_ in set(found) if found.count(id_) > 1) == ["d003", "d004", "d005"]
+
+
+async def test_a_cursor_that_expires_in_mid_crawl_starts_over_without_publishing_again(bench: Bench) -> None:
+    bench.world.fill(10)
+    bench.world.full_expires_at = {2}
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "full", "sweep"))
+    assert kinds(await bench.take()) == [("document.upserted", f"d{n:03}") for n in range(10)]
+
+
+async def test_an_expired_cursor_of_changes_goes_on_from_now_after_a_sweep(bench: Bench) -> None:
+    bench.world.fill(4)
+    async with bench.loaded() as instance:
+        bench.world.write("d000", "edited, and the feed forgot it")
+        bench.world.remove("d001")
+        bench.world.expired_before = len(bench.world.history)
+        sweeps = instance.activities["sweep"].status.succeeded_at
+        await bench.ask("changes")
+        await bench.until(lambda: instance.activities["sweep"].status.succeeded_at != sweeps)
+        assert kinds(await bench.take()) == [("document.deleted", "d001"), ("document.upserted", "d000")]
+        bench.world.write("d002", "later")
+        await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.upserted", "d002")]
+
+
+@pytest.mark.parametrize("error", [Deferred("429", retry_after=0.1), Retryable("500"), KeyError("a bug")])
+async def test_what_a_source_raises_is_waited_for_and_shown(bench: Bench, error: Exception) -> None:
+    bench.world.fill(7)
+    for method in ("start", "full", "slim", "groups"):
+        bench.world.errors[method] = [error]
+    async with bench.running(poll_seconds=0.2) as instance:
+        await bench.until(lambda: bench.done(instance, "full", "sweep", "groups"), 60)
+    assert len(kinds(await bench.take())) == 7
+
+
+async def test_misconfigured_needs_attention_until_it_is_mended(bench: Bench) -> None:
+    bench.world.fill(1)
+    bench.world.errors["changes"] = []
+    async with bench.loaded(poll_seconds=0.3) as instance:
+        bench.world.errors["changes"] = [Misconfigured("the token lacks the scope read:page")] * 3
+        bench.world.write("d000", "edited")
+        await bench.until(lambda: instance.activities["changes"].status.state == "needs attention")
+        assert "read:page" in instance.problems()[0].message
+        await bench.until(lambda: not instance.problems())
+        await bench.until(lambda: instance.activities["changes"].status.state == "idle")
+        assert kinds(await bench.take()) == [("document.upserted", "d000")]
+
+
+async def test_a_connector_that_cannot_even_be_made_is_shown_to_prometheus(bench: Bench) -> None:
+    errors = [Misconfigured("acl: there is no such key")]
+
+    def make(context: Context) -> WorldSource:
+        if errors:
+            raise errors.pop()
+        return WorldSource(bench.world, context)
+
+    bench.make = make
+    instance = bench.instance(poll_seconds=1.0)
+
+    def stuck() -> float | None:
+        registry = instance._services.metrics.registry
+        return registry.get_sample_value("penstock_connector_not_working", {"source": "wiki", "activity": "start"})
+
+    async with running(instance):
+        await bench.until(lambda: stuck() == 1)
+        await bench.until(lambda: stuck() == 0)
+
+
+async def test_events_doubled_and_out_of_order_are_read_once_more_and_no_harm(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        bench.world.write("d001", "edited")
+        for ids in (["d001", "d001"], ["d000"], ["d001"], ["gone-for-good"]):
+            await instance.react(Reaction(ids=ids))
+        await bench.until(lambda: bench.done(instance, "events"))
+        assert kinds(await bench.take()) == [("document.upserted", "d001")]
+        await bench.ask("changes")
+        assert await bench.take() == []
+
+
+async def test_a_thousand_events_sent_again_cost_one_more_look_each(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        looks: Counter[str] = Counter()
+        replayed = asyncio.Event()
+
+        async def before(method: str, number: int) -> None:
+            looks[method] += number == 0
+            await replayed.wait()
+
+        bench.world.before = before
+        await instance.react(Reaction(ids=["d001"], sweep=True))
+        await bench.until(lambda: {"fetch", "slim"} <= set(looks))
+        for _ in range(1_000):
+            await instance.react(Reaction(ids=["d001"], sweep=True))
+        replayed.set()
+        await bench.until(lambda: looks["fetch"] == looks["slim"] == 2)
+        await bench.ask("sweep")
+        await bench.until(lambda: instance.activities["events"].status.state == "idle")
+        assert looks == {"fetch": 2, "slim": 3}, "the last one was asked for"
+
+
+async def test_an_answer_to_an_older_question_does_not_undo_a_newer_one(bench: Bench) -> None:
+    """The crawl read a page, was slow, and meanwhile an event had the document read again."""
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        bench.world.write("d001", "old")
+        old = bench.world.documents["d001"]
+
+        async def before(method: str, number: int) -> None:
+            if method == "changes":
+                bench.world.before = None
+                bench.world.write("d001", "new")
+                await bench.until(lambda: instance.activities["events"].status.state == "idle")
+                await instance.react(Reaction(ids=["d001"]))
+                await bench.until(lambda: bench.done(instance, "events"))
+                bench.world.documents["d001"], newest = old, bench.world.documents["d001"]
+                bench.world.history.append("d001")
+                await asyncio.sleep(0)
+                self_heals.append(newest)
+
+        self_heals: list[object] = []
+        bench.world.before = before
+        await bench.ask("changes")
+        found = [m for m in await bench.take() if m.external_id == "d001"]
+        assert [m.content for m in found] == ["new"]
+
+
+async def test_too_large_or_invalid_is_a_problem_of_that_document_alone(bench: Bench) -> None:
+    bench.world.write("a", "fine")
+    bench.world.write("b", "x" * (4 * 1024 * 1024 + 1))
+    bench.world.write("c", metadata={"deep": {"er": 1}})
+    bench.world.write("d" * 2500, "an id that no table takes")
+    bench.world.write("e", acl_tags=["t" * 501, "staff"])
+    bench.world.write("f", acl_tags=["staff"], required_tags=["t" * 501])
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "full"))
+    found = {m.external_id: m for m in await bench.take()}
+    assert set(found) == {"a", "e", "f"}
+    assert found["e"].acl_tags == ["staff"]
+    assert found["f"].acl_tags == [], "a restriction that cannot be expressed shuts everybody out"
+    problems = dict(await bench.mine("external_id, problem_message", "connector_items", "problem_code <> ''"))
+    assert set(problems) == {"b", "c"}
+    assert "4194304" in problems["b"]
+
+
+async def test_what_was_published_keeps_its_text_under_the_new_access_when_it_becomes_invalid(bench: Bench) -> None:
+    bench.world.write("a", "fine")
+    async with bench.loaded():
+        bench.world.write("a", "x" * (4 * 1024 * 1024 + 1), acl_tags=["board"])
+        await bench.ask("changes")
+        [message] = await bench.take()
+        assert (message.kind, message.acl_tags) == ("document.access-changed.v1", ["board"])
+        bench.world.write("a", "fine", acl_tags=["board"])
+        await bench.ask("changes")
+        assert await bench.take() == []
+        assert await bench.mine("1", "connector_items", "problem_code <> ''") == []
+
+
+async def test_stamps_are_given_before_the_source_is_read(bench: Bench) -> None:
+    bench.world.fill(7)
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "full"))
+    asked = sorted(at for method, at in bench.world.asked if method == "full")
+    for message in await bench.take():
+        page = int(message.external_id[1:]) // 3
+        assert message.observed_at < asked[page]
+        assert page == 0 or message.observed_at > asked[page - 1]
+
+
+async def test_memberships_are_full_sets_and_only_what_changed_is_published(bench: Bench) -> None:
+    bench.world.groups = {
+        "staff": ({"ann", "bob"}, {"inner", "user:eve"}), "inner": ({"cy"}, {"ring"}), "ring": (set(), {"inner"}),
+        "user:ann": ({"eve", "mallory"}, {"inner"}),  # a tag that is Ann's alone is no group's
+    }  # fmt: skip
+    async with bench.running() as instance:
+        await bench.until(lambda: bench.done(instance, "groups"))
+        found = {m.principal: m.groups for m in await bench.take()}
+        assert found == {
+            "ann": ["staff"], "bob": ["staff"], "cy": ["inner", "ring", "staff"], "eve": ["staff"],
+        }  # fmt: skip
+        bench.world.groups["staff"][0].discard("bob")
+        await instance.react(Reaction(groups=["staff"]))
+        await bench.until(lambda: bench.done(instance, "tags"))
+        assert {m.principal: m.groups for m in await bench.take()} == {"bob": []}
+        bench.world.groups.pop("inner")
+        bench.world.errors["group"] = [Retryable("500")]
+        await bench.ask("groups")
+        assert {m.principal: m.groups for m in await bench.take()} == {"cy": []}
+        await bench.ask("groups")
+        assert await bench.take() == []
+
+
+async def test_a_listing_of_groups_that_breaks_off_leaves_every_membership(bench: Bench) -> None:
+    bench.world.groups = {"a": ({"ann"}, set()), "b": ({"bob"}, set())}
+    async with bench.loaded():
+        bench.world.groups = {"a": (set(), set())}
+        bench.world.errors["group"] = [Misconfigured("the token lacks the scope read:group")]
+        outcome = await bench.ask("groups")
+        assert "read:group" in outcome["error"]
+        assert await bench.take() == []
+
+
+async def test_paused_it_publishes_nothing_and_goes_on_where_it_was(bench: Bench) -> None:
+    bench.world.fill(9)
+    reached, go_on = asyncio.Event(), asyncio.Event()
+
+    async def before(method: str, number: int) -> None:
+        if (method, number) == ("full", 1) and not go_on.is_set():
+            reached.set()
+            await go_on.wait()
+
+    bench.world.before = before
+    async with bench.running() as instance:
+        await reached.wait()
+        await bench.pause(True)
+        await bench.until(lambda: not instance._not_paused.is_set())
+        go_on.set()
+        await bench.until(lambda: instance.activities["full"].status.state == "paused")
+        assert len(await bench.take()) == 6
+        await bench.pause(False)
+        await bench.until(lambda: bench.done(instance, "full"))
+        assert [id_ for _, id_ in kinds(await bench.take())] == ["d006", "d007", "d008"]
+
+
+async def test_one_runner_an_instance(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded(), bench.running() as second:
+        await bench.until(lambda: second.start.reason is not None)
+        assert "another process" in (second.start.reason or "")
+        assert second.source is None
+        bench.world.write("d000", "edited")
+        await bench.ask("changes")
+    assert kinds(await bench.take()) == [("document.upserted", "d000")]
+
+
+async def test_a_runner_that_lost_its_lease_writes_no_more(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded() as instance:
+        await bench.query(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE application_name = 'penstock connector' AND datname = current_database()"
+        )
+        await bench.until(lambda: instance.start.state == "waiting")
+        await bench.until(lambda: instance.start.state == "running")
+        bench.world.write("d000", "edited")
+        await bench.ask("changes")
+        assert kinds(await bench.take()) == [("document.upserted", "d000")]
+    assert await bench.mine("epoch", "connectors") == [(2,)]
+
+
+async def test_one_document_is_read_again_by_its_name(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded():
+        bench.world.silently("d001", content="edited")
+        assert (await bench.ask("document", "d001"))["upserted"] == 1
+        assert (await bench.ask("document", "d001"))["unchanged"] == 1
+        assert kinds(await bench.take()) == [("document.upserted", "d001")]

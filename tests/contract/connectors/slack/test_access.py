@@ -1,0 +1,161 @@
+"""Who may read: members of channels, of the workspace, guests and strangers; and what check says is missing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection
+from pathlib import Path
+
+import pytest
+
+from connectors.fakes.slack_workspace import SCOPES
+from connectors.slack import Slack
+from connectors.source import Group
+from pipeline.core.errors import Misconfigured
+from tests.support.connectors.slack_kit import Desk, desk_in
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+async def groups(slack: Slack, tags: Collection[str] | None = None) -> dict[str, Group]:
+    return {group.tag: group async for group in slack.groups(tags)}
+
+
+def readers(found: dict[str, Group], tag: str) -> set[str]:
+    """Who holds a tag, groups within groups resolved."""
+    if tag not in found:
+        return set()
+    return set(found[tag].members).union(*(readers(found, inner) for inner in found[tag].of))
+
+
+async def test_a_public_channel_is_read_by_all_full_members_and_by_guests_who_are_in_it(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    w.user("Ben Roy")
+    guest = w.user("Gus Guest", is_restricted=True)
+    w.user("Other Guest", is_ultra_restricted=True)
+    gone = w.user("Dee Gone", deleted=True)
+    bot = w.user("Bot", is_bot=True)
+    ops = w.channel("ops", ann, guest, gone, bot)
+    found = await groups(desk.slack())
+    assert readers(found, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example", "gus@acme.example"}
+    assert await groups(desk.slack(), [f"channel:{ops}"]) == {f"channel:{ops}": found[f"channel:{ops}"]}
+
+
+async def test_a_private_channel_is_read_by_its_members_alone_and_closes_when_a_public_one_becomes_private(
+    desk: Desk,
+) -> None:
+    w = desk.workspace
+    ann, ben = w.user("Ann Lee"), w.user("Ben Roy")
+    secret, ops = w.channel("secret", ann, is_private=True), w.channel("ops", ann)
+    slack = desk.slack()
+    found = await groups(slack)
+    assert readers(found, f"channel:{secret}") == {"ann@acme.example"}
+    assert readers(found, f"channel:{ops}") == {"ann@acme.example", "ben@acme.example"}
+    w.convert_to_private(ops)
+    assert readers(await groups(slack), f"channel:{ops}") == {"ann@acme.example"}
+    w.join(secret, ben)
+    w.leave(secret, ann)
+    assert readers(await groups(slack, [f"channel:{secret}"]), f"channel:{secret}") == {"ben@acme.example"}
+
+
+async def test_people_of_another_company_read_a_shared_channel_as_members_and_never_by_their_address(
+    desk: Desk,
+) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    stranger = w.user("Eve Stranger", is_stranger=True, team_id="T9OTHER", email="ann@acme.example")
+    shared = w.channel("shared", ann, stranger, is_ext_shared=True)
+    ops = w.channel("ops", ann)
+    found = await groups(desk.slack())
+    assert readers(found, f"channel:{shared}") == {"ann@acme.example", f"slack:{stranger}"}
+    assert readers(found, f"channel:{ops}") == {"ann@acme.example"}
+
+
+async def test_without_the_scope_for_addresses_nobody_is_guessed(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    desk.fake.desk.scopes.discard("users:read.email")
+    assert readers(await groups(desk.slack()), f"channel:{ops}") == {f"slack:{ann}"}
+
+
+async def test_a_long_list_of_people_is_read_to_its_end(desk: Desk) -> None:
+    w = desk.workspace
+    people = [w.user(f"P{n} X") for n in range(10)]
+    ops = w.channel("ops", *people, is_private=True)
+    assert len(readers(await groups(desk.slack()), f"channel:{ops}")) == 10
+
+
+async def test_a_channel_that_the_app_is_not_in_gives_nobody_a_tag(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    outside = w.channel("outside", ann, bot=False)
+    slack = desk.slack()
+    assert f"channel:{outside}" not in await groups(slack)
+    assert await groups(slack, [f"channel:{outside}", "channel:CNONE", "something:else"]) == {}
+
+
+# check
+
+
+async def test_nothing_is_missing_where_everything_is_there(desk: Desk) -> None:
+    desk.workspace.channel("ops")
+    assert await desk.slack(app_token=desk.fake.app_token).check() == []
+
+
+@pytest.mark.parametrize("scope", sorted(SCOPES))
+async def test_check_names_exactly_the_scope_that_is_missing(desk: Desk, scope: str) -> None:
+    desk.workspace.channel("ops")
+    desk.fake.desk.scopes.discard(scope)
+    problems = await desk.slack().check()
+    assert [problem.code for problem in problems] == ["missing_scope"]
+    assert f"the scope {scope}, " in problems[0].message
+
+
+async def test_without_private_channels_their_scopes_are_not_asked_for(desk: Desk) -> None:
+    desk.workspace.channel("ops")
+    desk.fake.desk.scopes -= {"groups:read", "groups:history"}
+    assert await desk.slack(private=False).check() == []
+    assert len(await desk.slack().check()) == 2
+
+
+async def test_a_scope_that_is_missing_is_named_when_a_read_needs_it(desk: Desk) -> None:
+    desk.fake.desk.scopes.discard("users:read")
+    with pytest.raises(Misconfigured, match="add the scope users:read to the app"):
+        await groups(desk.slack())
+
+
+async def test_check_says_where_the_app_has_to_be_invited(desk: Desk) -> None:
+    w = desk.workspace
+    [problem] = await desk.slack().check()
+    assert problem.code == "not_invited"
+    w.channel("ops")
+    w.channel("alerts", bot=False)
+    w.channel("secret", bot=False, is_private=True)
+    problems = await desk.slack(channels=("ops", "alerts", "secret")).check()
+    assert [problem.code for problem in problems] == ["not_invited", "not_invited"]
+    assert str(problems[0]) == "#alerts: the app is not in this channel: write /invite @penstock there"
+    assert "no channel secret is visible" in problems[1].message
+
+
+async def test_check_says_that_a_token_is_refused_and_does_not_show_it(desk: Desk) -> None:
+    [problem] = await desk.slack(token="xoxb-wrong-canary").check()
+    assert problem.code == "token"
+    assert "invalid_auth" in problem.message
+    assert "canary" not in problem.message
+    desk.workspace.channel("ops")
+    [problem] = await desk.slack(app_token="xapp-wrong-canary").check()
+    assert problem.code == "app_token"
+    assert "connections:write" in problem.message
+    assert "canary" not in problem.message
+    assert "canary" not in repr(desk.slack(token="xoxb-canary")._options)
+
+
+async def test_a_token_that_http_cannot_carry_is_a_setting_to_correct(desk: Desk) -> None:
+    for token in ("", "xoxb-ü"):
+        with pytest.raises(Misconfigured, match="copy it again"):
+            desk.slack(token=token)

@@ -1,0 +1,178 @@
+"""An export archive as a first load: it spares requests, adds no document, and cannot be used to break in."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.fakes.slack import FakeSlack
+from connectors.slack.archive import MAX_FILE_BYTES, Archive
+from pipeline.core.errors import Misconfigured
+from tests.support.connectors.slack_kit import Desk, desk_in, everything, listing
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+def exported(fake: FakeSlack, path: Path) -> Path:
+    """What Slack's own export of the workspace would hold."""
+    w = fake.workspace
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, private in (("channels.json", False), ("groups.json", True)):
+            rows = [c.shown() for c in w.channels.values() if c.kind == "channel" and c.is_private == private]
+            archive.writestr(name, json.dumps(rows))
+        archive.writestr("users.json", json.dumps(list(w.users.values())))
+        archive.writestr("integration_logs.json", "[]")
+        for channel in w.channels.values():
+            days: dict[str, list[Any]] = {}
+            for ts, message in sorted(channel.messages.items()):
+                day = datetime.fromtimestamp(float(ts), UTC).strftime("%Y-%m-%d")
+                days.setdefault(day, []).append(channel.as_read(message))
+            archive.writestr(f"{channel.name}/", "")
+            for day, messages in days.items():
+                archive.writestr(f"{channel.name}/{day}.json", json.dumps(messages))
+    return path
+
+
+async def test_a_first_load_with_an_archive_is_the_same_and_asks_only_for_what_is_newer(
+    desk: Desk, tmp_path: Path
+) -> None:
+    w = desk.workspace
+    ann, ben = w.user("Ann Lee"), w.user("Ben Roy")
+    ops, secret = w.channel("ops", ann), w.channel("secret", ann, is_private=True)
+    outside = w.channel("outside", ann, bot=False)
+    for channel in (ops, secret, outside):
+        for n in range(5):
+            ts = w.post(channel, ann, f"question {n}")
+            w.post(channel, ben, f"answer {n}", thread=ts)
+    archive = exported(desk.fake, tmp_path / "export.zip")
+    w.post(ops, ann, "since then", thread=ts.replace(ts, next(iter(w.channels[ops].messages))))
+    gone = next(ts for ts, m in w.channels[secret].messages.items() if "thread_ts" not in m)
+    w.delete(secret, w.channels[secret].replies(gone)[0]["ts"])
+    w.delete(secret, gone)
+
+    expected = await everything(desk.slack())
+    desk.fake.requests.clear()
+    found = await everything(desk.slack(archive=archive))
+    assert found == expected
+    assert desk.fake.requests["conversations.replies"] == 1
+    assert {id: entry.revision for id, entry in (await listing(desk.slack())).items()} == {
+        id: entry.revision for id, entry in found.items()
+    }
+    assert await desk.slack(archive=archive).check() == []
+
+
+async def test_people_whom_slack_no_longer_lists_keep_their_names(desk: Desk, tmp_path: Path) -> None:
+    w = desk.workspace
+    ann, old = w.user("Ann Lee"), w.user("Old Hand")
+    ops = w.channel("ops", ann)
+    w.post(ops, old, "hello")
+    archive = exported(desk.fake, tmp_path / "export.zip")
+    del w.users[old]
+    [entry] = (await everything(desk.slack(archive=archive))).values()
+    assert entry.content == "Old Hand: hello"
+
+
+def made(path: Path, **members: str | bytes) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path
+
+
+CHANNELS = json.dumps([{"id": "C1", "name": "ops"}, {"id": "C2", "name": ".."}, {"id": "C3", "name": "a/../ops"}])
+DAY = json.dumps([{"ts": "2.000000", "thread_ts": "1.000000", "text": "x"}])
+
+
+def test_only_days_of_channels_are_read_whatever_else_an_archive_names(tmp_path: Path) -> None:
+    path = made(tmp_path / "e.zip", **{
+        "channels.json": CHANNELS, "ops/2026-01-01.json": DAY, "../2026-01-01.json": DAY, "/2026-01-01.json": DAY,
+        "a/../ops/2026-01-01.json": DAY, "ops/deep/2026-01-01.json": DAY, "ops/notes.json": DAY,
+    })  # fmt: skip
+    archive = Archive(path)
+    assert list(archive.threads("C1")) == ["1.000000"]
+    assert archive.threads("C2") == archive.threads("C3") == archive.threads("C9") == {}
+    archive.close()
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ({"other.json": "[]"}, "no Slack export"),
+        ({"channels.json": "[{"}, "damaged"),
+        ({"channels.json": "[" * 100_000}, "damaged"),
+        ({"channels.json": b"\xff\xfe\x00"}, "damaged"),
+    ],
+)
+def test_what_is_no_export_is_said_to_be_none(tmp_path: Path, members: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misconfigured, match=said):
+        Archive(made(tmp_path / "e.zip", **members))
+
+
+def test_a_file_that_is_no_archive_a_cut_one_and_one_that_is_not_there(tmp_path: Path) -> None:
+    whole = made(tmp_path / "e.zip", **{"channels.json": CHANNELS, "ops/2026-01-01.json": DAY}).read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[:-30])
+    (tmp_path / "text.zip").write_text("hello")
+    for name in ("cut.zip", "text.zip", "none.zip"):
+        with pytest.raises(Misconfigured, match="cannot be read"):
+            Archive(tmp_path / name)
+
+
+def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("channels.json", CHANNELS)
+        with archive.open("ops/2026-01-01.json", "w", force_zip64=True) as file:
+            for _ in range(MAX_FILE_BYTES // (8 * 2**20) + 1):
+                file.write(b" " * (8 * 2**20))
+    assert path.stat().st_size < 2**20
+    bomb = Archive(path)
+    with pytest.raises(Misconfigured, match="128 MiB"):
+        bomb.threads("C1")
+    bomb.close()
+
+
+def test_a_channel_whose_days_together_are_too_much_is_left_to_the_api(tmp_path: Path) -> None:
+    path = made(
+        tmp_path / "e.zip", **{"channels.json": CHANNELS, "ops/2026-01-01.json": DAY, "ops/2026-01-02.json": DAY}
+    )
+    raw = bytearray(path.read_bytes())
+    for match in re.finditer(rb"PK\x01\x02", bytes(raw)):
+        if raw[match.start() + 46 :].startswith(b"ops/"):
+            raw[match.start() + 24 : match.start() + 28] = (2**30).to_bytes(4, "little")
+    path.write_bytes(raw)
+    archive = Archive(path)
+    assert archive.threads("C1") == {}
+    archive.close()
+
+
+def test_two_files_of_one_name_and_encrypted_ones_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("channels.json", CHANNELS)
+        with pytest.warns(UserWarning, match="Duplicate"):
+            archive.writestr("channels.json", "[]")
+    with pytest.raises(Misconfigured, match="two files of one name"):
+        Archive(path)
+    sealed = made(tmp_path / "sealed.zip", **{"channels.json": CHANNELS})
+    raw = bytearray(sealed.read_bytes())
+    raw[raw.index(b"PK\x01\x02") + 8] |= 1
+    sealed.write_bytes(raw)
+    with pytest.raises(Misconfigured, match="encrypted"):
+        Archive(sealed)
+
+
+async def test_an_archive_that_is_not_there_is_found_by_check(desk: Desk, tmp_path: Path) -> None:
+    desk.workspace.channel("ops")
+    [problem] = await desk.slack(archive=tmp_path / "none.zip").check()
+    assert problem.code == "archive"

@@ -1,0 +1,264 @@
+"""Events as Slack sends them: signed over HTTP, and through a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from connectors.slack import Slack
+from connectors.source import Reaction, Refused, Request
+from pipeline.core.errors import Misconfigured, Retryable
+from tests.support.connectors.slack_kit import Desk, desk_in, listing
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+async def reactions(slack: Slack, requests: list[Request]) -> list[Reaction]:
+    return [found for request in requests if (found := await slack.on_event(request)) != Reaction()]
+
+
+async def test_the_challenge_is_answered_when_it_is_signed(desk: Desk) -> None:
+    found = await desk.slack().on_event(desk.fake.challenge())
+    assert (found.status, found.answer) == (200, b"3eZbrw1aBm2rZgRNFdxV2595E9CY3gmd")
+    with pytest.raises(Refused):
+        await desk.slack(signing_secret=None).on_event(desk.fake.challenge())
+
+
+async def test_a_message_an_answer_an_edit_and_a_delete_name_their_thread(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    slack = desk.slack()
+    desk.fake.lose()
+    ts = w.post(ops, ann, "hello")
+    answer = w.post(ops, ann, "hi", thread=ts)
+    w.edit(ops, answer, "hi!")
+    w.delete(ops, answer)
+    assert await reactions(slack, desk.fake.sent()) == [Reaction(ids=(f"{ops}:{ts}",))] * 4
+    w.delete(ops, ts)
+    assert await reactions(slack, desk.fake.sent()) == [Reaction(ids=(f"{ops}:{ts}",))]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda request: replace(request, body=request.body + b" "),
+        lambda request: replace(request, headers={}),
+        lambda request: replace(request, headers={**request.headers, "x-slack-signature": "v0=00"}),
+        lambda request: replace(request, headers={**request.headers, "x-slack-signature": "v0=ü"}),
+        lambda request: replace(request, headers={**request.headers, "x-slack-request-timestamp": "soon"}),
+        lambda request: replace(request, body=b"\xff\xfe"),
+    ],
+)
+async def test_what_slack_has_not_signed_is_refused(desk: Desk, spoil: Callable[[Request], Request]) -> None:
+    with pytest.raises(Refused):
+        await desk.slack().on_event(spoil(desk.fake.challenge()))
+
+
+@pytest.mark.parametrize("age", [-302, 302])
+async def test_an_event_older_or_newer_than_five_minutes_is_refused(desk: Desk, age: int) -> None:
+    request = desk.fake.signed({"type": "url_verification", "challenge": "x"}, at=time.time() - age)
+    with pytest.raises(Refused):
+        await desk.slack().on_event(request)
+
+
+async def test_what_is_signed_and_still_no_event_is_refused(desk: Desk) -> None:
+    slack = desk.slack()
+    with pytest.raises(Refused):
+        await slack.on_event(desk.fake.signed([1, 2]))  # type: ignore[arg-type]
+    assert await slack.on_event(desk.fake.signed({"type": "event_callback", "event_id": "Ev1"})) == Reaction()
+
+
+async def test_an_event_that_comes_again_does_nothing_again(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    slack = desk.slack()
+    desk.fake.lose()
+    stamps = [w.post(ops, ann, f"message {n}") for n in range(5)]
+    found = await reactions(slack, desk.fake.double_and_shuffle(seed=7))
+    assert sorted(id for reaction in found for id in reaction.ids) == [f"{ops}:{ts}" for ts in stamps]
+
+
+async def test_membership_events_name_the_channel_and_the_apps_own_bring_everything_of_it(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann, bot=False)
+    slack = desk.slack()
+    desk.fake.lose()
+    w.join(ops, "U0PENSTOCK")
+    w.leave(ops, ann)
+    w.rename(ops, "operations")
+    tags = (f"channel:{ops}",)
+    assert await reactions(slack, desk.fake.sent()) == [
+        Reaction(groups=tags, changes=True, sweep=True), Reaction(groups=tags), Reaction(groups=tags, sweep=True),
+    ]  # fmt: skip
+
+
+async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    slack = desk.slack()
+    [group async for group in slack.groups()]
+    desk.fake.lose()
+    w.change_user(ann, profile={"status_text": "lunch"})
+    assert await reactions(slack, desk.fake.sent()) == []
+    w.change_user(ann, profile={"email": "ann.lee@acme.example"})
+    w.change_user(ann, deleted=True)
+    w.user("New Hire")
+    everywhere = Reaction(groups=[f"workspace:{w.team_id}", f"channel:{ops}"])
+    assert await reactions(slack, desk.fake.sent()) == [
+        everywhere, everywhere, Reaction(groups=[f"workspace:{w.team_id}"]),
+    ]  # fmt: skip
+
+
+async def test_an_event_whose_reaction_could_not_be_told_is_told_when_slack_sends_it_again(desk: Desk) -> None:
+    w = desk.workspace
+    w.channel("ops", w.user("Ann Lee"))
+    slack = desk.slack()
+    desk.fake.lose()
+    w.user("New Hire")
+    [request] = desk.fake.sent()
+    desk.fake.faults.broken["auth.test"] = "fatal_error"
+    with pytest.raises(Retryable):
+        await slack.on_event(request)
+    desk.fake.faults.broken.clear()
+    assert len(await reactions(slack, [request])) == 1
+
+
+async def test_a_new_name_of_a_channel_is_in_the_next_document(desk: Desk) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    ts = w.post(ops, ann, f"see <#{ops}>")
+    slack = desk.slack()
+    desk.fake.lose()
+    [before] = await slack.fetch([f"{ops}:{ts}"])
+    w.rename(ops, "operations")
+    await reactions(slack, desk.fake.sent())
+    [after] = await slack.fetch([f"{ops}:{ts}"])
+    assert (before.content, after.content) == ("Ann Lee: see #ops", "Ann Lee: see #operations")
+    assert (before.title, after.title) == ("see #ops · #ops", "see #operations · #operations")
+    assert (await listing(slack))[f"{ops}:{ts}"].revision == after.revision
+
+
+async def test_events_that_slack_held_back_are_looked_for(desk: Desk) -> None:
+    assert await desk.slack().on_event(desk.fake.rate_limited()) == Reaction(changes=True, sweep=True)
+
+
+# Socket Mode
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def listening(desk: Desk) -> AsyncIterator[tuple[str, str, list[Reaction], list[Reaction]]]:
+    """Ann and the channel she is in; while it is listened to, what it tells of, and each time that it connected."""
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    desk.fake.lose()
+    slack = desk.slack(app_token=desk.fake.app_token)
+    found: list[Reaction] = []
+    connected: list[Reaction] = []
+
+    async def react(reaction: Reaction) -> None:
+        (connected if reaction == Reaction(changes=True) else found).append(reaction)
+
+    task = asyncio.create_task(slack.listen(react))
+    await until(lambda: len(desk.fake.socket.connections) == 1)
+    yield ann, ops, found, connected
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_events_come_through_a_socket_and_are_acknowledged(desk: Desk) -> None:
+    w = desk.workspace
+    async with listening(desk) as (ann, ops, found, connected):
+        ts = w.post(ops, ann, "hello")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: len(found) == 1)
+        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
+        await until(lambda: len(desk.fake.socket.acknowledged) == 1)
+
+        await desk.fake.socket.refresh()  # Slack asks for a new connection every few hours
+        again = w.post(ops, ann, "hello again")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: len(found) == 2)
+        assert found[1] == Reaction(ids=(f"{ops}:{again}",))
+        await until(lambda: desk.fake.socket.unacknowledged == {})
+        # The library may connect twice: it is told to, and it sees the old connection end.
+        assert len(connected) >= 2, "what happened while there was no connection is looked for"
+
+
+async def test_a_connection_that_breaks_is_made_again_and_nothing_is_lost(desk: Desk) -> None:
+    async with listening(desk) as (ann, ops, found, _):
+        await desk.fake.socket.drop()
+        await until(lambda: desk.fake.socket.connections == [])
+        ts = desk.workspace.post(ops, ann, "hello")
+        await desk.fake.deliver_to_socket()
+        await until(lambda: found != [])
+        assert found == [Reaction(ids=(f"{ops}:{ts}",))]
+
+
+async def test_a_socket_is_acknowledged_before_anything_is_done_and_what_fails_then_ends_the_listening(
+    desk: Desk,
+) -> None:
+    w = desk.workspace
+    ann = w.user("Ann Lee")
+    ops = w.channel("ops", ann)
+    desk.fake.lose()
+    slack = desk.slack(app_token=desk.fake.app_token)
+
+    async def react(reaction: Reaction) -> None:
+        if reaction.changes:
+            return
+        await until(lambda: len(desk.fake.socket.acknowledged) == 1)
+        raise Retryable("Kafka is away")
+
+    listening = asyncio.create_task(slack.listen(react))
+    await until(lambda: len(desk.fake.socket.connections) == 1)
+    w.post(ops, ann, "hello")
+    await desk.fake.deliver_to_socket()
+    with pytest.raises(Retryable, match="Kafka is away"):
+        await listening
+    await until(lambda: desk.fake.socket.connections == [])
+
+
+async def test_a_refused_app_token_is_a_matter_for_people_and_without_one_there_is_nothing_to_listen_to(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def react(_: Reaction) -> None:
+        raise AssertionError
+
+    await desk.slack().listen(react)
+    with pytest.raises(Misconfigured, match=r"apps\.connections\.open"):
+        await desk.slack(app_token="xapp-canary").listen(react)
+    assert "canary" not in caplog.text
+
+
+def test_the_fake_signs_what_it_sends() -> None:
+    from connectors.fakes.slack import FakeSlack
+
+    fake = FakeSlack()
+    fake.workspace.user("Ann Lee")
+    bodies = [json.loads(request.body) for request in fake.sent()]
+    assert [body["event"]["type"] for body in bodies] == ["team_join"]
+    assert fake.sent() == []

@@ -1,0 +1,418 @@
+"""The Slack source against the fake: what it reads, what it lists, what it says is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from connectors.slack import Slack
+from connectors.slack.client import Absent
+from connectors.source import CursorExpired, Document, Gone, Unreadable
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from tests.support.connectors.slack_kit import Desk, changed, desk_in, everything, listing, one, text
+
+RS = "\x1e"
+
+
+@pytest.fixture
+async def desk(tmp_path: Path) -> AsyncIterator[Desk]:
+    async with desk_in(tmp_path) as desk:
+        yield desk
+
+
+@pytest.fixture
+def ann(desk: Desk) -> str:
+    return desk.workspace.user("Ann Lee")
+
+
+@pytest.fixture
+def ben(desk: Desk) -> str:
+    return desk.workspace.user("Ben Roy")
+
+
+@pytest.fixture
+def ops(desk: Desk, ann: str, ben: str) -> str:
+    return desk.workspace.channel("ops", ann, ben)
+
+
+async def test_a_thread_is_one_document_and_each_message_a_piece_of_it(
+    desk: Desk, ann: str, ben: str, ops: str
+) -> None:
+    w = desk.workspace
+    ts = w.post(ops, ann, "How do we rotate the keys?\nThe staging ones.")
+    w.post(ops, ben, "Ask <@" + ann + ">", thread=ts)
+    found = await everything(desk.slack())
+    entry = found[f"{ops}:{ts}"]
+    assert isinstance(entry, Document)
+    assert entry.content == f"Ann Lee: How do we rotate the keys?\nThe staging ones.{RS}Ben Roy: Ask @Ann Lee"
+    assert entry.media_type == "text/x-penstock-messages"
+    assert entry.title == "How do we rotate the keys? · #ops"
+    assert entry.author == "Ann Lee"
+    assert entry.acl_tags == (f"channel:{ops}",)
+    assert entry.source_url == f"https://acme.slack.com/archives/{ops}/p{ts.replace('.', '')}"
+    assert entry.source_modified_at is not None
+    assert abs(entry.source_modified_at.timestamp() - time.time()) < 60
+    assert entry.metadata["participants"] == ["Ann Lee", "Ben Roy"]
+    assert entry.metadata["messages"] == 2
+
+
+async def test_a_long_channel_and_a_long_thread_are_read_to_their_ends(desk: Desk, ann: str, ops: str) -> None:
+    w = desk.workspace
+    stamps = [w.post(ops, ann, f"message {n}") for n in range(10)]
+    for n in range(10):
+        w.post(ops, ann, f"answer {n}", thread=stamps[4])
+    found = await everything(desk.slack())
+    assert list(found) == [f"{ops}:{ts}" for ts in reversed(stamps)]
+    assert found[f"{ops}:{stamps[4]}"].content.count(RS) == 10
+
+
+async def test_join_notices_are_not_read_until_somebody_answers_one(desk: Desk, ann: str, ops: str) -> None:
+    w = desk.workspace
+    quiet = w.post(ops, ann, "has joined the channel", subtype="channel_join")
+    loud = w.post(ops, ann, "has joined the channel", subtype="channel_join")
+    w.post(ops, ann, "Welcome!", thread=loud)
+    slack = desk.slack()
+    assert list(await everything(slack)) == [f"{ops}:{loud}"]
+    assert isinstance(await one(slack, f"{ops}:{quiet}"), Gone)
+
+
+async def test_bots_speak_by_their_name_and_an_answer_sent_to_the_channel_is_no_second_document(
+    desk: Desk, ann: str, ops: str
+) -> None:
+    w = desk.workspace
+    ts = w.post(
+        ops, "", "", subtype="bot_message", bot_id="B1", username="Deploys",
+        attachments=[{"title": "Build 7", "title_link": "https://ci.example/7", "text": "failed", "fallback": "x"}],
+        files=[{"id": "F1", "name": "log.txt", "title": "log.txt"}],
+    )  # fmt: skip
+    w.post(ops, ann, "On it", thread=ts, subtype="thread_broadcast")
+    found = await everything(desk.slack())
+    assert list(found) == [f"{ops}:{ts}"]
+    assert found[f"{ops}:{ts}"].content == (
+        f"Deploys: Build 7 (https://ci.example/7)\nfailed\nFile: log.txt{RS}Ann Lee: On it"
+    )
+
+
+async def test_direct_messages_are_never_read_and_never_listed(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    desk.fake.desk.scopes |= {"im:read", "im:history", "mpim:read", "mpim:history"}
+    direct = w.channel("dm", ann, kind="im", is_private=True)
+    ts = w.post(direct, ann, "only for you")
+    group = w.channel("mpdm-ann-ben-1", ann, kind="mpim", is_private=True)
+    hidden = w.post(group, ann, "only for the three of us")
+    slack = desk.slack()
+    assert await everything(slack) == {}
+    assert await listing(slack) == {}
+    assert isinstance(await one(slack, f"{direct}:{ts}"), Gone)
+    assert isinstance(await one(slack, f"{group}:{hidden}"), Gone)
+    assert desk.memory.kept == {}
+    groups = [group.tag async for group in slack.groups()]
+    assert groups == [f"workspace:{w.team_id}"]
+
+
+async def test_an_edit_a_delete_and_an_answer_are_seen_by_a_poll(desk: Desk, ann: str, ben: str, ops: str) -> None:
+    w = desk.workspace
+    first, second, third = (w.post(ops, ann, f"message {n}") for n in range(3))
+    slack = desk.slack()
+    cursor = await slack.start()
+    _, cursor = await changed(slack, cursor)
+    w.edit(ops, first, "message zero")
+    w.delete(ops, second)
+    w.post(ops, ben, "indeed", thread=third)
+    found, cursor = await changed(slack, cursor)
+    assert found[f"{ops}:{first}"].content == "Ann Lee: message zero"
+    assert isinstance(found[f"{ops}:{second}"], Gone)
+    assert found[f"{ops}:{third}"].content == f"Ann Lee: message 2{RS}Ben Roy: indeed"
+    found, _ = await changed(slack, cursor)
+    assert f"{ops}:{second}" not in found
+
+
+async def test_a_poll_sees_answers_to_threads_of_the_last_days_and_a_listing_those_of_older_ones(
+    desk: Desk, ann: str, ops: str
+) -> None:
+    w = desk.workspace
+    recent = w.post(ops, ann, "yesterday", at=f"{time.time() - 86_400:.6f}")
+    old = w.post(ops, ann, "last year", at=f"{time.time() - 300 * 86_400:.6f}")
+    slack = desk.slack(thread_days=2)
+    cursor = await slack.start()
+    before = await listing(slack)
+    for ts in (recent, old):
+        w.post(ops, ann, "and now?", thread=ts)
+    found, _ = await changed(slack, cursor)
+    assert list(found) == [f"{ops}:{recent}"]
+    after = await listing(slack)
+    assert before[f"{ops}:{old}"].revision != after[f"{ops}:{old}"].revision
+
+
+async def test_an_answer_sent_to_the_channel_brings_an_old_thread_back(desk: Desk, ann: str, ops: str) -> None:
+    old = desk.workspace.post(ops, ann, "last year", at=f"{time.time() - 300 * 86_400:.6f}")
+    slack = desk.slack(thread_days=0)
+    cursor = await slack.start()
+    desk.workspace.post(ops, ann, "news!", thread=old, subtype="thread_broadcast")
+    found, _ = await changed(slack, cursor)
+    assert list(found) == [f"{ops}:{old}"]
+
+
+async def test_a_listing_equals_what_is_read_and_costs_no_request_a_thread(desk: Desk, ann: str, ops: str) -> None:
+    w = desk.workspace
+    for n in range(7):
+        ts = w.post(ops, ann, f"message {n}")
+        w.post(ops, ann, "answer", thread=ts)
+    w.post(ops, ann, "has left", subtype="channel_leave")
+    slack = desk.slack()
+    read = {id: entry.revision for id, entry in (await everything(slack)).items()}
+    desk.fake.requests.clear()
+    assert {id: entry.revision for id, entry in (await listing(slack)).items()} == read
+    assert desk.fake.requests["conversations.replies"] == 0
+
+
+@pytest.mark.parametrize("change", ["edit", "answer", "answer deleted", "renamed", "file"])
+async def test_every_change_that_a_history_shows_is_another_revision(
+    desk: Desk, ann: str, ops: str, change: str
+) -> None:
+    w = desk.workspace
+    ts = w.post(ops, ann, "text")
+    w.post(ops, ann, "one", thread=ts)
+    last = w.post(ops, ann, "two", thread=ts)
+    slack = desk.slack()
+    before = await listing(slack)
+    match change:
+        case "edit":
+            w.edit(ops, ts, "another text")
+        case "answer":
+            w.post(ops, ann, "three", thread=ts)
+        case "answer deleted":
+            w.delete(ops, last)
+        case "renamed":
+            w.rename(ops, "operations")
+        case "file":
+            w.edit(ops, ts, "text", files=[{"id": "F1", "name": "plan.pdf"}])
+    after = await listing(slack)
+    assert after[f"{ops}:{ts}"].revision != before[f"{ops}:{ts}"].revision
+    fetched = await one(slack, f"{ops}:{ts}")
+    assert isinstance(fetched, Document)
+    assert fetched.revision == after[f"{ops}:{ts}"].revision
+
+
+async def test_a_deleted_parent_leaves_its_answers(desk: Desk, ann: str, ben: str, ops: str) -> None:
+    w = desk.workspace
+    ts = w.post(ops, ann, "a secret")
+    answer = w.post(ops, ben, "take that down", thread=ts)
+    w.delete(ops, ts)
+    slack = desk.slack()
+    entry = await one(slack, f"{ops}:{ts}")
+    assert isinstance(entry, Document)
+    assert entry.content == f"(this message was deleted){RS}Ben Roy: take that down"
+    assert entry.author is None
+    w.delete(ops, answer)
+    assert isinstance(await one(slack, f"{ops}:{ts}"), Gone)
+    assert await listing(slack) == {}
+
+
+async def test_a_crawl_resumes_where_it_stopped(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    channels = [w.channel(name, ann) for name in ("a", "b")]
+    ids = [f"{channel}:{w.post(channel, ann, f'message {n}')}" for channel in channels for n in range(7)]
+    pages = [page async for page in desk.slack().full(None)]
+    assert all(len(page.entries) <= 3 for page in pages)
+    for stop, page in enumerate(pages):
+        rest = await everything(desk.slack(), page.cursor)
+        before = [entry.external_id for earlier in pages[: stop + 1] for entry in earlier.entries]
+        assert sorted([*before, *rest]) == sorted(ids)
+
+
+async def test_a_poll_that_was_interrupted_goes_on_and_loses_nothing(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    channels = [w.channel(name, ann) for name in ("a", "b")]
+    slack = desk.slack()
+    cursor = await slack.start()
+    ids = {f"{channel}:{w.post(channel, ann, f'message {n}')}" for channel in channels for n in range(4)}
+    async for page in slack.changes(cursor):
+        met = {entry.external_id for entry in page.entries}
+        cursor = page.cursor
+        break
+    rest, cursor = await changed(slack, cursor)
+    assert met | set(rest) == ids
+    deleted = sorted(ids)[0]
+    w.delete(*deleted.split(":"))
+    found, _ = await changed(slack, cursor)
+    assert isinstance(found[deleted], Gone)
+
+
+async def test_cursors_that_expire_within_a_list_begin_it_again(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    channels = [w.channel(f"c{n}", ann) for n in range(10)]
+    ids = {f"{channel}:{w.post(channel, ann, 'hello')}" for channel in channels}
+    desk.fake.faults.expiring = 2
+    assert set(await everything(desk.slack())) == ids
+    desk.fake.faults.expiring = 99
+    with pytest.raises(Retryable, match="cursors"):
+        await everything(desk.slack())
+
+
+async def test_the_cursor_of_another_version_is_expired(desk: Desk) -> None:
+    slack = desk.slack()
+    with pytest.raises(CursorExpired):
+        await everything(slack, {"page": 3})
+    with pytest.raises(CursorExpired):
+        await changed(slack, {"token": "x"})
+    with pytest.raises(CursorExpired):
+        await changed(slack, {"at": 1.0, "seen": [1]})
+
+
+async def test_a_channel_that_the_app_is_put_out_of_is_closed_at_once_and_forgotten_later(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    secret = w.channel("secret", ann, is_private=True)
+    id = f"{secret}:{w.post(secret, ann, 'the plan')}"
+    slack = desk.slack()
+    assert list(await listing(slack)) == [id]
+    w.leave(secret, "U0PENSTOCK")
+    assert [group.tag async for group in slack.groups()] == [f"workspace:{w.team_id}"]
+    lost = (await listing(slack))[id]
+    assert lost.acl_tags == ()
+    entry = await one(slack, id)
+    assert isinstance(entry, Unreadable)
+    assert (entry.code, entry.acl_tags, entry.revision) == ("access_lost", (), lost.revision)
+    desk.memory.kept[f"lost:{secret}"] -= 25 * 3_600
+    assert await listing(slack) == {}
+    assert isinstance(await one(slack, id), Gone)
+    w.join(secret, "U0PENSTOCK")
+    back = (await listing(slack))[id]
+    assert back.acl_tags == (f"channel:{secret}",)
+    assert back.revision != lost.revision
+    assert isinstance(await one(slack, id), Document)
+    assert desk.memory.kept[f"lost:{secret}"] is None
+
+
+async def test_a_public_channel_that_is_archived_stays_readable_for_the_workspace(
+    desk: Desk, ann: str, ops: str
+) -> None:
+    w = desk.workspace
+    id = f"{ops}:{w.post(ops, ann, 'for the record')}"
+    slack = desk.slack()
+    before = await listing(slack)
+    w.archive(ops)
+    assert await listing(slack) == before
+    entry = await one(slack, id)
+    assert isinstance(entry, Unreadable)
+    assert (entry.code, entry.acl_tags) == ("archived", (f"channel:{ops}",))
+    assert entry.revision == before[id].revision
+    for tags in (None, [f"channel:{ops}"]):
+        groups = {group.tag: group async for group in slack.groups(tags)}
+        assert (list(groups[f"channel:{ops}"].members), list(groups[f"channel:{ops}"].of)) == (
+            [],
+            [f"workspace:{w.team_id}"],
+        )
+    dropping = desk.slack(archived="drop")
+    assert await listing(dropping) == {}
+    assert isinstance(await one(dropping, id), Gone)
+
+
+async def test_an_archived_channel_that_closes_while_it_is_listed_is_closed_in_the_pages_after_that(
+    desk: Desk, ann: str, ops: str
+) -> None:
+    w = desk.workspace
+    for n in range(5):
+        w.post(ops, ann, f"for the record {n}")
+    slack = desk.slack()
+    await listing(slack)
+    w.archive(ops)
+    pages = []
+    async for page in slack.slim():
+        pages.append(page)
+        w.channels[ops].is_private = True  # what is asked for from now on is stamped later than this
+    assert [{one.acl_tags for one in page} for page in pages] == [{(f"channel:{ops}",)}, {()}]
+
+
+async def test_a_list_of_channels_that_is_cut_short_is_no_complete_listing(desk: Desk, ann: str) -> None:
+    w = desk.workspace
+    for n in range(5):
+        channel = w.channel(f"c{n}", ann)
+        w.post(channel, ann, "hello")
+    slack = desk.slack()
+    assert len(await listing(slack)) == 5
+    desk.fake.faults.truncated.add("conversations.list")
+    with pytest.raises(Retryable, match="not complete"):
+        await listing(slack)
+    with pytest.raises(Retryable, match="not complete"):
+        [group async for group in slack.groups()]
+
+
+async def test_only_the_channels_that_the_settings_name_are_read(desk: Desk, ann: str, ops: str) -> None:
+    w = desk.workspace
+    alerts, other = w.channel("ops-alerts", ann), w.channel("random", ann)
+    ids = {channel: f"{channel}:{w.post(channel, ann, 'hello')}" for channel in (ops, alerts, other)}
+    slack = desk.slack(channels=("ops*",), exclude=("#ops-alerts",))
+    assert list(await everything(slack)) == [ids[ops]]
+    assert list(await listing(slack)) == [ids[ops]]
+    assert isinstance(await one(slack, ids[other]), Gone)
+    assert isinstance(await one(slack, ids[alerts]), Gone)
+    no_private = desk.slack(private=False)
+    hidden = w.channel("hidden", ann, is_private=True)
+    w.post(hidden, ann, "hello")
+    assert not any(id.startswith(hidden) for id in await listing(no_private))
+
+
+async def test_people_of_other_workspaces_have_names_too(desk: Desk, ann: str, ops: str) -> None:
+    w = desk.workspace
+    guest = w.user("Eve Stranger", is_stranger=True, team_id="T9OTHER")
+    ts = w.post(ops, guest, f"hello <@{ann}>, I am <@{guest}>, not <@U9NOBODY>")
+    assert await text(desk.slack(), f"{ops}:{ts}") == "Eve Stranger: hello @Ann Lee, I am @Eve Stranger, not @U9NOBODY"
+
+
+async def test_user_groups_have_names_whatever_was_asked_first(desk: Desk, ann: str, ops: str) -> None:
+    group = desk.workspace.usergroup("oncall")
+    ts = desk.workspace.post(ops, ann, f"ask <!subteam^{group}>")
+    slack = desk.slack()
+    [_ async for _ in slack.groups()]
+    assert await text(slack, f"{ops}:{ts}") == "Ann Lee: ask @oncall"
+    desk.fake.desk.scopes.discard("usergroups:read")
+    assert await text(desk.slack(), f"{ops}:{ts}") == f"Ann Lee: ask @{group}"
+
+
+async def test_a_storm_of_429_is_waited_out_and_a_longer_one_deferred(desk: Desk, ann: str, ops: str) -> None:
+    id = f"{ops}:{desk.workspace.post(ops, ann, 'hello')}"
+    desk.fake.faults.throttled = 4
+    assert list(await everything(desk.slack())) == [id]
+    desk.fake.faults.throttled, desk.fake.faults.retry_after = 1, 900
+    with pytest.raises(Deferred) as raised:
+        await everything(desk.slack())
+    assert raised.value.retry_after is not None
+    assert raised.value.retry_after >= 800
+
+
+async def test_an_answer_that_is_too_large_is_asked_for_in_smaller_parts(desk: Desk, ann: str, ops: str) -> None:
+    found = [f"{ops}:{desk.workspace.post(ops, ann, 'x' * 12 * 2**20)}" for _ in range(3)]
+    assert sorted(await everything(desk.slack())) == found
+
+
+async def test_a_server_error_is_tried_again(desk: Desk, ann: str, ops: str) -> None:
+    id = f"{ops}:{desk.workspace.post(ops, ann, 'hello')}"
+    desk.fake.faults.failing = 2
+    assert list(await everything(desk.slack())) == [id]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        ("fatal_error", Retryable),
+        ("ratelimited", Deferred),
+        ("account_inactive", Misconfigured),
+        ("user_not_found", Absent),
+    ],
+)
+async def test_what_slack_says_in_a_200_is_what_it_means(desk: Desk, error: str, kind: type[Exception]) -> None:
+    desk.fake.faults.broken["users.list"] = error
+    with pytest.raises(kind, match=error):
+        [group async for group in desk.slack().groups()]
+
+
+async def test_a_revoked_token_is_a_matter_for_people_and_stands_in_no_message(desk: Desk) -> None:
+    slack: Slack = desk.slack()
+    desk.fake.revoked = True
+    with pytest.raises(Misconfigured, match="token_revoked") as raised:
+        await listing(slack)
+    assert desk.fake.token not in str(raised.value)

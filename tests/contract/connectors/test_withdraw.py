@@ -1,0 +1,168 @@
+"""An operator takes documents, sources and tenants out of the index, although the source still has them."""
+
+from __future__ import annotations
+
+import pytest
+
+from cli.withdraw import the_document
+from connectors import withdraw
+from connectors.runner.rows import LeaseLost
+from connectors.runner.state import lease
+from connectors.withdraw import Extent, Withdrawal
+from pipeline.core.errors import PenstockError
+from pipeline.core.fold import State
+from pipeline.core.identity import document_id
+from tests.support.connectors.runner_kit import Bench, kinds
+from tests.support.pipeline.folded import fold_all
+
+pytestmark = pytest.mark.stack
+
+
+def withdrawal(bench: Bench) -> Withdrawal:
+    return Withdrawal(bench.pool, bench.producer, bench.tenant, bench.name)
+
+
+async def ledger(bench: Bench) -> dict[str, State]:
+    """What the pipeline makes of everything published so far."""
+    await bench.take()
+    return fold_all(bench.taken)
+
+
+async def test_a_withdrawn_document_stays_out_although_the_source_lists_and_changes_it(bench: Bench) -> None:
+    bench.world.fill(3)
+    async with bench.loaded():
+        await withdrawal(bench).documents(["d001"])
+        assert kinds(await bench.take()) == [("document.deleted", "d001")]
+        bench.world.write("d001", "another text")
+        await bench.ask("changes")
+        await bench.ask("sweep")
+        await bench.ask("full")
+        assert await bench.take() == []
+        assert not (await ledger(bench))["d001"].alive
+        assert await withdrawal(bench).undo(["d001"]) == 1
+        await bench.ask("sweep")
+        assert (await ledger(bench))["d001"].alive
+
+
+async def test_a_runner_that_published_it_in_the_same_moment_takes_it_back_at_its_next_look(bench: Bench) -> None:
+    """Its row says "published" then; the listing alone is enough."""
+    bench.world.fill(2)
+    async with bench.loaded():
+        await withdrawal(bench).documents(["d001"])
+        await bench.take()
+        await bench.query(
+            "UPDATE connector_items SET gone = false, fingerprint = 'x' WHERE tenant = %s AND external_id = 'd001'",
+            bench.tenant,
+        )
+        await bench.ask("sweep")
+        assert kinds(await bench.take()) == [("document.deleted", "d001")]
+
+
+async def test_a_command_that_died_before_it_sent_anything_has_its_delete_sent_by_the_runner(bench: Bench) -> None:
+    bench.world.fill(2)
+    async with bench.loaded():
+        with pytest.raises(AssertionError):
+            await Withdrawal(bench.pool, None, bench.tenant, bench.name).documents(["d001"])
+        assert await bench.take() == []
+        await bench.ask("sweep")
+        assert kinds(await bench.take()) == [("document.deleted", "d001")]
+
+
+async def test_a_removed_connector_publishes_nothing_more_and_reads_everything_anew_when_resumed(bench: Bench) -> None:
+    bench.world.fill(3)
+    bench.world.groups["staff"] = ({"ann"}, set())
+    async with bench.loaded() as instance:
+        gone = withdrawal(bench)
+        assert await gone.extent() == Extent(3, 1)
+        await gone.remove()
+        bench.world.write("d000", "written after the removal")
+        assert await gone.whole() == Extent(3, 1)
+        await bench.until(lambda: "was removed" in (instance.start.reason or ""))
+        assert kinds(await bench.take()) == [
+            ("document.deleted", "d000"), ("document.deleted", "d001"), ("document.deleted", "d002"),
+            ("identity.changed", "ann"),
+        ]  # fmt: skip
+        assert not any(state.alive for state in (await ledger(bench)).values())
+        assert await gone.extent() == Extent(0, 0)
+        assert await gone.whole() == Extent(0, 0), "the same again sends nothing"
+    with pytest.raises(LeaseLost, match="penstock connector resume wiki"):
+        async with lease(bench.postgres, bench.tenant, bench.name, "world"):
+            pass
+    await bench.query("UPDATE connectors SET removed_at = NULL WHERE tenant = %s", bench.tenant)
+    async with bench.running() as again:
+        await bench.until(lambda: bench.done(again, "full", "groups"))
+        found = await ledger(bench)
+        assert [state.alive for state in found.values()] == [True] * 3
+        assert ("identity.changed", "ann") in kinds(bench.taken[-5:])
+
+
+async def test_what_only_the_ledger_knows_is_withdrawn_too(bench: Bench) -> None:
+    """A publisher of one's own has no rows."""
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at) VALUES"
+        " (gen_random_uuid(), %s, 'theirs', 'page', 7, now())",
+        bench.tenant,
+    )
+    theirs = Withdrawal(bench.pool, bench.producer, bench.tenant, "theirs")
+    assert await withdraw.sources_of(bench.pool, bench.tenant) == ["theirs"]
+    await theirs.remove()
+    assert await theirs.whole() == Extent(1, 0)
+    assert kinds(await bench.take()) == [("document.deleted", "page")]
+
+
+async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_withdrawn_too(bench: Bench) -> None:
+    """As after a delete that was refused, or a ledger from a backup."""
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (gen_random_uuid(), %s, 'wiki', 'page', 7, now())", bench.tenant,
+    )  # fmt: skip
+    await bench.query(
+        "INSERT INTO connector_items (tenant, source, external_id, scope, version, gone, content_at)"
+        " VALUES (%s, 'wiki', 'page', '', 7, true, now())", bench.tenant,
+    )  # fmt: skip
+    assert await Withdrawal(bench.pool, bench.producer, bench.tenant, "wiki").whole() == Extent(1, 0)
+    assert kinds(await bench.take()) == [("document.deleted", "page")]
+
+
+async def test_a_repeated_command_never_means_another_document(bench: Bench) -> None:
+    """Of a name that ends like it, of a title, or of a source that is called like its folder."""
+    tenant = bench.tenant
+    mine = document_id(tenant, "wiki", "hr/notes.md")
+    for id_, source, name, title in (
+        (mine, "wiki", "hr/notes.md", None),
+        (document_id(tenant, "wiki", "old/hr/notes.md"), "wiki", "old/hr/notes.md", None),
+        (document_id(tenant, "wiki", "page"), "wiki", "page", "hr/notes.md"),
+        (document_id(tenant, "hr", "notes.md"), "hr", "notes.md", None),
+    ):
+        await bench.query(
+            "INSERT INTO documents (id, tenant, source, external_id, title, version, observed_at)"
+            " VALUES (%s, %s, %s, %s, %s, 1, now())", id_, tenant, source, name, title,
+        )  # fmt: skip
+    assert await the_document(bench.pool, tenant, "hr/notes.md", None) == (mine, "wiki", "hr/notes.md", False)
+    assert await the_document(bench.pool, tenant, str(mine), None) == (mine, "wiki", "hr/notes.md", False)
+    await bench.query(
+        "UPDATE documents SET erased_at = now(), deleted_at = now(), external_id = 'erased:' || id WHERE id = %s", mine
+    )
+    for name in ("hr/notes.md", str(mine)):
+        again = await the_document(bench.pool, tenant, name, None)
+        assert (again.id, again.erased) == (mine, True)
+    with pytest.raises(PenstockError, match="no document"):
+        await the_document(bench.pool, tenant, "otes.md", None)
+    await bench.query(
+        "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
+        " VALUES (%s, %s, 'hr', 'hr/notes.md', 1, now())", document_id(tenant, "hr", "hr/notes.md"), tenant,
+    )  # fmt: skip
+    with pytest.raises(PenstockError, match="--source"):
+        await the_document(bench.pool, tenant, "hr/notes.md", None)
+    assert (await the_document(bench.pool, tenant, "hr/notes.md", "wiki")).erased
+
+
+async def test_a_name_that_two_tenants_have_is_asked_about(bench: Bench) -> None:
+    bench.name = "shared"
+    for tenant in (bench.tenant, f"{bench.tenant}-b"):
+        await bench.query("INSERT INTO connectors (tenant, source, kind) VALUES (%s, 'shared', 'world')", tenant)
+    with pytest.raises(PenstockError, match="--tenant"):
+        await withdraw.tenant_of(bench.pool, "shared", None)
+    assert await withdraw.tenant_of(bench.pool, "shared", bench.tenant) == bench.tenant
+    with pytest.raises(PenstockError, match="has ever run"):
+        await withdraw.tenant_of(bench.pool, "nobody", None)

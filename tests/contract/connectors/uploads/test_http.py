@@ -1,0 +1,202 @@
+"""What a client of /v1/uploads says, sees, and may."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.uploads.intake import sanitised
+from tests.support.connectors.pdf_files import Line, Sheet, typeset
+from tests.support.connectors.uploads_kit import Office, an_office, is_newer, until, upserts
+from tests.support.space import Space
+from topics.messages import AccessChanged, DocumentUpserted, IdentityChanged
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+async def office(space: Space, tmp_path: Path) -> AsyncIterator[Office]:
+    async with an_office(space, tmp_path / "connectors") as office:
+        yield office
+
+
+# What is said of a file
+
+
+async def test_title_tags_metadata_and_names_are_published_as_they_were_said(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(
+        typeset([Sheet([Line(72, 700, "Some words here")])]), "../../etc/Ümläut\u202e report.pdf",
+        title="The report",
+        acl_tags=["staff", "user:ada@example.org"], required_tags='["nda"]', external_id="r/1",
+        metadata='{"year": 2026, "tags": ["a", "b"]}',
+    )  # fmt: skip
+    await office.ended(id_)
+    [message] = upserts(await office.messages())
+    assert (message.tenant, message.source, message.external_id) == ("acme", "files", "r/1")
+    assert (message.title, message.acl_tags, message.required_tags) == (
+        "The report", ["staff", "user:ada@example.org"], ["nda"]
+    )  # fmt: skip
+    assert message.metadata["file_name"] == "Ümläut report.pdf"
+    assert (message.metadata["year"], message.metadata["tags"], message.metadata["pages"]) == (2026, ["a", "b"], 1)
+
+
+async def test_the_file_alone_with_its_words_in_the_query(office: Office) -> None:
+    office.declare()
+    await office.start()
+    answer = await office.client.post(
+        "/v1/uploads", params={"acl_tags": ["staff", "ops"], "file_name": "notes", "title": "Notes"},
+        content=b"<h1>Notes</h1><p>Kept.", headers={"content-type": "text/html; charset=utf-8"},
+    )  # fmt: skip
+    await office.ended(answer.json()["id"])
+    [message] = upserts(await office.messages())
+    assert (message.title, message.acl_tags, message.media_type) == ("Notes", ["ops", "staff"], "text/html")
+
+
+async def test_the_same_again_publishes_nothing_and_other_access_publishes_only_access(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"some words", external_id="x")
+    before = await office.ended(id_)
+    assert await office.upload(b"some words", external_id="x") == id_
+    assert (await office.status(id_))["version"] == before["version"]
+    changed = await office.client.put(f"/v1/uploads/{id_}", data={"acl_tags": "board"})
+    assert changed.status_code == 202, changed.text
+    await until(lambda: is_newer(office, id_, before["version"]))
+    await office.ended(id_)
+    assert [type(one) for one in await office.messages()] == [DocumentUpserted, AccessChanged]
+    await office.client.put(f"/v1/uploads/{id_}", files={"file": ("a.txt", b"other words")})
+
+    async def republished() -> bool:
+        return len(await office.messages()) == 3
+
+    await until(republished)
+    last = (await office.messages())[-1]
+    assert isinstance(last, DocumentUpserted)
+    assert (last.content, last.acl_tags) == ("other words", ["board"])  # what was not said anew stays
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"acl_tags": ""}, "acl_tags: name who may read it"), ({"acl_tags": "[]"}, "acl_tags: name who may read it"),
+        ({"acl_tags": "[1]"}, "acl_tags: a list of tags"), ({"acl_tags": "t" * 501}, "acl_tags"),
+        ({"metadata": "{"}, "metadata: is not JSON"), ({"metadata": '{"a": {"b": 1}}'}, "metadata"),
+        ({"tenant": "rival"}, "'tenant': no such field"), ({"title": "t" * 4001}, "title"),
+        ({"source": "theirs"}, "source"), ({"external_id": "x" * 2001}, "external_id"),
+        ({"title": ["a", "b"]}, "title"),
+    ],
+)  # fmt: skip
+async def test_what_makes_no_sense_is_refused_at_once_with_one_line(
+    office: Office, fields: dict[str, Any], says: str
+) -> None:
+    office.declare()
+    await office.start()
+    form = {"acl_tags": "staff", **fields}
+    answer = await office.client.post("/v1/uploads", files={"file": ("a.txt", b"text")}, data=form)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"].startswith(says)
+    assert "\n" not in answer.json()["detail"]
+    assert await office.space.query("SELECT * FROM uploads") == []
+    assert [path for path in (office.home / "files").rglob("*") if path.is_file()] == []
+
+
+async def test_bodies_that_are_no_form_or_too_much_of_one(office: Office) -> None:
+    office.declare(max_bytes=1000)
+    await office.start()
+    form = {"content-type": "multipart/form-data; boundary=b"}
+    head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.txt"\r\n\r\n'
+
+    async def answered(content: Any, headers: dict[str, str] | None = None) -> tuple[int, str]:
+        answer = await office.client.post("/v1/uploads?acl_tags=a", content=content, headers=headers)
+        return answer.status_code, answer.json()["detail"]
+
+    async def dripping() -> AsyncIterator[bytes]:  # without a length
+        for _ in range(50):
+            yield b"x" * 100
+
+    assert await answered(b"") == (422, "file: missing or empty")
+    assert (await answered(dripping()))[0] == 413
+    assert (await answered(head + b"x" * 2000 + b"\r\n--b--\r\n", form))[0] == 413
+    assert (await answered(head + b"text", form))[1] == "body: ends in the middle of the form"
+    assert (await answered(b"nonsense", form))[0] == 422
+    assert (await answered(b"x", {"content-type": "multipart/form-data"}))[0] == 422
+    assert "more than one file" in (await answered(head + b"a\r\n" + head + b"b\r\n--b--\r\n", form))[1]
+    huge = b'--b\r\nContent-Disposition: form-data; name="title"\r\n\r\n' + b"t" * 500_000 + b"\r\n--b--\r\n"
+    assert "title: is longer" in (await answered(huge, form))[1]
+    assert [path for path in (office.home / "files").rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("a.pdf", "a.pdf"), ("../../a.pdf", "a.pdf"), ("C:\\Users\\x\\a.pdf", "a.pdf"), ("", "upload"), ("..", "upload"),
+     ("a\x00\n\u202eb.pdf", "ab.pdf"), ("x" * 300 + ".docx", "x" * 195 + ".docx"), ("e\u0301.txt", "é.txt")],
+)  # fmt: skip
+def test_file_names(given: str, kept: str) -> None:
+    assert sanitised(given) == kept
+
+
+# Whose it is
+
+
+async def test_no_key_reaches_another_tenants_files(office: Office) -> None:
+    office.declare()
+    office.declare("theirs", "rival")
+    await office.start()
+    id_ = await office.upload(b"secret words", external_id="x")
+    await office.ended(id_)
+    client, path = office.client, f"/v1/uploads/{id_}"
+    rival = {"authorization": "Bearer key-rival"}
+    assert (await client.get(path, headers=rival)).status_code == 404
+    assert (await client.delete(path, headers=rival)).status_code == 404
+    assert (await client.put(path, headers=rival, files={"file": ("a", b"b")})).status_code == 404
+    assert (await client.get("/v1/uploads", headers=rival)).json() == {"uploads": [], "next": None}
+    assert (await client.get("/v1/uploads?source=files", headers=rival)).status_code == 404
+    other = await client.post(
+        "/v1/uploads", headers=rival, files={"file": ("a", b"b")}, data={"acl_tags": "a", "external_id": "x"}
+    )
+    assert other.json()["id"] != id_
+    for method, at in (("POST", "/v1/uploads"), ("GET", path), ("DELETE", path), ("PUT", path), ("GET", "/v1/uploads")):
+        assert (await client.request(method, at, headers={"authorization": ""})).status_code == 401
+        assert (await client.request(method, at, headers={"authorization": "Bearer wrong"})).status_code == 401
+        assert (await client.request(method, at, headers={"authorization": "Bearer key-nothing"})).status_code == 403
+        assert (await client.request(method, at, headers={"authorization": "Bearer key-nowhere"})).status_code == 404
+    assert (await office.status(id_))["state"] == "published"
+
+
+async def test_the_list_goes_page_by_page_newest_first(office: Office) -> None:
+    office.declare()
+    await office.start()
+    ids = [await office.upload(b"text", f"{n}.txt") for n in range(5)]
+    await office.client.delete(f"/v1/uploads/{ids[2]}")
+    seen: list[str] = []
+    before = None
+    while True:
+        query = {"limit": 2} | ({"before": before} if before else {})
+        page = (await office.client.get("/v1/uploads", params=query)).json()
+        seen += [one["id"] for one in page["uploads"]]
+        if (before := page["next"]) is None:
+            break
+    assert seen == [ids[4], ids[3], ids[1], ids[0]]
+
+
+async def test_members_of_tags_come_from_the_settings_and_are_told(office: Office, tmp_path: Path) -> None:
+    members = tmp_path / "members.toml"
+    members.write_text('[members]\nstaff = ["Bob@example.org"]\n')
+    office.declare(members={"staff": ["ada@example.org"], "ops": ["ada@example.org"]}, members_file=members)
+    await office.start()
+
+    async def held() -> dict[str, list[str]]:
+        return {one.principal: one.groups for one in await office.messages() if isinstance(one, IdentityChanged)}
+
+    async def told() -> bool:
+        return await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": ["staff"]}
+
+    await until(told)
+    members.write_text("[members]\n")
+    await office.asked("groups")
+    assert await held() == {"ada@example.org": ["ops", "staff"], "bob@example.org": []}

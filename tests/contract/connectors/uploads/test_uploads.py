@@ -1,0 +1,234 @@
+"""Uploads from the request to what is found, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from connectors.extraction import ExtractionSettings, remote, sandbox, service
+from connectors.uploads.store import Uploaded, Words
+from tests.support.connectors.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
+from tests.support.connectors.uploads_kit import KEYS, Office, an_office, is_newer, search, until, upserts, word_file
+from tests.support.space import KEY_ENDS, Space
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+async def office(space: Space, tmp_path: Path) -> AsyncIterator[Office]:
+    async with an_office(space, tmp_path / "connectors") as office:
+        yield office
+
+
+# From the upload to what is found
+
+
+async def test_an_upload_becomes_searchable_is_replaced_and_is_gone_when_it_is_deleted(
+    office: Office, space: Space
+) -> None:
+    space.start("detect", "vectors", "keywords")
+    office.declare()
+    await office.start()
+    id_ = await office.upload(word_file("Trains before planes, always."), "policy.docx", external_id="hr/travel")
+    shown = await office.ended(id_, as_="searchable")
+    assert (shown["file_name"], shown["external_id"], shown["reason"]) == ("policy.docx", "hr/travel", None)
+    found = await search(space, "trains or planes")
+    assert [one["title"] for one in found] == ["Travel policy"]
+    replaced = await office.client.put(f"/v1/uploads/{id_}", files={"file": ("policy.docx", word_file("Ships only."))})
+    assert replaced.json()["id"] == id_
+    await until(lambda: is_newer(office, id_, shown["version"]))
+    await office.ended(id_, as_="searchable")
+    assert "Ships only." in (await search(space, "ships"))[0]["text"]
+    assert not [one for one in await search(space, "trains planes") if "Trains" in one["text"]]
+    assert (await office.client.delete(f"/v1/uploads/{id_}")).status_code == 202
+
+    async def gone() -> bool:
+        return not await search(space, "ships")
+
+    await until(gone)
+    assert (await office.status(id_))["state"] == "deleted"
+    assert [path for path in (office.home / "files" / "originals").rglob("*") if path.is_file()] == []
+
+
+async def test_each_file_that_gives_no_text_ends_as_what_it_is_with_a_word_for_its_owner(office: Office) -> None:
+    office.declare(max_bytes=300_000)
+    await office.start()
+    scan = await office.upload(typeset([Sheet(picture=True)]), "scan.pdf")
+    locked = await office.upload(encrypted_pdf(), "locked.pdf")
+    cut = await office.upload(word_file("text")[:-3000], "cut.docx")
+    long = await office.upload(b"word " * 10, "fine.txt")
+    shown = await office.ended(scan, as_="needs_ocr")
+    assert "recognise its text before uploading" in shown["reason"]
+    assert "password" in (await office.ended(locked, as_="encrypted"))["reason"]
+    shown = await office.ended(cut, as_="failed")
+    assert (shown["code"], "upload it again" in shown["reason"]) == ("truncated", True)
+    await office.ended(long)
+    rows = await office.space.query(
+        "SELECT problem_code, problem_message FROM connector_items WHERE problem_code IS NOT NULL"
+    )
+    assert sorted(code for code, _ in rows) == [
+        "encrypted",
+        "needs_ocr",
+        "truncated",
+    ]  # as `connector status` shows them
+    assert any(message.startswith("scan.pdf is a PDF of 1 pages") for _, message in rows)
+    too_long = await office.client.post("/v1/uploads?acl_tags=staff&file_name=a.txt", content=b"x" * 400_000)
+    assert (too_long.status_code, "at most 300,000 bytes" in too_long.json()["detail"]) == (413, True)
+    assert [one.title for one in upserts(await office.messages())] == ["fine.txt"]
+
+
+async def test_a_file_waits_for_an_extraction_service_that_is_away_and_is_read_when_it_is_back(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is marked unreadable, and its owner sees that it has not failed."""
+    async with service.serving(ExtractionSettings(port=0)) as url:
+        port = int(url.rpartition(":")[2])
+    monkeypatch.setattr(remote, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "from_environment", lambda: ExtractionSettings(url=url))
+    office.declare()
+    await office.start()
+    ids = [await office.upload(pdf_of([f"Words of {n}"]), f"{n}.pdf") for n in range(2)]
+    activity = office.instances["files"].activities["events"]
+    await until(lambda: activity.status.state == "waiting" and "extraction service" in (activity.status.reason or ""))
+    assert {(await office.status(id_))["state"] for id_ in ids} <= {"received", "extracting"}
+    async with service.serving(ExtractionSettings(port=port)):
+        for id_ in ids:
+            await office.ended(id_)
+    assert sorted(one.content for one in upserts(await office.messages())) == ["Words of 0", "Words of 1"]
+    assert await office.space.query("SELECT 1 FROM connector_items WHERE problem_code IS NOT NULL") == []
+
+
+async def test_a_new_version_that_cannot_be_read_leaves_the_one_before_and_says_so(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(pdf_of(["Words that stay"]), "a.pdf")
+    await office.ended(id_)
+    await office.client.put(
+        f"/v1/uploads/{id_}", files={"file": ("a.pdf", encrypted_pdf())}, data={"acl_tags": "board"}
+    )
+    await office.ended(id_, as_="encrypted")
+    async with asyncio.timeout(30):  # the status is written before the access is published
+        while len(messages := await office.messages()) < 2:
+            await asyncio.sleep(0.1)
+    assert [type(message) for message in messages] == [DocumentUpserted, AccessChanged]
+    assert messages[1].acl_tags == ["board"]  # type: ignore[union-attr]
+
+
+# What goes wrong
+
+
+async def test_while_the_connector_does_not_run_the_client_is_told_to_come_again(office: Office) -> None:
+    office.declare()
+    answer = await office.client.post("/v1/uploads", files={"file": ("a.txt", b"text")}, data={"acl_tags": "a"})
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
+
+
+async def test_what_was_accepted_survives_a_crash_and_nothing_is_published_twice(office: Office) -> None:
+    office.declare(page_size=3)
+    await office.start()
+    for n in range(5):
+        await office.ended(await office.upload(b"text", f"{n}.txt"))
+    desk = office.desk()
+    while not desk.arrived.empty():
+        desk.arrived.get_nowait()
+    await office.stop()
+    with desk.writing() as file:  # accepted, and then the worker was killed before it told of it
+        file.write(b"late")
+        words = (await desk.table.newest(None, 1))[0]
+        late = await desk.hand_in(file, _words_like(words), external_id="late")
+    deleted = (await desk.table.named([words.external_id]))[0]
+    await desk.delete(deleted.id)
+    office.instances.clear()
+    office.declare(page_size=3)
+    await office.start()
+    await office.asked("changes")
+    await office.ended(str(late.id))
+    messages = await office.messages()
+    assert sum(isinstance(one, DocumentUpserted) for one in messages) == 6
+    assert [one.external_id for one in messages if isinstance(one, DocumentDeleted)] == [deleted.external_id]
+    await office.asked("full")
+    await office.asked("sweep")
+    assert len(await office.messages()) == len(messages)
+
+
+def _words_like(one: Uploaded) -> Words:
+    return Words(
+        file_name="late.txt", media_type=None, title=None, acl_tags=one.acl_tags, required_tags=[], metadata={}
+    )
+
+
+async def test_an_original_that_is_lost_says_so_and_what_was_published_stays(office: Office) -> None:
+    office.declare()
+    await office.start()
+    id_ = await office.upload(b"text")
+    await office.ended(id_)
+    for path in (office.home / "files" / "originals").rglob("*"):
+        if path.is_file():
+            path.unlink()
+    await office.asked("full")
+    assert (await office.ended(id_, as_="failed"))["code"] == "original_lost"
+    assert [type(one) for one in await office.messages()] == [DocumentUpserted]
+
+
+async def test_equal_files_share_an_original_which_stays_until_the_last_is_deleted(office: Office) -> None:
+    office.declare()
+    await office.start()
+    one, other = await office.upload(b"text", "a.txt"), await office.upload(b"text", "b.txt")
+    originals = office.home / "files" / "originals"
+
+    def kept() -> int:
+        return sum(path.is_file() for path in originals.rglob("*"))
+
+    assert kept() == 1
+    assert oct(next(path for path in originals.rglob("*") if path.is_file()).stat().st_mode)[-3:] == "600"
+    await office.client.delete(f"/v1/uploads/{one}")
+    assert kept() == 1
+    await office.ended(other)
+    await office.client.delete(f"/v1/uploads/{other}")
+    assert kept() == 0
+
+
+async def test_the_worker_takes_uploads_as_declared_and_shows_what_could_not_be_read(
+    space: Space, tmp_path: Path
+) -> None:
+    declared = tmp_path / "connectors.toml"
+    declared.write_text(
+        '[connector.files]\nkind = "uploads"\ntenant = "acme"\n'
+        f'[key.intranet]\nexpires = {KEY_ENDS}\nsha256 = "{KEYS["acme"].sha256}"\ntenant = "acme"\nmay = ["uploads"]\n'
+    )
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    space.environment |= {"PENSTOCK_CONNECTORS_FILE": str(declared), "PENSTOCK_CONNECTORS_HTTP_PORT": str(port)}
+    space.start("connectors")
+    headers = {"authorization": "Bearer key-acme"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
+        files, form = {"file": ("canary-name.pdf", typeset([Sheet(picture=True)]))}, {"acl_tags": "staff"}
+
+        async def accepted() -> bool:
+            return (await client.post("/v1/uploads", files=files, data=form | {"external_id": "x"})).status_code == 202
+
+        await until(accepted)
+
+        async def read() -> bool:
+            [one] = (await client.get("/v1/uploads")).json()["uploads"]
+            return bool(one["state"] == "needs_ocr")
+
+        await until(read)
+        await client.post("/v1/uploads", files={"file": ("b.txt", b"canary-content")}, data=form)
+
+    async def shown() -> bool:
+        code, found = await space.penstock("connector", "status", "files", "--json")
+        assert code == 0, found
+        return "needs_ocr" in json.dumps(found)
+
+    await until(shown)
+    space.stop("connectors")
+    assert "canary" not in space.log("connectors")
+    assert "key-acme" not in space.log("connectors")

@@ -1,0 +1,493 @@
+"""Least privilege on the real Postgres: what each process does works as its role, and nothing more does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+import pytest_asyncio
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from connectors.runner.membership import MembershipTables
+from connectors.runner.reconcile import Differences, Key, Remembered
+from connectors.runner.rows import Holder, Rows
+from connectors.runner.state import State
+from deploy.local.stack import Stack
+from pipeline.audit.background import BackgroundAudit
+from pipeline.audit.refill import IndexGuard
+from pipeline.core.kafka_log import Mark, Witness
+from pipeline.core.model import ChunkParams, Generation
+from pipeline.core.trail import Keys, Record
+from pipeline.diagnosis import story
+from pipeline.diagnosis.health import LEDGER_PARTS
+from pipeline.diagnosis.ledger import ledger_report
+from pipeline.diagnosis.pipeline_view import pipeline_view
+from pipeline.ledger import generations, kafka_marks
+from pipeline.ledger import trail as trail_table
+from pipeline.runtime.settings import AuditSettings, PostgresSettings
+from pipeline.stages.dead import DeadLetters
+from pipeline.stages.graph import GraphKeeper
+from pipeline.stages.hints import Sweeper
+from pipeline.stages.identities import Identities
+from pipeline.stages.keywords import LateBulks
+from pipeline.stages.stage import Incoming
+from pipeline.stores import graph
+from pipeline.stores.graph import create_graph
+from pipeline.stores.keywords import Keywords
+from pipeline.stores.postgres import create_chunk_table, migrate, open_pool, unlimited
+from pipeline.trail import open_trail, record_now
+from query.access.tenant_rows import rows_of
+from query.answers import review
+from query.answers.answers import Answers
+from query.answers.review import Feedback
+from query.embedding.embedders import QueryEmbedder
+from query.embedding.generations import Following
+from query.evaluation import golden
+from query.evaluation import shadow as shadowed
+from query.evaluation.golden import Golden, Judged
+from query.evaluation.place import NoKafka, assembled
+from query.evaluation.shadow import Shadowed
+from query.modes.gather import Modes
+from query.modes.material import Question
+from query.settings import ChatSettings, RetrievalSettings
+from query.telemetry import QueryMetrics
+from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+from topics.codec import encode
+from topics.messages import IdentityChanged
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+INSIDERS = ("penstock_worker", "penstock_connectors", "penstock_query")
+OWNERS_ALONE = {
+    "schema_migrations",
+    "generations",
+    "builds",
+    "fence",
+    "producers",
+    "producer_keys",
+    "tenant_readers",
+    "query_use",
+}
+"""Which version, which generation and how far its making is, which server is accepted, who may publish, and whose
+tenant's a reader is: the owner's to say. Use of budgets is written by functions alone."""
+
+
+@dataclass
+class Place:
+    library: Library
+    """As an administrator."""
+    logins: dict[str, str]
+
+    @asynccontextmanager
+    async def as_(self, role: str) -> AsyncIterator[Library]:
+        """The same library, through a pool of that role's."""
+        mine = PostgresSettings(dsn=self.logins[role])  # type: ignore[arg-type]  # pydantic makes it a secret
+        settings = self.library.settings.model_copy(update={"postgres": mine})
+        async with open_pool(mine) as pool:
+            library = self.library
+            own = assembled(settings, pool, library.es, library.generation, library.embedder)
+            yield Library.over(own, library.embedder)
+
+    async def refused(self, role: str, statement: str) -> bool:
+        async with await psycopg.AsyncConnection.connect(self.logins[role]) as connection:
+            try:
+                await connection.execute(statement.encode())
+            except psycopg.errors.InsufficientPrivilege:
+                return True
+            finally:
+                await connection.rollback()
+        return False
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def place(stack: Stack) -> AsyncIterator[Place]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        admin = library.settings.postgres.dsn.get_secret_value()
+        run_file(admin, "1-roles.sql")
+        run_file(admin, "2-grants.sql")
+        with logins(admin) as dsns:
+            yield Place(library, dsns)
+
+
+# What each process does
+
+
+async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None:
+    async with place.as_("penstock_worker") as library:
+        first = document("roles.md", "The owner makes tables, and the worker fills them.", tenant="worker")
+        await library.put(first)
+        await library.put(document("roles.md", "The worker fills tables that the owner makes.", tenant="worker"))
+        await library.put(access(first, ["board"]))
+        other = document("gone.md", "It is deleted soon after.", tenant="worker")
+        await library.put(other)
+        await library.put(deletion(other))
+        dead = DeadLetters(library.pool, NoKafka(), library.metrics)  # type: ignore[arg-type]
+        members = encode(
+            IdentityChanged(
+                tenant="worker", source="wiki", principal="ada", groups=["board"], observed_at=datetime.now(UTC)
+            )
+        )
+        identities = Identities(library.pool, dead)
+        told = Incoming("identities.v1", 0, 1, members.key, members.value, members.headers, "live")
+        broken = replace(told, offset=2, value=b"{")
+        await identities.handle([told, broken])
+        sweeper = Sweeper(
+            library.pool, NoKafka(), library.detect._announcer, library.metrics,  # type: ignore[arg-type]
+            interval_seconds=1, again_in_seconds=60,
+        )  # fmt: skip
+        await sweeper.sweep()
+        await library.execute("UPDATE open_bulks SET next_at = now()")
+        await LateBulks(library.pool, Keywords(library.es), library.metrics).check_due()
+        await library.execute(
+            f"DELETE FROM {library.generation.chunk_table} WHERE document_id ="
+            " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"
+        )
+        audit = BackgroundAudit(
+            library.pool, library.es, NoKafka(), library.metrics, AuditSettings(repair=True),  # type: ignore[arg-type]
+            second_look_seconds=0,
+        )  # fmt: skip
+        await audit.turn()
+        guard = IndexGuard(
+            library.pool, library.es, Keywords(library.es), NoKafka(), library.metrics,  # type: ignore[arg-type]
+            confirm_seconds=0,
+        )  # fmt: skip
+        await guard.look()
+        await library.execute("UPDATE keyword_indexes SET index_uuid = 'another'")
+        assert len(await guard.look()) == 1
+        await guard.turn()
+        await library.execute("UPDATE keyword_indexes SET change = NULL, changed_at = NULL")  # for the other tests
+        async with library.pool.connection() as connection:
+            await generations.check_model(connection, library.generation, library.embedder)
+            partition, mark = ("topic", 0), Mark("log", (Witness(1, 2, 3),))
+            assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (1, None)}
+            assert await kafka_marks.save(connection, "group", {partition: (1, mark)}) == {partition}
+            assert await kafka_marks.claim(connection, "group", [partition]) == {partition: (2, mark)}
+    assert await place.library.execute("SELECT groups FROM memberships WHERE tenant = 'worker'") == [(["board"],)]
+    assert await place.library.execute("SELECT count(*) FROM dead_letters WHERE stage = 'identities'") == [(1,)]
+    assert ("missing",) in await place.library.execute("SELECT kind FROM audit_differences WHERE store = 'vectors'")
+    [(want, seq)] = await place.library.execute(
+        "SELECT s.want_seq, s.seq FROM index_state s JOIN documents d ON d.id = s.document_id"
+        " WHERE d.tenant = 'worker' AND d.external_id = 'roles.md' AND s.store = 'vectors'"
+    )
+    assert want > seq, "the audit did not ask for a repair"
+
+
+async def test_a_worker_lets_rows_into_the_graph_and_builds_none(place: Place) -> None:
+    await place.library.put(document("graph.md", "A row waits outside of the graph.", tenant="graph"))
+    await place.library.execute("UPDATE index_state SET seq = want_seq")  # the keeper puts off rows while much waits
+    settings = PostgresSettings(dsn=place.logins["penstock_worker"])  # type: ignore[arg-type]
+
+    async def living() -> dict[str, Generation]:
+        return {"g1": place.library.generation}
+
+    keeper = GraphKeeper(settings, living, place.library.metrics)
+    async with unlimited(settings, "test") as connection:
+        assert not await graph.may_build(connection, place.library.generation)
+        while await keeper.turn(connection):
+            pass
+    assert await place.library.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph") == [(0,)]
+
+
+async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_role(place: Place) -> None:
+    await place.library.put(document("mine.md", "A text that is none of the connectors' business.", tenant="compared"))
+    await place.library.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('compared', 'wiki', 'notes')")
+    await place.library.execute("INSERT INTO memberships VALUES ('compared', 'wiki', 'ada', '{board}', now())")
+    async with open_pool(PostgresSettings(dsn=place.logins["penstock_connectors"])) as pool:  # type: ignore[arg-type]
+        rows, tables = Rows(pool, Holder("compared", "wiki")), MembershipTables(pool, Holder("compared", "wiki"))
+        [(id_, accepted)] = await rows.ledger("", 10)
+        assert (accepted.external_id, await rows.ledger_lacks([id_])) == ("mine.md", [])
+        assert [(name, holds) for name, _, holds in await tables.ledger("", 10)] == [("ada", True)]
+        assert await tables.ledger_lacks(["ada", "eve"]) == ["eve"]
+        assert await rows.ledger_letters([id_]) == {}
+        await rows.handled()
+        await rows.doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
+        await tables.doubt({"ada": datetime.now(UTC)})
+        differences = Differences(pool, Holder("compared", "wiki"))
+        seen: dict[Key, Remembered] = {("document", "mine.md"): Remembered(b"x", datetime.now(UTC))}
+        await differences.save(seen, [("principal", "ada")])
+        await differences.repaired(seen)
+        assert (await differences.load()).keys() == seen.keys()
+        await State(pool, Holder("compared", "wiki")).reconciled({"found": {}})
+
+
+async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:
+    put = document("pumps.md", "The reactor is cooled by two pumps.", tenant="asked")
+    await place.library.put(put)
+    async with place.as_("penstock_query") as library:
+        caller = await library.caller("asked", "staff")
+        found = await library.search.search("reactor pumps", caller)
+        assert [r.passage.external_id for r in found.results] == ["pumps.md"]
+        asked = Answers(
+            Modes(library.search, library.pool, RetrievalSettings(), ChatSettings()), None, library.pool, ChatSettings()
+        )
+        answer = await asked.whole(Question("How is the reactor cooled by its pumps?"), caller)
+        assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
+        async with rows_of(library.pool, "asked") as connection:
+            voice = review.givers([b"a key"], "asked", principal="ada", key=None)
+            await review.give(connection, caller, voice, Feedback("up", answer_id=answer.answer_id))
+            assert [one.verdict for one in await review.given(connection, "asked")] == ["up"]
+            await review.record(connection, "asked", "pumps?", answer, answer.cited, private=False)
+            assert len(await review.waiting(connection, caller)) == 1
+            assert await review.resolve(connection, "asked", answer.answer_id, "right")
+            [(of, _)] = await story.find(connection, "asked", ["pumps.md"])
+            assert (await story.read(connection, of.id)).events
+            one = Golden(
+                "asked", "what cools the reactor", (Judged("wiki", "pumps.md", "two pumps", 1),), (), ("staff",)
+            )
+            await golden.keep(connection, one)
+            assert (await golden.standing(connection, [one]))[1] == 0
+
+        async def nothing_waits() -> dict[str, Any]:
+            return {"records": 0, "groups": []}
+
+        following = Following(library.pool, QueryEmbedder(WordEmbedder), QueryMetrics())
+        await following.look()
+        async with library.pool.connection() as connection:
+            await shadowed.keep(connection, "g1", "g2", (0.9, 0.8))
+            await shadowed.keep(connection, "g1", "g2", None)
+            assert await shadowed.shadowed(connection, "g1", "g2") == Shadowed(1, 0.9, 0.8, 1)
+
+        view = await pipeline_view(library.pool, library.es, library.settings, lag=nothing_waits)
+        assert view["away"] == []
+        away: list[str] = []
+        told = await ledger_report(library.settings.postgres, {}, away)
+        assert (away, told.keys()) == ([], set(LEDGER_PARTS) - {"skipped"})  # names of sources are not for its role
+
+
+@pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
+async def test_every_role_adds_to_the_audit_trail_and_its_reader_alone_reads_it(place: Place, role: str) -> None:
+    settings = place.library.settings.model_copy(
+        update={"postgres": PostgresSettings(dsn=place.logins[role]), "trail": "required"}  # type: ignore[arg-type]
+    )
+    acted = Record(datetime.now(UTC), role, "command", "tried")
+    async with open_trail(settings, role) as trail:
+        await trail.write(acted)
+    await record_now(settings, role, acted)
+    [(count,)] = await place.library.execute("SELECT count(*) FROM trail.records WHERE actor = %s", role)
+    assert count == 2
+    if role == "penstock_trail_reader":
+        async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+            assert len(await trail_table.page(connection, trail_table.Chosen(person=role), 10)) == 2
+            examined = await trail_table.examine(connection, Keys(), days_kept=0, since=None, noted={})
+            assert (examined.findings, examined.records >= 2) == ([], True)
+    if role == "penstock_worker":
+        async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+            assert await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall() == []
+
+
+HEAD = (
+    "INSERT INTO trail.heads SELECT {}, {}, {}, gen_random_uuid(), 1, '\\x00', 'none', {}"
+    " FROM (SELECT max(number) AS newest FROM trail.heads) h"
+)
+
+
+@pytest.mark.parametrize("role", [*INSIDERS, "penstock_trail_reader"])
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("9223372036854775807", "now()", "now()::date", "'\\x00'"),
+        ("newest + 2", "now()", "now()::date", "'\\x00'"),
+        ("newest + 1", "'infinity'", "now()::date", "'\\x00'"),
+        ("newest + 1", "now()", "'infinity'", "'\\x00'"),
+        ("newest + 1", "now()", "now()::date", "convert_to(repeat('x', 1000000), 'UTF8')"),
+    ],
+    ids=["the last number", "a gap", "no time", "no day", "a long code"],
+)
+async def test_no_login_adds_a_head_after_which_nobody_could(place: Place, role: str, values: tuple[str, ...]) -> None:
+    settings = place.library.settings.model_copy(update={"trail": "required"})
+    await record_now(settings, "before", Record(datetime.now(UTC), "before", "command", "tried"))
+    async with await psycopg.AsyncConnection.connect(place.logins[role]) as connection:
+        with pytest.raises(psycopg.errors.IntegrityError):
+            await connection.execute(HEAD.format(*values).encode())
+        await connection.rollback()
+    await record_now(settings, "after", Record(datetime.now(UTC), "after", "command", "tried"))
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+@pytest.mark.parametrize("held", ["the next head", "the next record"])
+async def test_a_transaction_that_a_login_leaves_open_keeps_no_record_out(place: Place, mode: str, held: str) -> None:
+    """With `required` every search waited for it and was refused; with `on` records were lost in the end."""
+    settings = place.library.settings.model_copy(update={"trail": mode})
+    actor = uuid.uuid4().hex
+
+    def acted(n: int) -> Record:
+        return Record(datetime.now(UTC), f"{actor}{n}", "command", "tried")
+
+    async def written() -> list[str]:
+        rows = await place.library.execute(
+            "SELECT actor FROM trail.records WHERE starts_with(actor, %s) ORDER BY at", actor
+        )
+        return [name.removeprefix(actor) for (name,) in rows]
+
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_connectors"]) as other:
+        async with open_trail(settings, "held") as trail, asyncio.timeout(20):
+            if held == "the next record":
+                await trail.write(acted(1))
+                while await written() != ["1"]:
+                    await asyncio.sleep(0.05)
+                await other.execute(
+                    "INSERT INTO trail.records SELECT day, chain, count + 1, at, '', 'eve', '', '{}', '', '', '{}', '',"
+                    " '', '', '', '', '', '' FROM trail.heads ORDER BY number DESC LIMIT 1"
+                )
+            else:
+                await other.execute(HEAD.format("newest + 1", "now()", "now()::date", "'\\x00'").encode())
+                await trail.write(acted(1))
+            await trail.write(acted(2))
+            while await written() != ["1", "2"]:
+                await asyncio.sleep(0.05)
+            await record_now(settings, "held", acted(3))
+            assert await written() == ["1", "2", "3"]
+        await other.rollback()
+
+
+async def test_no_advisory_lock_of_a_reader_stops_the_audit_trail(place: Place) -> None:
+    settings = place.library.settings.model_copy(update={"trail": "required"})
+    async with await psycopg.AsyncConnection.connect(place.logins["penstock_query"]) as reader:
+        await reader.execute("SELECT pg_advisory_lock(7300039), pg_advisory_lock(7300040)")
+        await record_now(settings, "locked", Record(datetime.now(UTC), "locked", "command", "tried"))
+        async with await psycopg.AsyncConnection.connect(place.logins["penstock_worker"]) as writer:
+            await writer.execute("SET statement_timeout = '20s'")
+            await writer.execute("SELECT trail.prepare()")
+
+
+async def test_the_owner_migrates_and_a_later_generation_is_everyones_at_once(stack: Stack) -> None:
+    admin = json.loads((stack.home / "endpoints.json").read_text())["postgres"]["dsn"]
+    name = f"r{uuid.uuid4().hex[:10]}"
+    database = make_conninfo(**{**conninfo_to_dict(admin), "dbname": name})
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"'.encode())
+    try:
+        run_file(database, "1-roles.sql")
+        with logins(database) as dsns:
+            await _owner(dsns)
+    finally:
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f'DROP DATABASE "{name}" WITH (FORCE)'.encode())
+
+
+async def _owner(dsns: dict[str, str]) -> None:
+    owner = dsns["penstock_owner"]
+    assert await migrate(PostgresSettings(dsn=owner))  # type: ignore[arg-type]
+    async with await psycopg.AsyncConnection.connect(owner, autocommit=True) as connection:
+        first = await generations.ensure_first(connection, WordEmbedder(), ChunkParams(200, 80, 254), index_prefix="")
+        for _ in range(2):  # an upgrade runs it again
+            run_file(owner, "2-grants.sql")
+        later = replace(first, name="g2", state="building", chunk_table="chunks_g2")
+        async with connection.transaction():
+            await generations.add(connection, later)
+            await create_chunk_table(connection, later)
+            await create_graph(connection, later)
+        cursor = await connection.execute(
+            "SELECT t.name, r.name, array_agg(v.name ORDER BY v.name)"
+            " FILTER (WHERE has_table_privilege(r.name, t.name, v.name))"
+            " FROM unnest(ARRAY['chunks_g1', 'chunks_g2']) t (name), unnest(%s::text[]) r (name),"
+            " unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE', 'TRUNCATE']) v (name) GROUP BY 1, 2",
+            [list(INSIDERS)],
+        )
+        held = {(table, role): may for table, role, may in await cursor.fetchall()}
+    for table in ("chunks_g1", "chunks_g2"):
+        assert held[table, "penstock_worker"] == ["DELETE", "INSERT", "SELECT", "UPDATE"]
+        assert held[table, "penstock_query"] == ["SELECT"]
+        assert held[table, "penstock_connectors"] is None
+
+
+# What none of them may
+
+
+async def _writable(library: Library, role: str) -> set[str]:
+    rows = await library.execute(
+        "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
+        " AND has_table_privilege(%s, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')", role,
+    )  # fmt: skip
+    return {name for (name,) in rows}
+
+
+async def test_every_table_is_written_by_one_role(place: Place) -> None:
+    """A migration that adds a table says whose it is."""
+    tables = {
+        name
+        for (name,) in await place.library.execute(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p')"
+        )
+    }
+    written = {role: await _writable(place.library, role) for role in INSIDERS}
+    assert set.union(*written.values()) == tables - OWNERS_ALONE
+    assert sum(map(len, written.values())) == len(tables - OWNERS_ALONE)
+    assert {t.partition("_")[0] for t in written["penstock_connectors"]} == {"connector", "connectors", "uploads"}
+    assert {t.partition("_")[0] for t in written["penstock_query"]} == {"answer", "eval", "shadow"}
+
+
+@pytest.mark.parametrize(
+    ("role", "statement"),
+    [
+        ("penstock_operator", "INSERT INTO memberships VALUES ('t', 's', 'me', '{board}', now())"),
+        ("penstock_operator", "UPDATE memberships SET groups = '{board}'"),
+        ("penstock_operator", "UPDATE access_sets SET acl_tags = '{everyone}'"),
+        ("penstock_operator", "UPDATE documents SET deleted_at = NULL"),
+        ("penstock_operator", "UPDATE chunks_g1 SET text = 'x'"),
+        ("penstock_operator", "INSERT INTO producers SELECT * FROM producers"),
+        ("penstock_operator", "UPDATE generations SET state = 'retired'"),
+        ("penstock_operator", "UPDATE fence SET state = 'open'"),
+        ("penstock_operator", "DROP TABLE chunks_g1"),
+        ("penstock_connectors", "SELECT FROM documents"),
+        ("penstock_connectors", "SELECT FROM document_bodies"),
+        ("penstock_connectors", "SELECT FROM chunks_g1"),
+        ("penstock_connectors", "SELECT FROM index_state"),
+        ("penstock_connectors", "SELECT FROM conversation_pairs"),
+        ("penstock_connectors", "SELECT FROM memberships"),
+        ("penstock_connectors", "SELECT FROM access_sets"),
+        ("penstock_connectors", "UPDATE handled SET until = now()"),
+        ("penstock_query", "SELECT ledger_documents('t', 's', md5('')::uuid, 9)"),
+        ("penstock_worker", "SELECT ledger_members('t', 's', '', 9)"),
+        ("penstock_connectors", "SELECT FROM readers.chunks"),
+        ("penstock_query", "DELETE FROM documents"),
+        ("penstock_query", "UPDATE access_sets SET acl_tags = '{everyone}'"),
+        ("penstock_query", "INSERT INTO memberships VALUES ('t', 's', 'me', '{board}', now())"),
+        ("penstock_query", "DELETE FROM chunks_g1"),
+        ("penstock_query", "DELETE FROM conversation_pairs"),
+        ("penstock_query", "SELECT nextval('ledger_seq')"),
+        ("penstock_query", "SELECT FROM connector_memory"),
+        ("penstock_query", "SELECT FROM uploads"),
+        ("penstock_query", "SELECT changes_cursor FROM connectors"),
+        ("penstock_worker", "SELECT changes_cursor FROM connectors"),
+        ("penstock_worker", "UPDATE generations SET state = 'retired'"),
+        ("penstock_worker", "UPDATE producers SET allow = '{*/*}'"),
+        ("penstock_query", "INSERT INTO producer_keys SELECT * FROM producer_keys"),
+        ("penstock_worker", "DROP TABLE chunks_g1"),
+        ("penstock_worker", "TRUNCATE documents CASCADE"),
+        ("penstock_worker", "SELECT FROM connector_memory"),
+        ("penstock_worker", "SELECT FROM answer_feedback"),
+        ("penstock_worker", "SELECT point_readers_at('chunks_g1', 'g1')"),
+        ("penstock_query", "SELECT FROM trail.records"),
+        ("penstock_query", "SELECT trail.expire(400, 1)"),
+        ("penstock_connectors", "SELECT FROM trail.records"),
+        ("penstock_worker", "SELECT FROM trail.records"),
+        ("penstock_trail_reader", "SELECT FROM documents"),
+        ("penstock_trail_reader", "SELECT trail.expire(400, 1)"),
+        *(
+            (role, statement)
+            for role in (*INSIDERS, "penstock_trail_reader")
+            for statement in (
+                "UPDATE trail.records SET actor = 'eve'",
+                "DELETE FROM trail.records",
+                "TRUNCATE trail.records",
+                "UPDATE trail.heads SET count = 1",
+                "DELETE FROM trail.heads",
+                "TRUNCATE trail.heads",
+            )
+        ),
+        *((role, "CREATE TABLE mine ()") for role in INSIDERS),
+        *((role, "INSERT INTO schema_migrations VALUES ('9999_mine')") for role in INSIDERS),
+    ],
+)
+async def test_what_a_role_has_no_need_of_is_refused(place: Place, role: str, statement: str) -> None:
+    assert await place.refused(role, statement), f"{role} may: {statement}"

@@ -1,0 +1,414 @@
+"""The audit on the real stores: what is wrong is named, what is right or on its way is not, and repair mends it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.audit import runs
+from pipeline.audit.compare import KINDS
+from pipeline.audit.reading import Range, entries, rows
+from pipeline.audit.walk import Walk
+from pipeline.core.errors import Misconfigured, Poison
+from pipeline.core.identity import document_id
+from tests.support.pipeline.audit_kit import SMALL, Audited, named, text
+from tests.support.query.library import access, deletion, document
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+async def audited(stack: Stack) -> AsyncIterator[Audited]:
+    async with Audited.create(stack) as audited:
+        yield audited
+
+
+def id_of(name: str) -> UUID:
+    return document_id("acme", "wiki", name)
+
+
+async def test_stores_that_agree_are_clean(audited: Audited) -> None:
+    gone = named("gone")[0]
+    await audited.library.put(*named(*(f"d{n}" for n in range(23))), gone, *named("nobody", acl_tags=[]))
+    await audited.library.put(deletion(gone))
+    run, found = await audited.audit(sampled=20)
+    assert found == set()
+    chunks = (await audited.library.execute(f"SELECT count(*) FROM {audited.table}"))[0][0]
+    assert (run.documents, run.chunks, run.pending) == (25, chunks, 0)
+    assert chunks > 40
+
+
+async def test_a_tenth_lost_from_each_store_is_named_and_restored_without_embedding_what_keywords_lost(
+    audited: Audited,
+) -> None:
+    messages = named(*(f"d{n}" for n in range(40)))
+    await audited.library.put(*messages)
+    vectors_lost, keywords_lost = {"d3", "d11", "d17", "d31"}, {"d5", "d11", "d22", "d39"}
+    for name in vectors_lost:
+        await audited.library.execute(
+            f"DELETE FROM {audited.table} WHERE id = %s", (await audited.rows(id_of(name)))[0]
+        )
+    all_rows = {name: await audited.rows(id_of(name)) for name in keywords_lost}
+    await audited.drop_entries([i for name in keywords_lost - {"d11"} for i in all_rows[name]])
+    await audited.drop_entries(all_rows["d11"][:1])
+    before = len(audited.embedder.texts)
+
+    run, found = await audited.audit()
+    lost = {(n, "vectors", "missing") for n in vectors_lost} | {(n, "keywords", "missing") for n in keywords_lost}
+    assert found == lost
+    mended = await audited.mend(run)
+    assert (mended.asked, mended.unsettled) == (7, 0)
+    assert set(audited.waking.hinted) == {id_of(n) for n in vectors_lost | keywords_lost}
+    assert await audited.found(run, left=True) == set()
+    assert len(audited.embedder.texts) - before <= len(vectors_lost), "keyword entries come from stored bodies"
+    assert (await audited.audit())[1] == set()
+
+
+async def test_every_kind_of_difference_is_named_and_mended(audited: Audited) -> None:
+    library = audited.library
+    names = [
+        "v-missing", "k-missing", "v-orphan", "k-orphan", "v-access", "k-access", "v-text", "k-text", "k-entry",
+        "k-ahead", "v-state", "k-state", "manifest", "sound", "v-gone", "k-gone",
+    ]  # fmt: skip
+    messages = {m.external_id: m for m in named(*names)}
+    await library.put(*messages.values())
+    first = {name: (await audited.rows(id_of(name)))[0] for name in names}
+    version, body = await audited.entry(first["sound"])
+    await library.put(deletion(messages["v-gone"]), access(messages["k-gone"], []))
+
+    def mine(name: str, **fields: Any) -> dict[str, Any]:
+        return {**body, "document_id": str(id_of(name)), "external_id": name, **fields}
+
+    copy = f"INSERT INTO {audited.table} (id, document_id, access_id, text, embedding)" + (
+        f" SELECT %s, %s, access_id, text, embedding FROM {audited.table} WHERE id = %s"
+    )
+    vectors_unheard, keywords_unheard = uuid4(), uuid4()
+    await library.execute(f"DELETE FROM {audited.table} WHERE id = %s", first["v-missing"])
+    await audited.drop_entries([first["k-missing"]])
+    await library.execute(copy, uuid4(), id_of("v-orphan"), first["sound"])
+    await audited.write_entry(uuid4(), version, mine("k-orphan"))
+    [(nobody,)] = await library.execute("SELECT id FROM access_sets WHERE acl_tags = '{}'")
+    await library.execute(f"UPDATE {audited.table} SET access_id = %s WHERE id = %s", nobody, first["v-access"])
+    for name, fields in {
+        "k-access": {"acl_tags": ["wiki/everybody"]}, "k-text": {"text": "Other words."}, "k-entry": {"title": "Other"}
+    }.items():  # fmt: skip
+        its_version, its_body = await audited.entry(first[name])
+        await audited.write_entry(first[name], its_version, {**its_body, **fields})
+    await audited.write_entry(first["k-ahead"], 10**12, (await audited.entry(first["k-ahead"]))[1])
+    await library.execute(f"UPDATE {audited.table} SET text = 'Other words.' WHERE id = %s", first["v-text"])
+    for name, store in (("v-state", "vectors"), ("k-state", "keywords")):
+        await library.execute("DELETE FROM index_state WHERE document_id = %s AND store = %s", id_of(name), store)
+    await library.execute(
+        "UPDATE manifests SET spans = jsonb_set(spans, '{0,0,0}', '2') WHERE document_id = %s", id_of("manifest")
+    )
+    await library.execute(copy, first["v-gone"], id_of("v-gone"), first["sound"])
+    await audited.write_entry(uuid4(), version, mine("k-gone"))
+    await library.execute(copy, uuid4(), vectors_unheard, first["sound"])
+    await audited.write_entry(uuid4(), 10**13, {**body, "document_id": str(keywords_unheard)})
+
+    run, found = await audited.audit()
+    expected = {
+        ("v-missing", "vectors", "missing"),
+        ("k-missing", "keywords", "missing"),
+        ("v-orphan", "vectors", "orphan"),
+        ("k-orphan", "keywords", "orphan"),
+        ("v-access", "vectors", "wrong_access"),
+        ("k-access", "keywords", "wrong_access"),
+        ("v-text", "vectors", "wrong_text"),
+        ("k-text", "keywords", "wrong_text"),
+        ("k-entry", "keywords", "wrong_entry"),
+        ("k-ahead", "keywords", "ahead"),
+        ("v-state", "vectors", "no_state"),
+        ("k-state", "keywords", "no_state"),
+        ("manifest", "ledger", "stale_manifest"),
+        ("v-gone", "vectors", "unknown_document"),
+        ("k-gone", "keywords", "unknown_document"),
+        (str(vectors_unheard), "vectors", "unknown_document"),
+        (str(keywords_unheard), "keywords", "unknown_document"),
+    }
+    assert found == expected
+    provoked = {kind for _, _, kind in expected} | {"unreachable", "rotten_body"}  # these two: tests of their own
+    assert provoked == set(KINDS)
+
+    before = len(audited.embedder.texts)
+    await audited.mend(run)
+    assert await audited.found(run, left=True) == set()
+    assert (await audited.audit())[1] == set()
+    assert len(audited.embedder.texts) - before <= 2, "one row was lost, one held another text"
+
+
+async def test_what_is_on_its_way_is_pending_and_no_difference(audited: Audited) -> None:
+    await audited.library.put(*named("settled", "edited"))
+    await audited.library.accept(*named("fresh"), document("edited", text("something else")))
+    await audited.library.execute(
+        "UPDATE index_state SET attempts = 2, error = 'the model is away' WHERE document_id = %s AND store = 'vectors'",
+        id_of("fresh"),
+    )
+    walk = Walk(audited.examiner, await audited.begin(), second_look_seconds=0.05)
+    run = await walk.run()
+    assert await audited.found(run) == set()
+    assert run.pending == 2
+    assert [(p.external_id, p.reason) for p in walk.pending] == [
+        ("fresh", "vectors: the model is away"), ("edited", None)
+    ]  # fmt: skip
+
+
+async def test_an_audit_during_writes_reports_nothing_false(audited: Audited) -> None:
+    library = audited.library
+    dice = random.Random(5)
+    names = [f"d{n}" for n in range(30)]
+    await library.put(*named(*names))
+    stop = asyncio.Event()
+    writes = 0
+
+    async def write() -> None:
+        nonlocal writes
+        while not stop.is_set():
+            name = dice.choice(names)
+            old = document(name, text(f"{name} {dice.random()}", dice.randint(1, 5)))
+            match dice.randint(0, 3):
+                case 0:
+                    await library.put(deletion(old))
+                case 1:
+                    await library.put(access(old, [dice.choice(["staff", "board"])]))
+                case _:
+                    await library.put(old)
+            writes += 1
+
+    writers = [asyncio.create_task(write()) for _ in range(2)]
+    found = set()
+    audits = 0
+    async with asyncio.timeout(120):
+        while audits < 4 or writes < 12:
+            found |= (await audited.audit())[1]
+            audits += 1
+    stop.set()
+    await asyncio.gather(*writers)
+    assert found == set()
+    assert (await audited.audit())[1] == set()
+
+
+async def test_an_interrupted_audit_goes_on_where_it_was(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(40))))
+    everything = sorted(id_of(f"d{n}") for n in range(40))
+    broken = [everything[2], everything[35]]
+    for document_ in broken:
+        await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", document_)
+    seen: list[int] = []
+
+    def interrupt(documents: int) -> None:
+        seen.append(documents)
+        if documents > 20:
+            raise KeyboardInterrupt
+
+    walk = Walk(
+        audited.examiner, await audited.begin(), progress=interrupt, block_documents=7, second_look_seconds=0.05
+    )
+    with pytest.raises(KeyboardInterrupt):
+        await walk.run()
+    async with audited.library.pool.connection() as connection:
+        run = await runs.unfinished(connection)
+    assert run.position is not None
+    assert run.documents == everything.index(run.position) + 1
+    assert 7 <= run.documents < 40
+    names = {name for name, _, _ in await audited.found(run)}
+    assert len(names) == 1, "what was found before the interruption is kept"
+    finished, found = await audited.audit(run)
+    assert finished.documents == 40
+    assert len(found) == 2
+
+
+async def test_since_looks_only_at_what_moved(audited: Audited) -> None:
+    await audited.library.put(*named("old", "edited", "restored"))
+    await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("old"))
+    moment = datetime.now(UTC)
+    await audited.library.put(document("edited", text("edited again")))
+    await audited.library.accept(*named("pending"))
+    run, found = await audited.audit(await audited.begin(moment))
+    assert (run.documents, run.pending, found) == (2, 1, set())
+    run, found = await audited.audit()
+    assert (run.documents, found) == (4, {("old", "vectors", "missing")})
+    async with audited.library.pool.connection() as connection:
+        since = await runs.last_finished(connection, audited.library.generation.name)
+        assert since < moment, "a little further back than the last audit's start: commits come after their stamps"
+        assert await connection.execute("SELECT 1 FROM audit_documents") is not None
+        assert (await (await connection.execute("SELECT count(*) FROM audit_documents")).fetchone()) == (0,)
+
+
+async def test_memory_is_bounded_by_the_limits_whatever_the_stores_hold(audited: Audited) -> None:
+    await audited.library.put(*named(*(f"d{n}" for n in range(60))))
+    [(template,)] = await audited.library.execute(f"SELECT id FROM {audited.table} LIMIT 1")
+    unheard = uuid4()
+    await audited.library.execute(
+        f"INSERT INTO {audited.table} (id, document_id, access_id, text, embedding)"
+        f" SELECT gen_random_uuid(), %s, access_id, text, embedding FROM {audited.table}, generate_series(1, 300)"
+        " WHERE id = %s",
+        unheard,
+        template,
+    )
+    run, found = await audited.audit()
+    assert found == {(str(unheard), "vectors", "unknown_document")}
+    assert run.chunks > 100
+    assert 0 < audited.examiner.peak <= 2 * SMALL.page, "one page of each store at a time"
+    async with audited.library.pool.connection() as connection:
+        [recorded] = [r async for r in runs.differences(connection, run.id)]
+    assert recorded.finding.chunks == 300
+    after, pages = None, []
+    while page := await audited.examiner.following(after):
+        pages.append(page)
+        after = page[-1]
+    assert sorted(i for page in pages for i in page) == [i for page in pages for i in page]
+    assert max(map(len, pages)) <= SMALL.documents
+    assert len(pages) >= 60 / SMALL.documents
+
+
+async def test_both_stores_sort_documents_alike(audited: Audited) -> None:
+    ids = [*sorted(uuid4() for _ in range(50)), UUID(int=2**128 - 1)]
+    await audited.library.put(*named("template"))
+    [(template,)] = await audited.library.execute(f"SELECT id FROM {audited.table} LIMIT 1")
+    _version, body = await audited.entry(template)
+    for id_ in ids:
+        await audited.library.execute(
+            f"INSERT INTO {audited.table} (id, document_id, access_id, text, embedding)"
+            f" SELECT gen_random_uuid(), %s, access_id, text, embedding FROM {audited.table} WHERE id = %s",
+            id_,
+            template,
+        )
+    for id_ in ids:
+        await audited.library.es.index(index=audited.index, id=str(uuid4()), document={**body, "document_id": str(id_)})
+    await audited.library.es.indices.refresh(index=audited.index)
+    generation, pool, es = audited.library.generation, audited.library.pool, audited.library.es
+    for scope in (Range(), Range(ids[9], ids[30]), Range(ids[40], None), Range(None, ids[3])):
+        in_vectors = [r.document async for page in rows(pool, generation, scope, 7) for r in page]
+        in_keywords = [e.document async for page in entries(es, generation, scope, 7) for e in page]
+        assert list(dict.fromkeys(in_vectors)) == list(dict.fromkeys(in_keywords)) == sorted(set(in_vectors))
+        inside = [i for i in ids if (not scope.after or i > scope.after) and (not scope.last or i <= scope.last)]
+        assert set(inside) <= set(in_vectors) <= {*inside, id_of("template")}
+
+
+async def test_orphans_of_documents_nobody_heard_of_are_swept_from_both_stores(audited: Audited) -> None:
+    await audited.library.put(*named("sound"))
+    rows_before = await audited.rows(id_of("sound"))
+    version, body = await audited.entry(rows_before[0])
+    unheard = [uuid4() for _ in range(12)]
+    for n, id_ in enumerate(unheard):
+        await audited.library.execute(
+            f"INSERT INTO {audited.table} (id, document_id, access_id, text, embedding)"
+            f" SELECT gen_random_uuid(), %s, access_id, text, embedding FROM {audited.table} WHERE id = %s",
+            id_,
+            rows_before[0],
+        )
+        await audited.write_entry(uuid4(), version * 10**n, {**body, "document_id": str(id_)})
+    run, found = await audited.audit()
+    assert found == {(str(i), store, "unknown_document") for i in unheard for store in ("vectors", "keywords")}
+    await audited.mend(run)
+    assert await audited.found(run, left=True) == set()
+    assert (await audited.audit())[1] == set()
+    assert await audited.rows(id_of("sound")) == rows_before
+    [(documents,)] = await audited.library.execute("SELECT count(*) FROM documents")
+    assert documents == 1, "no stub is left behind"
+
+
+async def test_an_entry_whose_document_is_no_id_is_named(audited: Audited) -> None:
+    await audited.library.put(*named("sound"))
+    version, body = await audited.entry((await audited.rows(id_of("sound")))[0])
+    await audited.write_entry("not-an-id", version, {**body, "document_id": "nor is this"})
+    await audited.write_entry(uuid4(), version, {k: v for k, v in body.items() if k != "document_id"})
+    await audited.write_entry(uuid4(), version, {**body, "document_id": str(id_of("sound")).upper()})
+    _, found = await audited.audit()
+    assert found == {(str(UUID(int=0)), "keywords", "unknown_document")}
+
+
+async def test_a_rotten_body_is_named_and_only_publishing_again_mends_it(audited: Audited) -> None:
+    rotten, gone, sound = named("rotten", "gone", "sound")
+    await audited.library.put(rotten, gone, sound)
+    await audited.library.execute(
+        "UPDATE document_bodies SET text = 'x' || text WHERE document_id = %s", id_of("rotten")
+    )
+    await audited.library.execute("DELETE FROM document_bodies WHERE document_id = %s", id_of("gone"))
+    expected = {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
+    run, found = await audited.audit()
+    assert found == expected
+    await audited.mend(run)
+    assert await audited.found(run, left=True) == expected
+    assert (await audited.audit())[1] == expected
+    await audited.library.put(rotten, gone)  # the very same events
+    assert (await audited.audit())[1] == set()
+
+
+async def test_nothing_is_made_from_a_rotten_body(audited: Audited) -> None:
+    rotten, gone = named("rotten", "gone")
+    await audited.library.put(rotten, gone)
+    await audited.library.execute(
+        "UPDATE document_bodies SET text = 'x' || text WHERE document_id = %s", id_of("rotten")
+    )
+    await audited.library.execute("DELETE FROM document_bodies WHERE document_id = %s", id_of("gone"))
+    ids = await audited.library.accept(access(rotten, ["board"]), access(gone, ["board"]))
+    for id_ in ids:
+        with pytest.raises(Poison, match="see the audit"):
+            await audited.library.keywords.converge(audited.library.generation, [id_])
+    run, found = await audited.audit()
+    assert found == {("rotten", "ledger", "rotten_body"), ("gone", "ledger", "rotten_body")}
+    await audited.mend(run)
+    await audited.library.put(rotten, gone)
+    assert (await audited.audit())[1] == set()
+    version, body = await audited.entry((await audited.rows(id_of("rotten")))[0])
+    assert (version > 0, body["acl_tags"]) == (True, ["wiki/board"]), "access is the newest, not that of the replay"
+
+
+async def test_an_entry_under_the_wrong_document_goes_home(audited: Audited) -> None:
+    await audited.library.put(*named("home", "away"))
+    row = (await audited.rows(id_of("home")))[0]
+    version, body = await audited.entry(row)
+    await audited.write_entry(row, version, {**body, "document_id": str(id_of("away"))})
+    await audited.library.execute(f"UPDATE {audited.table} SET document_id = %s WHERE id = %s", id_of("away"), row)
+    run, found = await audited.audit()
+    assert found == {(n, s, k) for n, k in (("home", "missing"), ("away", "orphan")) for s in ("vectors", "keywords")}
+    await audited.mend(run)
+    assert await audited.found(run, left=True) == set()
+    assert (await audited.audit())[1] == set()
+
+
+async def test_without_workers_the_repair_is_written_down_and_done_later(audited: Audited) -> None:
+    await audited.library.put(*named("a", "b"))
+    await audited.library.execute(f"DELETE FROM {audited.table} WHERE document_id = %s", id_of("a"))
+    run, _ = await audited.audit()
+    audited.waking.asleep = True
+    mended = await audited.mend(run, wait_seconds=0.5)
+    assert (mended.asked, mended.unsettled, mended.idle) == (1, 1, True)
+    assert await audited.found(run, left=True) == {("a", "vectors", "missing")}
+    await audited.library.converge(id_of("a"))
+    assert (await audited.audit())[1] == set()
+
+
+async def test_chunks_that_can_never_be_embedded_are_no_loss(audited: Audited) -> None:
+    await audited.library.put(document("partial", text("fine") + "\n\n" + text("unspeakable")))
+    assert (await audited.audit())[1] == set()
+
+
+async def test_an_index_that_is_gone_is_an_error_with_what_to_do(audited: Audited) -> None:
+    await audited.library.put(*named("a"))
+    await audited.library.es.indices.delete(index=audited.index)
+    with pytest.raises(Misconfigured, match="penstock rebuild keywords"):
+        await audited.audit()
+
+
+async def test_a_repair_is_not_announced_and_counts_for_no_freshness(audited: Audited) -> None:
+    await audited.library.put(*named("d"))
+    [before] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
+    assert before[0] == before[1]
+    await audited.library.execute(f"DELETE FROM {audited.table}")
+    run, _ = await audited.audit()
+    await audited.mend(run)
+    assert (await audited.audit())[1] == set()
+    [after] = await audited.library.execute("SELECT seq, announced_seq FROM documents")
+    assert after[0] == after[1] > before[0], "there is nothing new to announce"
+    samples = audited.library.metrics.registry.get_sample_value
+    assert samples("penstock_freshness_seconds_count", {"source": "wiki", "lane": "live"}) == 1

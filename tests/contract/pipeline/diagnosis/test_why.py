@@ -1,0 +1,189 @@
+"""Why a document is searchable or not, on a real ledger and real stores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from cli.why import names
+from deploy.local.stack import Stack
+from pipeline.diagnosis import story
+from pipeline.diagnosis.story_json import as_json
+from pipeline.embedding.port import Embedded
+from pipeline.stages.stage import Incoming
+from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+class Model(WordEmbedder):
+    """Refuses passages with a certain word."""
+
+    async def embed_documents(self, texts: list[str]) -> Embedded:  # type: ignore[override]
+        embedded = await super().embed_documents(texts)
+        refused = {n: "refused by the model" for n, text in enumerate(texts) if "unspeakable" in text}
+        return Embedded(embedded.vectors, refused)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, Model()) as library:
+        yield library
+
+
+async def why(library: Library, tenant: str, name: str) -> dict[str, Any]:
+    async with library.pool.connection() as connection:
+        found = await story.find(connection, tenant, names(name))
+        assert len(found) == 1, found
+        told = await story.read(connection, found[0][0].id)
+    answer: dict[str, Any] = json.loads(json.dumps(as_json(told)))
+    promised = {"document", "events", "generations", "access", "dead", "searchable", "reason"}
+    assert set(answer) == promised | {"state", "next", "notes"}
+    return answer
+
+
+async def test_a_document_that_both_stores_hold(library: Library, tenant: str) -> None:
+    await library.put(document("a.md", "# One\n\nText.", tenant=tenant, title="First", required_tags=["r"]))
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is True
+    assert told["reason"] == "both stores hold its 1 chunks"
+    assert (told["document"]["external_id"], told["document"]["title"]) == ("a.md", "First")
+    assert told["access"]["acl_tags"] == ["wiki/staff"]
+    assert told["access"]["required_tags"] == ["wiki/r"]
+    [event] = told["events"]
+    assert (event["kind"], event["outcome"], event["seq"]) == (
+        "document.upserted.v1", "created", told["document"]["seq"],
+    )  # fmt: skip
+    [generation] = told["generations"]
+    assert (generation["generation"], generation["chunks"]) == ("g1", 1)
+    for store in ("vectors", "keywords"):
+        assert (generation[store]["state"], generation[store]["seq"]) == ("settled", told["document"]["seq"])
+        assert datetime.fromisoformat(generation[store]["at"]).tzinfo is not None
+
+
+async def test_one_that_waits_for_a_store(library: Library, tenant: str) -> None:
+    [id_] = await library.accept(document("a.md", "Some text.", tenant=tenant))
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is False
+    assert "waiting for vectors since" in told["reason"]
+    assert "waiting for keywords since" in told["reason"]
+    assert told["generations"][0]["vectors"]["state"] == "pending"
+    await library.keywords.converge(library.generation, [id_])
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is False
+    assert "waiting for vectors" in told["reason"]
+    assert "found by keyword only" in told["reason"]
+    assert told["generations"][0]["keywords"]["state"] == "settled"
+
+
+async def test_one_that_failed_and_will_be_tried_again(library: Library, tenant: str) -> None:
+    [id_] = await library.accept(document("a.md", "Some text.", tenant=tenant))
+    await library.execute(
+        "UPDATE index_state SET attempts = 3, error = 'the row is too big', next_at = now() + interval '1 hour'"
+        " WHERE document_id = %s AND store = 'vectors'",
+        id_,
+    )
+    told = await why(library, tenant, "a.md")
+    vectors = told["generations"][0]["vectors"]
+    assert (vectors["state"], vectors["attempts"], vectors["error"]) == ("failed", 3, "the row is too big")
+    assert datetime.fromisoformat(vectors["next_retry"]) > datetime.fromisoformat(vectors["pending_since"])
+    assert "vectors failed 3 times" in told["reason"]
+    assert "next try at" in told["reason"]
+
+
+async def test_one_whose_passages_can_not_all_be_embedded(library: Library, tenant: str) -> None:
+    text = "# One\n\n" + "Plain words here. " * 60 + "\n\n# Two\n\n" + "An unspeakable word. " * 60
+    await library.put(document("a.md", text, tenant=tenant))
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is True
+    assert told["generations"][0]["vectors"]["state"] == "partial"
+    assert "can never be embedded" in told["reason"]
+
+
+async def test_a_deleted_one(library: Library, tenant: str) -> None:
+    one = document("a.md", "Some text.", tenant=tenant)
+    await library.put(one)
+    await library.put(deletion(one))
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is False
+    assert "it was deleted on" in told["reason"]
+    assert [e["outcome"] for e in told["events"]] == ["created", "deleted"]
+    assert told["generations"][0]["vectors"]["state"] == "withdrawn"
+    assert told["generations"][0]["chunks"] == 0
+
+
+async def test_one_that_nobody_may_read(library: Library, tenant: str) -> None:
+    one = document("a.md", "Some text.", tenant=tenant)
+    await library.put(one)
+    await library.put(access(one, []))
+    told = await why(library, tenant, "a.md")
+    assert told["searchable"] is False
+    assert "nobody may read it" in told["reason"]
+    assert told["access"]["acl_tags"] == []
+    assert [told["generations"][0][s]["state"] for s in ("vectors", "keywords")] == ["withdrawn", "withdrawn"]
+
+
+async def test_a_stub_and_an_empty_one(library: Library, tenant: str) -> None:
+    unseen = document("unseen.md", "x", tenant=tenant)
+    await library.put(access(unseen, ["staff"]), document("empty.md", "", tenant=tenant))
+    stub = await why(library, tenant, "unseen.md")
+    assert (stub["searchable"], stub["document"]["version"]) == (False, None)
+    assert "only a change of access" in stub["reason"]
+    empty = await why(library, tenant, "empty.md")
+    assert empty["searchable"] is False
+    assert "its text is empty" in empty["reason"]
+
+
+async def test_the_history_is_in_order_and_bounded(library: Library, tenant: str) -> None:
+    for n in range(20):
+        await library.accept(document("a.md", f"Text number {n}.", tenant=tenant))
+    told = await why(library, tenant, "a.md")
+    seqs = [event["seq"] for event in told["events"]]
+    assert len(seqs) == 16
+    assert seqs == sorted(seqs)
+    assert seqs[-1] == told["document"]["seq"]
+
+
+async def bury(library: Library, tenant: str, external_id: str) -> None:
+    library.offset += 1
+    key = f"{tenant}/wiki/{external_id}".encode()
+    await library.detect.handle([Incoming("documents", 0, library.offset, key, b"{broken", [], "live")])
+
+
+async def test_dead_letters_are_part_of_the_story(library: Library, tenant: str) -> None:
+    await library.put(document("a.md", "Some text.", tenant=tenant))
+    await bury(library, tenant, "a.md")
+    told = await why(library, tenant, "a.md")
+    [dead] = told["dead"]
+    assert dead["stage"] == "detect"
+    assert told["searchable"] is True
+    assert "not its newest version" in told["reason"]
+
+
+async def test_names_that_mean_a_document(library: Library, tenant: str, tmp_path: Path) -> None:
+    file = tmp_path / "notes on ships.md"
+    await library.put(
+        document(str(file), "Ships.", tenant=tenant, source="folder", title="Ships", source_url=file.as_uri()),
+        document("https://wiki/x", "X.", tenant=tenant, title="The X page"),
+        document("deep/x", "X.", tenant=tenant, title="Another"),
+    )
+    id_ = (await why(library, tenant, str(file)))["document"]["id"]
+    here = Path.cwd()
+    os.chdir(tmp_path)
+    try:
+        for name in (id_, file.as_uri(), file.name, f"./{file.name}", f"folder/{file}", "ships", "on ships.md"):
+            assert (await why(library, tenant, name))["document"]["id"] == id_, name
+    finally:
+        os.chdir(here)
+    assert (await why(library, tenant, "the x page"))["document"]["external_id"] == "https://wiki/x"
+    async with library.pool.connection() as connection:
+        found = await story.find(connection, tenant, names("/x"))
+        assert {identity.external_id for identity, _ in found} == {"https://wiki/x", "deep/x"}
+        assert await story.find(connection, "other", names(id_)) == []

@@ -1,0 +1,151 @@
+"""Creating topics, on a real Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from deploy.local.stack import Stack
+from pipeline.kafka import admin as admin_module
+from pipeline.kafka.admin import TopicRefused, TopicsNotReady, ensure_topics
+from pipeline.kafka.groups import Groups
+from pipeline.kafka.producer import Producer
+from topics.codec import decode, encode
+from topics.messages import MAX_CONTENT_BYTES, DocumentUpserted
+from topics.registry import DOCUMENTS_LIVE, IDENTITIES, TOPICS
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+def bootstrap(stack: Stack) -> str:
+    return next(service.url for service in stack.services() if service.name == "kafka")
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"{uuid4().hex[:8]}."
+
+
+@pytest.fixture
+async def admin(bootstrap: str) -> AsyncIterator[Any]:
+    client = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await client.start()
+    yield client
+    await client.close()
+
+
+async def test_groups_that_a_new_cluster_never_had_have_no_members_and_are_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock status` before any worker was started said that Kafka does not describe the second group that it asked
+    for: the first question had Kafka make the topic that it keeps groups in."""
+    monkeypatch.setenv("PENSTOCK_HEAP_KAFKA_MB", "256")
+    mine = Stack(tmp_path / "home", die_with_parent=True)
+    try:
+        await asyncio.to_thread(mine.up, services=["kafka"])
+        at = mine.endpoints()["kafka"]["bootstrap"]
+        await ensure_topics(at)
+        groups = ["penstock-detect", "penstock-identities", "penstock-vectors"]
+        async with Groups(at, settle_seconds=120) as kafka:  # however slow this machine is
+            for _ in range(20):  # all the while that Kafka makes that topic
+                assert [(await kafka.committed(group), await kafka.members(group)) for group in groups] == [
+                    ({}, [])
+                ] * 3
+                await asyncio.sleep(0.1)
+            logs = await kafka.logs([DOCUMENTS_LIVE.name], datetime.now(UTC))
+            assert len(logs) == DOCUMENTS_LIVE.partitions
+    finally:
+        await asyncio.to_thread(mine.down)
+
+
+async def test_creates_all_topics_once(bootstrap: str, prefix: str, admin: Any) -> None:
+    first = await ensure_topics(bootstrap, prefix=prefix)
+    assert sorted(first) == sorted(f"topic {prefix}{t.name}: created ({t.partitions} partitions)" for t in TOPICS)
+    found = {t["topic"]: t for t in await admin.describe_topics(None)}
+    for topic in TOPICS:
+        partitions = found[f"{prefix}{topic.name}"]["partitions"]
+        assert len(partitions) == topic.partitions
+        assert all(partition["leader"] >= 0 for partition in partitions)
+    assert await ensure_topics(bootstrap, prefix=prefix) == []
+
+
+async def test_many_processes_may_create_them_at_once(bootstrap: str, prefix: str) -> None:
+    results = await asyncio.gather(*(ensure_topics(bootstrap, prefix=prefix) for _ in range(5)))
+    created = sorted(line.split()[1] for lines in results for line in lines)
+    assert created == sorted(f"{prefix}{topic.name}:" for topic in TOPICS)
+
+
+async def test_a_differing_topic_is_reported_and_left_alone(bootstrap: str, prefix: str, admin: Any) -> None:
+    live, identities = f"{prefix}{DOCUMENTS_LIVE.name}", f"{prefix}{IDENTITIES.name}"
+    await admin.create_topics(
+        [
+            NewTopic(live, 2, 1, topic_configs={"max.message.bytes": "1000000", "retention.ms": "60000"}),
+            NewTopic(identities, 32, 1, topic_configs=IDENTITIES.configs(replication=1)),  # more partitions: fine
+        ]
+    )
+    for _ in range(2):
+        lines = [line for line in await ensure_topics(bootstrap, prefix=prefix) if "created" not in line]
+        assert all("\n" not in line for line in lines)
+        text = "\n".join(lines)
+        assert f"topic {live}: 2 partitions, this version wants 8" in text
+        assert f"topic {live}: max.message.bytes is 1000000, this version wants 27262976" in text
+        assert f"topic {live}: retention.ms is 60000" in text
+        assert f"topics {live} (2 partitions) and {prefix}documents.backfill.v1 (8) must have equally many" in text
+        assert len(lines) == 4
+    found = {t["topic"]: len(t["partitions"]) for t in await admin.describe_topics(None)}
+    assert (found[live], found[identities]) == (2, 32)
+
+
+async def test_more_replicas_than_brokers_is_refused(bootstrap: str, prefix: str, admin: Any) -> None:
+    with pytest.raises(TopicRefused, match=r"cannot be created: InvalidReplicationFactor"):
+        await ensure_topics(bootstrap, prefix=prefix, replication=3)
+    await ensure_topics(bootstrap, prefix=prefix)
+    lines = await ensure_topics(bootstrap, prefix=prefix, replication=3)
+    assert f"topic {prefix}documents.live.v1: 1 replicas, the setting asks for 3; reassign its partitions" in lines
+
+
+async def test_no_kafka_is_one_line() -> None:
+    with pytest.raises(TopicsNotReady, match=r"Kafka at 127\.0\.0\.1:9: \w+; is it running") as raised:
+        await ensure_topics("127.0.0.1:9")
+    assert "\n" not in str(raised.value)
+
+
+async def test_a_topic_without_a_leader_is_waited_for(
+    bootstrap: str, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin_module, "LEADER_SECONDS", 0.5)
+    monkeypatch.setattr(admin_module, "_has_leaders", lambda partitions: False)
+    with pytest.raises(TopicsNotReady, match="has no leader"):
+        await ensure_topics(bootstrap, prefix=prefix)
+
+
+async def test_the_largest_message_fits_its_topic(bootstrap: str, prefix: str) -> None:
+    """4 MiB of content of the kind that JSON swells most: control characters, six bytes each."""
+    await ensure_topics(bootstrap, prefix=prefix)
+    message = DocumentUpserted.model_validate({
+        "tenant": "t", "source": "s", "external_id": "ß" * 2_000, "observed_at": "2026-01-01T00:00:00Z", "version": 1,
+        "title": "\x01" * 4_000, "content": "\x01" * MAX_CONTENT_BYTES,
+        "acl_tags": [f"{n}" * 100 for n in range(1_000)],
+    })  # fmt: skip
+    record = encode(message)
+    async with Producer(bootstrap, prefix) as producer:
+        await (await producer.send_raw(DOCUMENTS_LIVE, record.key, record.value, record.headers))
+    consumer = AIOKafkaConsumer(
+        f"{prefix}{DOCUMENTS_LIVE.name}", bootstrap_servers=bootstrap, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        got = await asyncio.wait_for(consumer.getone(), 30)
+    finally:
+        await consumer.stop()
+    assert got.key == record.key
+    assert decode(got.value, got.headers) == message

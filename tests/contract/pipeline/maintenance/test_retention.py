@@ -1,0 +1,257 @@
+"""What is kept for a time is erased after it, in small batches, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pipeline.ledger.personal import CHUNKS, PLACES, erase_access_sets, lock_deleted
+from pipeline.maintenance.retention import Retention
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import RetentionSettings
+from pipeline.stores.postgres import migrations
+from tests.support.query.library import Library, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+async def one_turn(library: Library, most: int = 500, **days: float) -> bool:
+    return await Retention(library.pool, library.metrics, RetentionSettings(**days), most=most).turn()
+
+
+async def known(library: Library, tenant: str) -> list[tuple[Any, ...]]:
+    return await library.execute(
+        "SELECT external_id, title, author, source_url FROM documents WHERE tenant = %s ORDER BY external_id", tenant
+    )
+
+
+async def test_a_document_deleted_at_its_source_loses_every_personal_field_after_a_time_and_stays_deleted(
+    library: Library, tenant: str
+) -> None:
+    fields = {"title": "Termination of Jane Doe", "author": "boss@acme.com", "source_url": "https://hr/jane-doe"}
+    jane = document("termination-jane-doe.md", "reason: illness", tenant=tenant, **fields)
+    other = document("rules.md", "be kind", tenant=tenant)
+    await library.put(jane)
+    await library.put(other)
+    gone = deletion(jane)
+    await library.put(gone)
+    await one_turn(library)
+    assert await known(library, tenant) != [], "not before its time"
+    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant)
+    await library.execute(
+        "UPDATE documents SET deleted_at = now() - interval '31 days' WHERE tenant = %s AND deleted_at IS NOT NULL",
+        tenant,
+    )
+    await library.execute("UPDATE documents SET announced_seq = seq WHERE tenant = %s", tenant)
+    await one_turn(library, deleted_days=0)
+    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant), "0: for ever"
+    await one_turn(library)
+    [erased, kept] = await known(library, tenant)
+    assert kept[0] == "rules.md"
+    assert re.fullmatch(r"erased:[0-9a-f-]{36}", erased[0])
+    assert erased[1:] == (None, None, None)
+
+    await library.put(jane)  # from Kafka once more: the floor stands
+    assert (await known(library, tenant))[0][1] is None
+    again = jane.model_copy(update={"observed_at": gone.observed_at + timedelta(seconds=1), "version": 1})
+    await library.put(again)
+    assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant), "made anew by its source"
+    assert await library.execute("SELECT erased_at FROM documents WHERE tenant = %s AND title = %s", tenant,
+                                 fields["title"]) == [(None,)]  # fmt: skip
+
+
+async def test_what_both_stores_have_not_let_go_of_yet_keeps_its_name(library: Library, tenant: str) -> None:
+    """Who repairs or announces it needs it."""
+    one = document("one.md", "text", tenant=tenant)
+    await library.put(one)
+    await library.put(deletion(one))
+    await library.execute(
+        "UPDATE documents SET deleted_at = now() - interval '31 days', announced_seq = seq WHERE tenant = %s", tenant
+    )
+    await library.execute(
+        "UPDATE index_state SET want_seq = seq + 1 WHERE store = 'keywords' AND document_id ="
+        " (SELECT id FROM documents WHERE tenant = %s)", tenant
+    )  # fmt: skip
+    await one_turn(library)
+    assert [row[0] for row in await known(library, tenant)] == ["one.md"]
+    await library.execute("UPDATE index_state SET want_seq = seq WHERE seq < want_seq")
+    await one_turn(library)
+    assert [row[0][:7] for row in await known(library, tenant)] == ["erased:"]
+
+
+PLANTED = {
+    "superseded": "INSERT INTO superseded SELECT id, 1, now() - %(age)s, '', '', 'Jane', NULL, NULL, NULL, NULL, '{}',"
+    " 'Jane' FROM documents WHERE tenant = %(tenant)s",
+    "connector_principals": "INSERT INTO connector_principals VALUES (%(tenant)s, 'wiki', 'jane', 'x',"
+    " now() - %(age)s)",
+    "memberships": "INSERT INTO memberships VALUES (%(tenant)s, 'wiki', 'jane', '{}', now() - %(age)s)",
+    "dead_letters": 'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, first_failed_at,'
+    " tenant, external_id, at) VALUES (%(tenant)s, 't', 0, 0, 'detect', 'x', 'x', now(), %(tenant)s, 'jane',"
+    " now() - %(age)s)",
+    "connector_items": "INSERT INTO connector_items (tenant, source, external_id, scope, gone, content_at) VALUES"
+    " (%(tenant)s, 'wiki', 'jane', '', true, now() - %(age)s)",
+    "answer_reviews": "INSERT INTO answer_reviews (answer_id, tenant, asked_at, question, mode, model, support,"
+    " density, reasons, documents, chunks) VALUES (gen_random_uuid(), %(tenant)s, now() - %(age)s, 'Is Jane ill?',"
+    " 'm', 'm', 0, 0, '{}', '{}', '{}')",
+    "answer_feedback": "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, verdict, note, given_at) VALUES"
+    " (%(tenant)s, '', '', gen_random_uuid(), 'up', 'Jane', now() - %(age)s)",
+    "eval_queries": "INSERT INTO eval_queries (id, tenant, text, principals, tags, added_at) VALUES (gen_random_uuid(),"
+    " %(tenant)s, 'Is Jane ill?', '{}', '{}', now() - %(age)s)",
+}
+
+
+async def plant(library: Library, statement: str, tenant: str, days: int) -> None:
+    async with library.pool.connection() as connection:
+        await connection.execute(statement.encode(), {"tenant": tenant, "age": timedelta(days=days)})
+
+
+async def counts(library: Library, tenant: str) -> dict[str, int]:
+    found = {}
+    for table in PLANTED:
+        where = (
+            "document_id IN (SELECT id FROM documents WHERE tenant = %s)" if table == "superseded" else "tenant = %s"
+        )
+        [(found[table],)] = await library.execute(f"SELECT count(*) FROM {table} WHERE {where}", tenant)
+    return found
+
+
+@pytest.mark.parametrize(("days", "left"), [(29, 1), (121, 0)])
+async def test_review_answers_feedback_lost_people_old_texts_and_dead_letters_go_by_age(
+    library: Library, tenant: str, days: int, left: int
+) -> None:
+    await library.put(document("one.md", "text", tenant=tenant))
+    for statement in PLANTED.values():
+        await plant(library, statement, tenant, days)
+    await library.execute(
+        "INSERT INTO dead_letter_trail (letter_id, action, by) SELECT id, 'undone', 'jane' FROM dead_letters"
+        " WHERE tenant = %s", tenant
+    )  # fmt: skip
+    await one_turn(library, golden_days=120)
+    assert await counts(library, tenant) == dict.fromkeys(PLANTED, left)
+
+
+async def test_a_role_that_may_erase_by_age_cannot_erase_what_is_of_today(library: Library, tenant: str) -> None:
+    for kind in ("memberships", "connector_items", "answer_reviews", "answer_feedback", "eval_queries"):
+        await plant(library, PLANTED[kind], tenant, 0)
+        await library.execute("SELECT FROM erase_by_age(%s, %s, 500)", kind, -9e3)
+    assert sum((await counts(library, tenant)).values()) == 5
+
+
+async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, tenant: str) -> None:
+    await library.execute("INSERT INTO memberships VALUES (%s, 'wiki', 'ann', '{staff}', '-infinity')", tenant)
+    await library.execute(
+        "INSERT INTO connector_items (tenant, source, external_id, scope, gone, withdrawn_at, content_at) VALUES"
+        " (%s, 'wiki', 'alive', '', false, NULL, '2001-01-01'),"
+        " (%s, 'wiki', 'withdrawn', '', true, now(), '2001-01-01')", tenant, tenant
+    )  # fmt: skip
+    await plant(library, PLANTED["eval_queries"], tenant, 5000)
+    await one_turn(library)
+    found = await counts(library, tenant)
+    assert (found["memberships"], found["connector_items"], found["eval_queries"]) == (1, 2, 1)
+
+
+async def test_only_what_is_deleted_and_followed_may_be_erased_on_demand(library: Library, tenant: str) -> None:
+    gone, alive, behind = (document(f"{name}.md", "text", tenant=tenant) for name in ("gone", "alive", "behind"))
+    await library.put(gone, alive, behind)
+    await library.put(deletion(gone), deletion(behind))
+    await library.execute("UPDATE documents SET announced_seq = seq WHERE tenant = %s", tenant)
+    ids = dict(await library.execute("SELECT external_id, id FROM documents WHERE tenant = %s", tenant))
+    await library.execute("UPDATE index_state SET want_seq = seq + 1 WHERE document_id = %s", ids["behind.md"])
+    async with library.pool.connection() as connection:
+        assert await lock_deleted(connection, list(ids.values())) == [ids["gone.md"]]
+    await library.execute("UPDATE index_state SET want_seq = seq WHERE document_id = %s", ids["behind.md"])
+
+
+async def test_access_sets_are_erased_though_events_are_accepted_meanwhile(library: Library, tenant: str) -> None:
+    await library.put(document("one.md", "text", tenant=tenant))
+    await library.execute(
+        "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) SELECT %s, n::text::bytea, '{user:jane}',"
+        " '{}' FROM generate_series(1, 150) n", tenant,
+    )  # fmt: skip
+    ids = [id_ for (id_,) in await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)]
+    async with library.pool.connection() as accepting, library.pool.connection() as connection:
+        async with accepting.transaction():
+            await accepting.execute("LOCK TABLE access_sets IN ROW EXCLUSIVE MODE")
+            erasing = asyncio.create_task(erase_access_sets(connection, tenant, ids))
+            await asyncio.wait([erasing], timeout=0.5)
+            assert not erasing.done(), "it tries again"
+        assert await erasing == 150
+    assert len(await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)) == 1
+
+
+async def test_much_is_erased_in_small_batches_one_after_another(library: Library, tenant: str) -> None:
+    while await one_turn(library):  # what other tests left behind
+        pass
+    for _ in range(5):
+        await plant(library, PLANTED["answer_reviews"], tenant, 40)
+    assert await one_turn(library, most=3), "there may be more"
+    assert (await counts(library, tenant))["answer_reviews"] == 2
+    assert not await one_turn(library, most=3)
+    assert (await counts(library, tenant))["answer_reviews"] == 0
+
+
+def oldest_first(statement: str) -> str:
+    """What looks for the oldest rows in a statement of the retention."""
+    text = " ".join(statement.split()).replace("%(days)s", "30").replace("%(most)s", "500")
+    text = text.replace("before", "now()").replace("LIMIT most", "LIMIT 500")
+    found = re.search(r"\( ?(SELECT .* LIMIT 500)", text)
+    assert found is not None, statement
+    return found[1]
+
+
+async def test_each_is_found_by_an_index_however_much_is_kept(library: Library) -> None:
+    [migration] = [one.statements for one in migrations() if one.name == "0038_erasure"]
+    by_owner = migration.partition("CASE kind")[2].partition("END CASE")[0].split("WHEN ")[1:]
+    [later] = [one.statements for one in migrations() if one.name == "0047_overviews"]
+    by_owner.append(later.partition("FUNCTION erase_use_by_age")[2])
+    ages = [place.age.statement for place in PLACES if place.age]
+    own = [one for one in ages if "_by_age" not in one and "trail.expire" not in one]  # which drops whole days
+    assert (len(own), len(by_owner)) == (2, 8)
+    async with library.pool.connection() as connection:
+        for way in ("seqscan", "bitmapscan", "sort"):
+            await connection.execute(f"SET LOCAL enable_{way} = off".encode())
+        for statement in map(oldest_first, [*own, *by_owner]):
+            cursor = await connection.execute(f"EXPLAIN {statement}".encode())
+            plan = "\n".join(row[0] for row in await cursor.fetchall())
+            big = [line for line in plan.splitlines() if "Seq Scan" in line and "generations" not in line]
+            assert not big, f"{statement}:\n{plan}"
+            assert "Sort" not in plan, f"{statement}:\n{plan}"
+
+
+async def test_an_access_set_is_taken_away_without_reading_all_documents(library: Library) -> None:
+    """As the foreign key asks for each, while whoever accepts events waits."""
+    async with library.pool.connection() as connection:
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        cursor = await connection.execute("EXPLAIN SELECT FROM documents d WHERE d.access_id = 1 FOR KEY SHARE OF d")
+        plan = "\n".join(row[0] for row in await cursor.fetchall())
+    assert "documents_by_access" in plan, plan
+
+
+async def test_every_column_is_listed_as_personal_or_as_free_of_personal_data(library: Library) -> None:
+    """A new table or column has to say which it is: erasure, export and retention go by that list."""
+    rows = await library.execute(
+        "SELECT CASE table_schema WHEN 'public' THEN '' ELSE table_schema || '.' END || table_name,"
+        " array_agg(column_name::text) FROM information_schema.columns JOIN information_schema.tables"
+        " USING (table_schema, table_name)"
+        " JOIN pg_class c ON c.oid = (quote_ident(table_schema) || '.' || quote_ident(table_name))::regclass"
+        " WHERE table_schema IN ('public', 'trail') AND table_type = 'BASE TABLE' AND NOT c.relispartition GROUP BY 1"
+    )
+    listed = {place.table: {*place.personal.split(), *place.free.split()} for place in PLACES}
+    chunks = {*CHUNKS.personal.split(), *CHUNKS.free.split()}
+    for table, columns in rows:
+        wanted = chunks if table.startswith("chunks_") else listed.get(table)
+        assert wanted is not None, f"{table} is not in pipeline/ledger/personal.py"
+        assert set(columns) == wanted, f"{table}: {set(columns) ^ wanted}"
+    assert listed.keys() <= {table for table, _ in rows}
+
+
+async def test_a_second_worker_leaves_it_to_the_first(library: Library, tenant: str) -> None:
+    await plant(library, PLANTED["answer_reviews"], tenant, 40)
+    async with library.pool.connection() as connection, connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(7300038)")
+        assert not await Retention(library.pool, Metrics(), RetentionSettings()).turn()
+        assert (await counts(library, tenant))["answer_reviews"] == 1

@@ -1,0 +1,184 @@
+"""Many bad records at once, on real Kafka and Postgres: what they cost, what is too many, and where the rest goes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from pipeline.core.errors import Poison
+from pipeline.ledger.letters import Filter, counts
+from pipeline.stages.announce import Announcer
+from pipeline.stages.detect import Detect
+from pipeline.stages.stage import Flooded, Incoming
+from tests.support.pipeline.dead_kit import INVALID, Desk, open_desk
+from tests.support.query.library import access, deletion, document
+from tests.support.space import Space
+from topics.codec import encode
+from topics.registry import DEAD_LETTERS, DOCUMENTS_BACKFILL, MAX_MESSAGE_BYTES
+
+pytestmark = pytest.mark.stack
+
+
+@pytest.fixture
+async def desk(space: Space) -> AsyncIterator[Desk]:
+    async with open_desk(space) as desk:
+        yield desk
+
+
+def bad(desk: Desk, count: int, source: str = "drive") -> list[Incoming]:
+    return [desk.record(f"other/{source}/{n}".encode(), b"{%d" % n, [("n", b"%d" % n)]) for n in range(count)]
+
+
+def poisonous(records: Sequence[Incoming]) -> list[tuple[Incoming, Poison]]:
+    return [(record, INVALID) for record in records]
+
+
+def detect(desk: Desk, per_minute: int) -> Detect:
+    return Detect(
+        desk.pool, desk.producer, desk.letters(per_minute), Announcer(desk.pool, desk.producer, desk.metrics),
+        lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=8, grace_seconds=30,
+    )  # fmt: skip
+
+
+async def letters(desk: Desk) -> int:
+    async with desk.pool.connection() as connection:
+        return sum(count for _, count in await counts(connection, Filter()))
+
+
+async def test_the_letters_of_a_batch_are_one_transaction(desk: Desk) -> None:
+    records = bad(desk, 200)
+    await desk.letters(1_000).bury_all(poisonous(records), stage="detect")
+    assert await desk.space.query("SELECT count(*), count(DISTINCT xmin::text) FROM dead_letters") == [(200, 1)]
+    sent = await desk.on_topic(DEAD_LETTERS)
+    assert sorted((r.key, r.value) for r in sent) == sorted((r.key, r.value) for r in records)
+
+
+async def test_a_batch_that_is_tried_again_sends_nothing_twice(desk: Desk) -> None:
+    dead, records = desk.letters(1_000), bad(desk, 50)
+    await dead.bury_all(poisonous(records[:30]), stage="detect")
+    await dead.bury_all(poisonous(records), stage="detect")
+    assert len(await desk.on_topic(DEAD_LETTERS)) == await letters(desk) == 50
+
+
+async def test_what_was_too_much_is_named_and_the_others_of_its_batch_are_buried(desk: Desk) -> None:
+    records = bad(desk, 30)
+    with pytest.raises(Flooded) as flood:
+        await desk.letters(20).bury_all(poisonous(records), stage="detect")
+    assert list(flood.value.records) == records[20:]
+    assert await letters(desk) == 20
+
+
+async def test_bad_live_records_beyond_the_limit_stand_on_the_backfill_topic_as_they_were(desk: Desk) -> None:
+    """So they stop nobody's live changes, and nothing of them is lost: there they wait for their turn."""
+    stage, records = detect(desk, 20), bad(desk, 30)
+    await stage.handle(records)
+    assert await letters(desk) == 20
+    moved = await desk.on_topic(DOCUMENTS_BACKFILL)
+    assert sorted((r.key, r.value, tuple(r.headers)) for r in moved) == sorted(
+        (r.key, r.value, tuple(r.headers)) for r in records[20:]
+    )
+    there = [
+        Incoming(r.topic, r.partition, r.offset, r.key, r.value, list(r.headers), "backfill")
+        for r in moved
+    ]  # fmt: skip
+    with pytest.raises(Flooded) as flood:
+        await stage.handle(there)
+    assert list(flood.value.records) == there
+    assert await letters(desk) == 20
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 10, "nothing goes round in a circle"
+
+
+async def test_once_another_source_gets_through_each_bad_record_is_a_letter(desk: Desk) -> None:
+    stage, records = detect(desk, 20), bad(desk, 30)
+    backfilled = [replace(record, lane="backfill") for record in records]
+    with pytest.raises(Flooded):
+        await stage.handle(backfilled)
+    good = encode(document("good.md", "Some text."))
+    await stage.handle([desk.record(good.key, good.value, good.headers)])
+    await stage.handle(backfilled)
+    await stage.handle(bad(desk, 500))
+    assert await letters(desk) == 530
+    assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
+
+
+async def test_a_record_that_no_topic_takes_is_buried_though_there_are_too_many(desk: Desk) -> None:
+    """It could not be moved: only its size and digest are kept."""
+    stage = detect(desk, 1)
+    await stage.handle([desk.record(), desk.record(value=b"x" * (MAX_MESSAGE_BYTES + 1))])
+    assert await letters(desk) == 2
+    assert await desk.on_topic(DOCUMENTS_BACKFILL) == []
+
+
+def deferring(desk: Desk, live_per_second: float) -> Detect:
+    """With a burst of ten times the rate."""
+    return Detect(
+        desk.pool, desk.producer, desk.letters(20), Announcer(desk.pool, desk.producer, desk.metrics),
+        lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=32, grace_seconds=30,
+        live_per_second=live_per_second,
+    )  # fmt: skip
+
+
+def upserts(desk: Desk, count: int, **fields: object) -> list[Incoming]:
+    encoded = [encode(document(f"{n}.md", f"Some text {n}.", **fields)) for n in range(count)]
+    return [desk.record(e.key, e.value, e.headers) for e in encoded]
+
+
+async def test_valid_documents_beyond_a_sources_budget_wait_on_the_backfill_topic_as_they_were(desk: Desk) -> None:
+    stage, records = deferring(desk, 2), upserts(desk, 30)
+    await stage.handle(records)
+    moved = await desk.on_topic(DOCUMENTS_BACKFILL)
+    assert len(moved) >= 9
+    by_key = {record.key: record for record in records}
+    for record in moved:
+        original = by_key.pop(record.key)
+        assert (record.value, list(record.headers)) == (original.value, original.headers)
+    assert await desk.space.query("SELECT count(*) FROM documents") == [(len(by_key),)]
+
+    await stage.handle([replace(by, lane="backfill") for by in records])
+    assert await desk.space.query("SELECT count(*) FROM documents") == [(30,)]
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == len(moved), "the backfill topic moves nothing anywhere"
+
+
+async def test_one_sources_flood_of_valid_documents_defers_nothing_of_another(desk: Desk) -> None:
+    stage = deferring(desk, 1)
+    await stage.handle(upserts(desk, 30) + upserts(desk, 3, source="drive"))
+    assert await desk.space.query("SELECT count(*) FROM documents WHERE source = 'drive'") == [(3,)]
+
+
+async def test_deletes_and_access_changes_never_wait_for_their_sources_budget(desk: Desk) -> None:
+    stage = deferring(desk, 0.1)
+    documents = [document(f"{n}.md", f"Some text {n}.") for n in range(20)]
+    backfilled = [encode(of) for of in documents]
+    await stage.handle([replace(desk.record(e.key, e.value, e.headers), lane="backfill") for e in backfilled])
+    changes = [encode(access(of, ["boss"])) for of in documents[:10]] + [encode(deletion(of)) for of in documents[10:]]
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in changes])
+    assert await desk.space.query("SELECT count(*) FROM documents WHERE deleted_at IS NULL") == [(10,)]
+    assert await desk.space.query(
+        "SELECT count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id"
+        " WHERE d.deleted_at IS NULL AND a.acl_tags = ARRAY['wiki/boss']"
+    ) == [(10,)]
+    assert not await desk.on_topic(DOCUMENTS_BACKFILL)
+
+
+async def test_an_edit_that_waits_withdraws_access_at_once(desk: Desk) -> None:
+    """An edited document that fewer people may read now: its text may wait, the people who lost it may not."""
+    stage = deferring(desk, 0.1)
+    await stage.handle([replace(record, lane="backfill") for record in upserts(desk, 20)])
+    await stage.handle(upserts(desk, 20, acl_tags=["boss"]))
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 19
+    assert await desk.space.query(
+        "SELECT a.acl_tags, count(*) FROM documents d JOIN access_sets a ON a.id = d.access_id GROUP BY 1"
+    ) == [(["wiki/boss"], 20)]
+
+
+async def test_an_edit_that_waits_closes_at_once_what_another_event_of_its_batch_opens(desk: Desk) -> None:
+    stage = deferring(desk, 0.1)
+    wide = document("a.md", "Some text.", acl_tags=["everyone"])
+    narrow = document("a.md", "Other text.", acl_tags=["boss"])
+    await stage.handle([desk.record(e.key, e.value, e.headers) for e in map(encode, (wide, narrow))])
+    assert len(await desk.on_topic(DOCUMENTS_BACKFILL)) == 1
+    assert await desk.space.query("SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id") == [
+        (["wiki/boss"],)
+    ]

@@ -1,0 +1,233 @@
+"""An outage of one store, index or partition makes no dead letters and does not stop the work of the others."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from pipeline.core.errors import Retryable
+from pipeline.core.identity import document_id
+from pipeline.kafka.producer import NotDelivered, Stored
+from pipeline.ledger import builds, generations
+from pipeline.observability.metrics import Metrics
+from pipeline.stages import sink
+from pipeline.stages.stage import Incoming
+from pipeline.stores.elasticsearch import create_index
+from pipeline.stream import attempts
+from pipeline.stream.lanes import Lanes
+from tests.support.pipeline.build_kit import Site, access, document, sections
+from tests.support.pipeline.stage_kit import Working, event, hint
+from tests.support.space import Space
+from topics.messages import DocumentIndexed
+
+
+@pytest.fixture
+async def site(space: Space) -> AsyncIterator[Site]:
+    async with Site.create(space) as site:
+        yield site
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
+
+
+async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.01)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.05)
+    names = [f"{n}.md" for n in range(12)]
+    await site.accept(*(document(name, sections(name)) for name in names))
+    await site.vectors.handle([hint(name, "g1") for name in names])
+    down, send, done = True, site.hints.send, list[str]()
+
+    async def refuse(topic: object, message: object) -> asyncio.Future[None]:
+        if down:
+            raise NotDelivered("Kafka is down")
+        return await send(topic, message)
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    site.keywords.batch_size = 1
+    lanes = Lanes(
+        site.keywords, count=4, queue_size=20, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda _record, name: done.append(str(name)),
+    )  # fmt: skip
+    lanes.start()
+    try:
+        async with asyncio.timeout(20):
+            for name in names:
+                await lanes.put(hint(name, "g1"), name)
+            while lanes.trouble is None:
+                await asyncio.sleep(0.01)
+            down = False
+            while len(done) < len(names):
+                await asyncio.sleep(0.01)
+    finally:
+        await lanes.stop(within_seconds=5)
+    assert lanes.trouble is None
+
+
+async def test_while_the_index_takes_no_writes_no_document_is_blamed_for_it(site: Site, hurried: None) -> None:
+    """What has nothing to write gets through all the same, and proves nothing about the index."""
+    site.keywords.batch_size = 1
+    settled = [f"{n}.md" for n in range(20)]
+    await site.put(*(document(name, sections(name)) for name in settled))
+    await site.accept(document("new", sections("new")))
+    async with site.pool.connection() as connection:
+        index = (await generations.active(connection)).keyword_index
+    await site.es.indices.put_settings(index=index, settings={"index.blocks.write": True})
+    async with Working(site.keywords) as working:
+        await working.lanes.put(hint("new", "g1"), "new")
+        await working.until(lambda: working.tries >= 2)
+        for name in settled:
+            await working.lanes.put(hint(name, "g1"), name)
+        await working.until(lambda: len(working.done) >= len(settled) and working.tries >= 12)
+        assert await site.space.query("SELECT count(*) FROM index_state WHERE attempts > 0") == [(0,)]
+        await site.es.indices.put_settings(index=index, settings={"index.blocks.write": False})
+        await working.until(lambda: "new" in working.done)
+    assert await site.entries_of(document_id("acme", "wiki", "new"))
+
+
+async def test_a_full_disk_under_large_texts_makes_no_dead_letters(site: Site, hurried: None) -> None:
+    """Small changes still find room in the pages that are there."""
+    await site.space.execute(
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$"
+    )
+    await site.space.execute(
+        "CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON document_bodies FOR EACH ROW"
+        " WHEN (length(NEW.text) > 2000) EXECUTE FUNCTION full_disk()"
+    )
+    buried: list[Incoming] = []
+    site.detect.set_aside = lambda record, error: _note(buried, record)  # type: ignore[assignment, method-assign]
+    site.detect.batch_size = 1
+    async with Working(site.detect) as working:
+        await working.lanes.put(event(document("large", sections(*"abcd"))), "large")
+        await working.until(lambda: working.tries >= 1)
+        for n in range(20):
+            await working.lanes.put(event(document(f"{n}.md", "small")), f"{n}.md")
+        await working.until(lambda: len(working.done) >= 20 and working.tries >= 12)
+        assert buried == []
+        await site.space.execute("DROP TRIGGER full_disk ON document_bodies")
+        await working.until(lambda: "large" in working.done)
+
+
+async def _note(noted: list[Incoming], record: Incoming) -> None:
+    noted.append(record)
+
+
+async def test_a_kafka_partition_without_leader_makes_no_dead_letters_of_what_was_accepted(
+    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other partitions take their hints."""
+    down, send, letters = True, site.hints.send, list[object]()
+
+    async def refuse(topic: object, message: Any) -> asyncio.Future[None]:
+        if down and message.external_id == "a":
+            raise NotDelivered("its partition has no leader")
+        return await send(topic, message)
+
+    async def send_raw(_topic: object, *record: object) -> asyncio.Future[Stored]:
+        letters.append(record)
+        done: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        done.set_result(Stored(0, 0))
+        return done
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    monkeypatch.setattr(site.hints, "send_raw", send_raw, raising=False)
+    site.detect.batch_size = 1
+    async with Working(site.detect) as working:
+        await working.lanes.put(event(document("a", sections("one"))), "a")
+        await working.until(lambda: working.tries >= 1)
+        for n in range(20):
+            await working.lanes.put(event(document(f"{n}.md", "small")), f"{n}.md")
+        await working.until(lambda: len(working.done) >= 20 and working.tries >= 12)
+        assert letters == []
+        down = False
+        await working.until(lambda: "a" in working.done)
+    assert await site.space.query("SELECT count(*) FROM dead_letters") == [(0,)]
+
+
+async def test_a_revocation_that_kafka_does_not_take_at_once_is_announced_at_the_next_try(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time the event is a duplicate, which changes nothing any more."""
+    mine = document("a", sections("one"))
+    await site.put(mine)
+    said: list[DocumentIndexed] = []
+    down, send = True, site.hints.send
+
+    async def refuse(topic: object, message: object) -> asyncio.Future[None]:
+        if down:
+            raise NotDelivered("Kafka is down")
+        if isinstance(message, DocumentIndexed):
+            said.append(message)
+        return await send(topic, message)
+
+    monkeypatch.setattr(site.hints, "send", refuse)
+    revoked = access(mine, "others")
+    with pytest.raises(Retryable):
+        await site.accept(revoked)
+    down = False
+    await site.accept(revoked)
+    assert [m.state for m in said] == ["revoked"]
+    await site.accept(revoked)
+    assert len(said) == 1
+
+
+async def test_a_document_that_is_set_aside_is_logged_without_its_text(site: Site, hurried: None) -> None:
+    """Postgres quotes the row that breaks a constraint, and psycopg repeats it."""
+    await site.space.execute("ALTER TABLE chunks_g1 ADD CHECK (text NOT LIKE '%%hush%%')")
+    await site.accept(document("a", "hush, this is between us"))
+    with capture_logs() as logs:
+        async with Working(site.vectors) as working:
+            await working.lanes.put(hint("a", "g1"), "a")
+            await working.until(lambda: working.done == ["a"])
+    [aside] = [entry for entry in logs if entry["event"] == "document_set_aside"]
+    error = aside.get("exc_info")
+    shown = f"{aside} {''.join(traceback.format_exception(error)) if error else ''}"
+    assert "CheckViolation (23514)" in shown
+    assert "hush" not in shown
+
+
+async def test_a_building_index_that_takes_no_writes_does_not_hold_up_the_active_one(
+    site: Site, hurried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches hold hints of both generations: each one failed, was waited for, and halved, for every document."""
+    async with site.pool.connection() as connection:
+        g1 = await generations.active(connection)
+        g2 = replace(g1, name="g2", state="building", keyword_index=g1.keyword_index.replace("g1", "g2"))
+        await create_index(site.es, g2.keyword_index)
+        await builds.begin(connection, g2, g1)
+    await site.es.indices.put_settings(index=g2.keyword_index, settings={"index.blocks.write": True})
+    names = [f"{n}.md" for n in range(60)]
+    await site.accept(*(document(name, sections(name)) for name in names))
+    async with Working(site.keywords) as working:
+        for name in names:
+            await working.lanes.put(hint(name, "g2"), name)
+            await working.lanes.put(hint(name, "g1"), name)
+        await working.until(lambda: len(working.done) == 2 * len(names), within_seconds=60)
+        assert working.tries < 200, "more than a few batches were waited for"
+
+    async def pending() -> dict[str, int]:
+        return dict(
+            await site.space.query(
+                "SELECT generation, count(*) FILTER (WHERE seq < want_seq) FROM index_state WHERE store = 'keywords'"
+                " GROUP BY generation"
+            )
+        )
+
+    assert await pending() == {"g1": 0, "g2": len(names)}
+    await site.es.indices.put_settings(index=g2.keyword_index, settings={"index.blocks.write": False})
+    monkeypatch.setattr("pipeline.stages.sink.monotonic", lambda: monotonic() + sink.REST_SECONDS)
+    await site.keywords.handle([hint(name, "g2") for name in names])  # as the sweeper brings them back
+    assert await pending() == {"g1": 0, "g2": 0}

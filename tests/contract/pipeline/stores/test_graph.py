@@ -1,0 +1,352 @@
+"""Rows outside of the graph: found at once, in one of both halves and never in both, and let in behind the scenes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import numpy as np
+import pytest
+from psycopg.errors import UndefinedColumn
+
+from deploy.local.stack import Stack
+from pipeline.core import graph as deciding
+from pipeline.core.graph import LATE_FOR_SECONDS
+from pipeline.core.model import Generation
+from pipeline.ledger.generation_tables import build_graph
+from pipeline.observability.metrics import Metrics
+from pipeline.stages import graph as keeping
+from pipeline.stages.graph import GraphKeeper
+from pipeline.stores import graph
+from pipeline.stores.postgres import Connection, migrate, unlimited
+from query.access.callers import readable
+from query.retrieval import vectors
+from query.retrieval.vectors import Asked, Tuning
+from tests.support.query.library import Library, WordEmbedder, document
+
+pytestmark = pytest.mark.stack
+
+OLDER = "CREATE INDEX chunks_g1_hnsw ON chunks_g1 USING hnsw (embedding halfvec_cosine_ops)"
+
+
+@pytest.fixture
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        yield library
+
+
+def pages(count: int, first: int = 0, text: str = "heron") -> list[object]:
+    return [document(f"{n}.md", f"The {text} of page {n} waits by the water.") for n in range(first, first + count)]
+
+
+class Keeper:
+    """A GraphKeeper that works step by step."""
+
+    def __init__(self, library: Library, connection: Connection) -> None:
+        self.library = library
+        self.connection = connection
+        self.metrics = Metrics()
+        self.keeper = GraphKeeper(library.settings.postgres, self._generations, self.metrics)
+
+    async def _generations(self) -> dict[str, Generation]:
+        return {"g1": self.library.generation}
+
+    async def turn(self) -> bool:
+        return await self.keeper.turn(self.connection)
+
+    async def rest(self) -> int:
+        """Until there is nothing to do; returns how many turns that took."""
+        for turn in range(20):
+            if not await self.turn():
+                return turn
+        raise AssertionError("it does not come to rest")
+
+
+@asynccontextmanager
+async def keeping_(library: Library) -> AsyncIterator[Keeper]:
+    async with unlimited(library.settings.postgres, "test") as connection:
+        await connection.execute("SET enable_seqscan = off")
+        yield Keeper(library, connection)
+
+
+async def outside(library: Library) -> int:
+    [(count,)] = await library.execute("SELECT count(*) FROM chunks_g1 WHERE NOT in_graph")
+    return int(count)
+
+
+async def names(library: Library) -> dict[str, graph.Graph]:
+    async with library.pool.connection() as connection:
+        return await graph.graphs(connection, library.generation)
+
+
+async def nearest(library: Library, scan: vectors.Scan | None = None) -> tuple[list[str], vectors.Scan]:
+    """The texts that a wide reader of a large table finds, and how; scan: instead of what there is."""
+    caller = await library.caller("acme", "staff")
+    vector = np.asarray(WordEmbedder()._vector("heron"))
+    async with library.pool.connection() as connection:
+        asked = Asked(library.generation, caller, await readable(connection, caller))
+        there, *_ = await vectors._size(connection, library.generation)
+        found, used = await vectors.nearest(
+            connection, asked, vector, scan or there or "exact", limit=30, timeout_seconds=30, tuning=Tuning()
+        )
+    return [c.text for c in found], used
+
+
+async def test_what_is_written_is_found_at_once_and_wherever_it_stands(library: Library) -> None:
+    await library.put(*pages(60))
+    assert await outside(library) == 60
+    exact, _ = await nearest(library, "exact")
+    assert len(exact) == 30
+    for left in (60, 23, 0):
+        async with library.pool.connection() as connection:
+            assert await graph.move(connection, library.generation, limit=await outside(library) - left) >= 0
+        assert await outside(library) == left
+        found, used = await nearest(library)
+        assert used == "graph"
+        assert found == exact
+
+
+async def test_what_a_walk_hands_over_is_sorted_by_distance_whatever_order_it_claims(library: Library) -> None:
+    await library.put(*pages(60))
+    async with library.pool.connection() as connection:
+        await graph.move(connection, library.generation, limit=60)
+        may = await readable(connection, caller := await library.caller("acme", "staff"))
+        asked = Asked(library.generation, caller, may)
+        settings = vectors.local_settings("graph", 30, 30, Tuning())
+        await connection.execute(vectors.LOCAL_SETTINGS, settings)
+        await connection.execute("SET LOCAL enable_sort = off")  # of few rows no sort is worth avoiding
+        vector = np.asarray(WordEmbedder()._vector("heron"))
+        statement, values = vectors.build(asked, vector, "graph", limit=30)
+        cursor = await connection.execute(b"EXPLAIN " + statement.as_bytes(connection), values, prepare=False)
+        plan = "\n".join(line for (line,) in await cursor.fetchall())
+    assert "chunks_g1_hnsw" in plan
+    assert "Presorted" not in plan
+    assert "Merge Append" not in plan
+
+
+async def test_no_search_misses_a_row_that_is_on_its_way_or_finds_it_twice(library: Library) -> None:
+    await library.put(*pages(29))
+    exact, _ = await nearest(library, "exact")
+    stop = asyncio.Event()
+
+    async def to_and_fro() -> int:
+        moves = 0
+        while not stop.is_set():
+            async with library.pool.connection() as connection:
+                moves += await graph.move(connection, library.generation, limit=3)
+            if not await outside(library):
+                await library.execute("UPDATE chunks_g1 SET in_graph = false")
+        return moves
+
+    moving = asyncio.create_task(to_and_fro())
+    for _ in range(60):
+        found, _ = await nearest(library, "graph")
+        assert sorted(found) == sorted(exact)
+    stop.set()
+    assert await moving > 60
+
+
+async def test_rows_are_let_in_and_counted(library: Library) -> None:
+    await library.put(*pages(40))
+    async with keeping_(library) as keeper:
+        assert await keeper.turn()
+        waiting = keeper.metrics.registry.get_sample_value("penstock_front_rows", {"generation": "g1"})
+        assert waiting == 40
+        await keeper.rest()
+        assert keeper.metrics.registry.get_sample_value("penstock_front_rows", {"generation": "g1"}) == 0
+        assert keeper.metrics.registry.get_sample_value("penstock_graph_rows_total") == 40
+    assert await outside(library) == 0
+
+
+async def test_a_row_that_a_sink_holds_is_passed_over(library: Library) -> None:
+    await library.put(*pages(5))
+    async with library.pool.connection() as sink, sink.transaction():
+        await sink.execute("SELECT FROM chunks_g1 WHERE text LIKE '%page 3 %' FOR UPDATE")
+        async with keeping_(library) as keeper:
+            await asyncio.wait_for(keeper.rest(), 20)
+        assert await outside(library) == 1
+
+
+async def test_a_backfill_writes_into_the_graph_when_as_many_wait_as_a_query_can_read(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "FRONT_ROWS", 10)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", -2)  # it was never analysed: -1 rows
+    await library.put(*pages(9))
+    backfill = await library.accept(*pages(5, first=100))
+    await library.execute("UPDATE documents SET lane = 'backfill' WHERE id = ANY(%s)", backfill)
+    await library.converge(*backfill[:1])
+    assert await outside(library) == 10
+    await library.converge(*backfill[1:])
+    assert await outside(library) == 10
+    await library.put(*pages(3, first=200))
+    assert await outside(library) == 13, "a live change never waits for the graph"
+
+
+async def test_a_backfill_does_not_write_into_a_graph_that_is_being_built_but_for_too_many(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "FRONT_ROWS", 1)
+    monkeypatch.setattr(graph, "READ_WHOLE_ROWS", 2)
+    await library.put(*pages(3))
+    await library.execute("ANALYZE chunks_g1")
+    for waiting, built, lanes in ((3, False, set()), (1, False, {"backfill"}), (1, True, set())):
+        await library.execute(
+            "UPDATE pg_index SET indisvalid = %s WHERE indexrelid = 'chunks_g1_hnsw'::regclass", built
+        )
+        await library.execute("UPDATE chunks_g1 SET in_graph = id NOT IN (SELECT id FROM chunks_g1 LIMIT %s)", waiting)
+        async with library.pool.connection() as connection:
+            assert await graph.writes_outside(connection, library.generation, {"backfill"}) == lanes
+
+
+async def test_beside_other_work_a_graph_is_built_by_one_process(library: Library) -> None:
+    await library.put(*pages(3))
+    async with unlimited(library.settings.postgres, "test") as connection:
+        for alone, processes in ((True, "0"), (False, "2")):
+            await build_graph(connection, library.generation, alone=alone)
+            cursor = await connection.execute("SHOW max_parallel_maintenance_workers")
+            assert await cursor.fetchone() == (processes,)
+
+
+async def test_while_a_live_change_is_late_and_a_little_longer_nothing_moves(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await library.put(*pages(10))
+    [late] = await library.accept(*pages(1, first=50))
+    async with keeping_(library) as keeper:
+        for seconds, lane, moves in ((4, "live", False), (4, "backfill", True)):
+            await library.execute("UPDATE chunks_g1 SET in_graph = false")
+            await library.execute("UPDATE documents SET lane = %s WHERE id = %s", lane, late)
+            await library.execute(
+                "UPDATE index_state SET pending_since = clock_timestamp() - make_interval(secs => %s)"
+                " WHERE document_id = %s", seconds, late,
+            )  # fmt: skip
+            keeper.keeper._seen.clear()
+            assert await keeper.turn() == moves, (seconds, lane)
+        await library.execute("UPDATE chunks_g1 SET in_graph = false")
+        await library.execute("UPDATE documents SET lane = 'live'")
+        keeper.keeper._seen.clear()  # or the next look is put off by twenty times what the last one took
+        assert not await keeper.turn()
+        await library.converge(late)
+        assert not await keeper.turn(), "it was a moment ago"
+        monkeypatch.setattr(keeping, "monotonic", lambda: monotonic() + LATE_FOR_SECONDS)
+        assert await keeper.turn()
+
+
+async def test_a_first_load_is_searched_without_a_graph_which_is_built_when_it_has_settled(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (deciding, keeping):
+        monkeypatch.setattr(module, "FRONT_ROWS", 4)
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
+    await library.put(*pages(20))
+    exact, _ = await nearest(library, "exact")
+    async with keeping_(library) as keeper:
+        assert await keeper.turn()
+        assert await names(library) == {}, "it is dropped: building it anew is cheaper than letting all of them in"
+        assert (await nearest(library)) == (exact, "exact")
+        await library.put(*pages(20, first=20))
+        assert await outside(library) == 20, "what comes now is in the graph that will be"
+        assert await keeper.turn()
+        assert await outside(library) == 0
+        monkeypatch.setattr(keeping, "BUSY_DOCUMENTS", 0)
+        await library.accept(*pages(1, first=40))
+        await keeper.rest()
+        assert await names(library) == {}, "a document waits for its stores: it goes first"
+        await library.execute("UPDATE index_state SET pending_since = pending_since - interval '3 minutes'")
+        await keeper.rest()  # it waits too long: its store may be away
+        assert [(g.name, g.valid, g.partial) for g in (await names(library)).values()] == [
+            ("chunks_g1_hnsw", True, True)
+        ]
+    exact, _ = await nearest(library, "exact")
+    assert (await nearest(library)) == (exact, "graph")
+
+
+async def test_an_older_versions_graph_serves_until_its_successor_is_there(library: Library) -> None:
+    await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
+    await library.execute(OLDER)
+    await library.put(*pages(40))
+    assert await outside(library) == 0, "every row is in it"
+    exact, _ = await nearest(library, "exact")
+    steps = []
+    async with keeping_(library) as keeper:
+        for _ in range(10):
+            found, used = await nearest(library)
+            assert found == exact
+            if not await keeper.turn():
+                break
+            steps.append((used, sorted(await names(library))))
+    assert steps == [
+        ("whole graph", ["chunks_g1_hnsw", "chunks_g1_hnsw_new"]), ("graph", ["chunks_g1_hnsw_new"]),
+        ("graph", ["chunks_g1_hnsw"]),
+    ]  # fmt: skip
+    await library.put(*pages(1, first=90))
+    assert await outside(library) == 1
+
+
+@pytest.mark.parametrize("name", ["chunks_g1_hnsw", "chunks_g1_hnsw_new"])
+async def test_what_a_killed_build_left_is_removed_and_made_again(
+    library: Library, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(deciding, "GRAPH_FROM_ROWS", 5)
+    if name.endswith("_new"):
+        await library.execute("DROP INDEX chunks_g1_hnsw, chunks_g1_waiting")
+        await library.execute(OLDER)
+    await library.put(*pages(40))
+    async with library.pool.connection() as connection:
+        await graph.create_graph(connection, library.generation, name=name)
+    await library.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = %s::regclass", name)
+    exact, _ = await nearest(library, "exact")
+    assert (await nearest(library))[0] == exact
+    async with keeping_(library) as keeper:
+        await keeper.rest()
+        await keeper.rest()
+    assert [(g.name, g.valid, g.partial) for g in (await names(library)).values()] == [("chunks_g1_hnsw", True, True)]
+    assert await outside(library) == 0
+    assert await nearest(library) == (exact, "graph")
+
+
+async def test_one_worker_at_a_time_keeps_the_graphs(library: Library) -> None:
+    async with keeping_(library) as first, keeping_(library) as second:
+        mine = asyncio.create_task(first.keeper._hold(first.connection))
+        await library.put(*pages(10))
+        while await outside(library):
+            await asyncio.sleep(0.05)
+        await asyncio.wait_for(second.keeper._hold(second.connection), 10)
+        assert not mine.done()
+        mine.cancel()
+        await asyncio.gather(mine, return_exceptions=True)
+
+
+async def test_both_halves_are_found_by_their_index_whatever_the_statistics_say(library: Library) -> None:
+    await library.put(*pages(30))
+    await library.execute(
+        "INSERT INTO chunks_g1 (id, document_id, access_id, text, embedding, in_graph)"
+        " SELECT gen_random_uuid(), document_id, access_id, '', embedding, false"
+        " FROM chunks_g1, generate_series(1, 100) n"
+    )
+    await library.execute("ANALYZE chunks_g1")  # all of them wait: that is what Postgres goes on believing
+    async with library.pool.connection() as connection:
+        assert await graph.move(connection, library.generation, limit=3_000) == 3_000
+        caller = await library.caller("acme", "staff")
+        asked = Asked(library.generation, caller, await readable(connection, caller))
+        vector = np.asarray(WordEmbedder()._vector("heron"))
+        statement, values = vectors.build(asked, vector, "graph", limit=30)
+        async with connection.transaction():
+            await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings("graph", 30, 30, Tuning()))
+            cursor = await connection.execute("EXPLAIN " + statement.as_string(connection), values)
+            plan = "\n".join(line for (line,) in await cursor.fetchall())
+    assert "chunks_g1_hnsw" in plan
+    assert "chunks_g1_waiting" in plan
+    assert "Seq Scan" not in plan
+
+
+async def test_a_table_that_an_older_version_made_is_completed_by_migrate(library: Library) -> None:
+    await library.execute("ALTER TABLE chunks_g1 DROP COLUMN in_graph")
+    with pytest.raises(UndefinedColumn):
+        await library.execute("SELECT in_graph FROM chunks_g1")
+    assert await migrate(library.settings.postgres) == []
+    await library.put(*pages(3))
+    assert len((await nearest(library))[0]) == 3

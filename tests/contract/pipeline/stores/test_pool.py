@@ -1,0 +1,51 @@
+"""What the pool of connections to Postgres does after a cut."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from deploy.local.stack import Stack
+from pipeline.stores.postgres import open_pool
+from tests.support.space import Space
+
+CONNECTIONS = 6
+
+
+async def test_after_the_first_dead_connection_no_other_is_given_out(stack: Stack, tmp_path: Path) -> None:
+    """Found by the fault suite: each dead connection of a pool cost a breaker's trial, and and
+    work stood still for two minutes after a cut of half a second."""
+    async with Space.create(stack, tmp_path) as space, open_pool(space.settings.postgres) as pool:
+        async with AsyncExitStack() as together:
+            for _ in range(CONNECTIONS):
+                await together.enter_async_context(pool.connection())
+        assert pool.get_stats()["pool_available"] == CONNECTIONS
+        await space.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        await asyncio.sleep(0.2)
+        with pytest.raises(psycopg.OperationalError):
+            async with pool.connection() as connection:
+                await connection.execute("SELECT 1")
+        for _ in range(CONNECTIONS):
+            async with pool.connection() as connection:
+                await connection.execute("SELECT 1")
+
+
+async def test_the_server_gives_up_a_client_that_vanished_after_half_a_minute(stack: Stack, tmp_path: Path) -> None:
+    """Found in review: a machine that vanished held the canaries' lock, and the sweeper's, for two hours."""
+    async with (
+        Space.create(stack, tmp_path) as space,
+        open_pool(space.settings.postgres) as pool,
+        pool.connection() as connection,
+    ):
+        cursor = await connection.execute(
+            "SELECT name, setting::int FROM pg_settings WHERE starts_with(name, 'tcp_keepalives') ORDER BY name"
+        )
+        told = dict(await cursor.fetchall())
+    assert told == {"tcp_keepalives_count": 4, "tcp_keepalives_idle": 10, "tcp_keepalives_interval": 5}

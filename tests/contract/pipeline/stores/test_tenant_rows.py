@@ -1,0 +1,602 @@
+"""Rows divided by tenant in Postgres itself (docs/adr/0053): what a statement that forgot its condition shows."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from canary.telemetry import CanaryMetrics
+from canary.worker import Canaries
+from deploy.local.stack import Stack
+from pipeline.core.canary import Canary
+from pipeline.core.conversations import made_by
+from pipeline.diagnosis import story
+from pipeline.diagnosis.ledger import UNDIVIDED as NOT_DIVIDED
+from pipeline.diagnosis.ledger import ledger_report
+from pipeline.ledger import generations
+from pipeline.runtime.settings import CanarySettings, PostgresSettings
+from pipeline.stores.postgres import (
+    GENERATIONS_LOCK,
+    Connection,
+    Pool,
+    create_chunk_table,
+    divide_rows,
+    migrate,
+    migrations,
+    open_pool,
+    refusal,
+)
+from query.access import callers as access
+from query.access import documents as reading
+from query.access.callers import Caller, Readable
+from query.access.filters import NONE, Filters
+from query.access.tenant_rows import rows_of
+from query.access.verify import describe, verify
+from query.answers import review
+from query.http.serve import warn_if_undivided
+from query.modes import documents as whole
+from query.modes import history as conversations
+from query.modes import history as past
+from query.modes import survey
+from query.retrieval import cache, vectors
+from query.retrieval.vectors import Asked, Tuning
+from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.pipeline.tenant_rows_kit import Ids, Mutating, connected, empty, fill, ids_of, sites
+from tests.support.query.library import Library, WordEmbedder, document
+from tests.support.query.readers_kit import another_team
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+HELD, OTHER = "anna", "berta"
+
+UNDIVIDED = {"index_state", "audit_differences", "connectors", "eval_queries"}
+"""Rows of tenants that the query service reads across them: ids and numbers, the operators' connectors (by columns) and
+their golden judgements. Another one needs a reason in docs/adr/0053, and undivided_tables() to name it."""
+NOBODYS = {
+    "schema_migrations", "fence", "generations", "builds", "keyword_indexes", "producers", "producer_keys",
+    "audit_runs", "embedding_days", "eval_judgements", "eval_runs", "shadow_agreement",
+}  # fmt: skip
+"""Readable to the query service, and of no tenant."""
+
+
+@dataclass
+class Place:
+    library: Library
+    """As an administrator."""
+    logins: dict[str, str]
+
+    @property
+    def query(self) -> str:
+        return self.logins["penstock_query"]
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def place(stack: Stack) -> AsyncIterator[Place]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        admin = library.settings.postgres.dsn.get_secret_value()
+        run_file(admin, "1-roles.sql")
+        run_file(admin, "2-grants.sql")
+        for tenant in (HELD, OTHER):
+            await fill(library, tenant, made_by(library.generation))
+        with logins(admin) as dsns:
+            yield Place(library, dsns)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def pool(place: Place) -> AsyncIterator[Pool]:
+    async with open_pool(PostgresSettings(dsn=place.query), "queries") as pool:  # type: ignore[arg-type]
+        yield pool
+
+
+# Every statement without its tenant condition
+
+ALONE = {
+    "query/evaluation/golden.py",  # the operators' own judgements, of all tenants
+}
+
+
+async def statements(connection: Any, library: Library, ids: Ids, taken: str) -> None:
+    """Everything that the query side asks about tenants' rows, with what belongs to both of them."""
+    caller = Caller(HELD, frozenset({"wiki/staff", f"wiki/of-{HELD}"}))
+    generation = library.generation
+    may = Readable(ids.access, ("wiki/staff",), ())
+    narrow = Filters(sources=("wiki",), authors=("ann",))
+    scope = survey.Scope(generation, HELD, caller.tags, ids.access, NONE)
+    offered = [cache.Ref(chunk, document) for chunk, document in ids.chunks.items()]
+    vector = await library.embedder.embed_query("text")
+    ask: list[Callable[[], Awaitable[Any]]] = [
+        lambda: access.identify(connection, HELD, principals=["ann"], tags=["staff"]),
+        lambda: access.readable(connection, caller),
+        lambda: cache.changed_since(connection, taken, generation.name, caller, may),
+        lambda: survey.of_sources(connection, may, ("wiki",)),
+        lambda: survey.survey(connection, scope, most_tokens=None),
+        lambda: survey.coverage(connection, scope),
+        lambda: connection.execute(*survey.build_coverage(scope, max(ids.documents))),
+        lambda: whole.read(connection, scope, ids.documents, budget_tokens=100),
+        lambda: whole.readable_of(connection, scope, ids.documents),
+        lambda: past.needs_vector(connection, HELD, "bob"),
+        lambda: conversations.history(connection, caller, "ann", 1000),
+        lambda: conversations.history(connection, caller, "bob", 1000, question=(generation, vector)),
+        lambda: conversations.history(connection, caller, "bob", 1000),
+        lambda: reading.facets(connection, caller),
+        lambda: connection.execute(
+            reading._FACETS,
+            {"ids": list(ids.access), "tenant": HELD, "of_a_set": 100, "documents": 100, "values": 50},
+        ),
+        lambda: review.waiting(connection, caller),
+        lambda: review.given(connection, HELD),
+        *(lambda id_=id_: reading.read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
+        *(lambda id_=id_: reading.may_read(connection, caller, id_) for id_ in ids.documents),  # type: ignore[misc]
+        *(lambda id_=id_: review.resolve(connection, HELD, id_, "right") for id_ in ids.answers),  # type: ignore[misc]
+        *(
+            lambda id_=id_: review.give(  # type: ignore[misc]
+                connection, caller, [sha256(b"bob").digest()], review.Feedback("up", answer_id=id_)
+            )
+            for id_ in ids.answers
+        ),
+        lambda: connection.execute(
+            review._ONLY_THE_LATEST,
+            {
+                "tenant": HELD,
+                "giver": b"",
+                "earlier": [sha256(b"ann").digest()],
+                "subject": sha256(b"s").digest(),
+                "most": 1,
+            },
+        ),
+    ]
+    few = Tuning(always_exact_rows=len(ids.documents) // 2)
+    for filters in (NONE, narrow):
+        ask.append(lambda filters=filters: verify(connection, generation.name, caller, offered, filters))  # type: ignore[misc]
+        asked = Asked(generation, caller, may, filters)
+        ask.append(lambda asked=asked: vectors.choose(connection, asked, limit=1, tuning=few))  # type: ignore[misc]
+        for proven in (False, True):
+            asked = replace(asked, proven=proven)
+            ask += [
+                lambda asked=asked, scan=scan: connection.execute(*vectors.build(asked, vector, scan, limit=50))  # type: ignore[misc]
+                for scan in ("exact", "graph", "whole graph")
+            ]
+    for question in ask:
+        await question()
+
+
+async def test_a_statement_that_forgot_its_tenant_shows_and_changes_nothing_of_another(place: Place) -> None:
+    """Each is asked without its conditions in a transaction of one tenant, first beside another one's rows, then
+    without those: nobody could tell which."""
+    known = sorted(sites("query"), key=lambda site: (site.file, site.text))
+    library, ids = place.library, await ids_of(place.library)
+    seen: list[list[tuple[str, Any]]] = []
+    async with connected(place.query) as held, connected(library.settings.postgres.dsn.get_secret_value()) as free:
+        taken = await cache.snapshot(free)
+        await library.execute(
+            "UPDATE index_state SET settled_at = now()"
+            " WHERE document_id IN (SELECT id FROM documents WHERE tenant = %s)",
+            OTHER,
+        )
+        covered, leaking = set(), set()
+        for _ in range(2):
+            await free.rollback()
+            mutating = Mutating(held, free, known)
+            async with held.transaction(force_rollback=True):
+                await held.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
+                await statements(mutating, library, ids, taken)
+            seen.append(mutating.results)
+            covered |= mutating.covered
+            leaking |= mutating.leaking
+            await empty(library, OTHER)
+    await fill(library, OTHER, made_by(library.generation))
+    both, alone = seen
+    for (statement, shown), (_, without) in zip(both, alone, strict=True):
+        assert shown == without, statement
+    wanted = {site for site in known if site.file not in ALONE}
+    assert wanted - covered == set(), "statements with a tenant condition that `statements` does not ask"
+    assert wanted - leaking == set(), "without policies these show no more without their condition: is it one?"
+
+
+async def test_a_statement_without_a_tenant_condition_finds_nothing_of_another(place: Place) -> None:
+    """By ids alone: a chunk's text, its embedding, where it stands, a document's story."""
+    ids, generation = await ids_of(place.library), place.library.generation
+    [mine] = {len(ids.chunks) // 2}
+    vector = await place.library.embedder.embed_query("text")
+    offered = [cache.Ref(chunk, document) for chunk, document in ids.chunks.items()]
+    async with connected(place.query) as connection:
+        await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
+        assert len(await vectors.likeness(connection, generation, list(ids.chunks), vector)) == mine
+        assert len(await vectors.embeddings(connection, generation, list(ids.chunks))) == mine
+        assert len(await describe(connection, generation.name, offered)) == mine  # type: ignore[arg-type]
+        told = [await story.read(connection, id_) for id_ in ids.documents]
+        assert sum(one.document is not None for one in told) == mine
+        assert {one.document.identity.tenant for one in told if one.document} == {HELD}
+        assert await story.find(connection, OTHER, ["1.md"]) == []
+        assert (await access.readable(connection, Caller(OTHER, frozenset({"wiki/staff"})))).access_ids == ()
+
+
+VOTE = (
+    "INSERT INTO answer_feedback (tenant, giver, subject, answer_id, verdict)"
+    " VALUES (%s, '\\x01'::bytea, '\\x02'::bytea, %s, 'up')"
+)
+
+
+async def test_what_is_written_for_another_tenant_is_refused(place: Place) -> None:
+    async with connected(place.query) as connection:
+        await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await connection.execute(VOTE, [OTHER, uuid4()])
+        await connection.rollback()
+        await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
+        await connection.execute(VOTE, [HELD, uuid4()])
+        await connection.rollback()
+
+
+async def test_whoever_names_no_tenant_sees_no_row_of_any(place: Place) -> None:
+    """Every table that is divided, and every table that should be: a new one says which it is."""
+    rows = await place.library.execute(
+        "SELECT c.relname, c.relrowsecurity, has_table_privilege('penstock_query', c.oid, 'SELECT') FROM pg_class c"
+        " WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
+        " AND has_any_column_privilege('penstock_query', c.oid, 'SELECT, INSERT, UPDATE')"
+    )
+    divided = {name for name, is_divided, _ in rows if is_divided}
+    assert {name for name, is_divided, _ in rows if not is_divided} == UNDIVIDED | NOBODYS
+    assert {"documents", "document_bodies", "chunks_g1", "access_sets", "memberships", "answer_reviews"} < divided
+    async with connected(place.query) as connection:
+        for tenant, share in ((None, 0), ("", 0), ("nobody", 0), (HELD, 2)):
+            if tenant is not None:
+                await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [tenant])
+            for name in sorted(divided):
+                cursor = await connection.execute(f"SELECT count(*) FROM {name}".encode())
+                [[shown]] = await cursor.fetchall()
+                [[there]] = await place.library.execute(f"SELECT count(*) FROM {name}")
+                assert there > 0, f"nothing to hide in {name}: fill() knows nothing of it"
+                assert shown == (there // share if share else 0), (tenant, name)
+
+
+async def test_what_counts_all_tenants_documents_names_none_of_them(place: Place) -> None:
+    async with connected(place.query) as connection:
+        cursor = await connection.execute("SELECT count(*), count(external_id) FROM overview_documents")
+        [(documents, named)] = await cursor.fetchall()
+    assert (documents, named) == (await _all(place), 0)
+
+
+async def test_a_tenant_does_not_stay_with_a_connection_that_goes_back_to_the_pool(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PostgresSettings(dsn=place.query, pool_max_size=1)  # type: ignore[arg-type]
+    async with open_pool(settings, "queries") as pool:
+
+        async def seen() -> int:
+            async with pool.connection() as connection:
+                assert not connection.autocommit
+                cursor = await connection.execute("SELECT count(*) FROM documents")
+                [[count]] = await cursor.fetchall()
+            return int(count)
+
+        async def use(how: Callable[[Connection], Awaitable[Any]]) -> None:
+            async with rows_of(pool, HELD) as connection:
+                cursor = await connection.execute("SELECT count(*) FROM documents")
+                assert (await cursor.fetchall())[0][0] == 12
+                await how(connection)
+
+        async def fail(connection: Connection) -> None:
+            await connection.execute("SELECT 1 / 0")
+
+        async def stop(connection: Connection) -> None:
+            raise asyncio.CancelledError
+
+        async def end(connection: Connection) -> None:
+            await connection.commit()
+            cursor = await connection.execute("SELECT count(*) FROM documents")
+            assert (await cursor.fetchall())[0][0] == 0
+
+        await use(lambda connection: connection.execute("SELECT 1"))
+        assert await seen() == 0
+        for broken, error in ((fail, psycopg.errors.DivisionByZero), (stop, asyncio.CancelledError)):
+            with pytest.raises(error):
+                await use(broken)
+            assert await seen() == 0
+        late = asyncio.create_task(use(lambda connection: connection.execute("SELECT pg_sleep(30)")))
+        await asyncio.sleep(0.3)
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        assert await seen() == 0
+        await use(end)
+        assert await seen() == 0
+
+        async def cancelled_in_rollback(connection: Connection) -> None:
+            rollback = connection.rollback
+
+            async def done_and_cancelled() -> None:
+                await rollback()
+                raise asyncio.CancelledError
+
+            monkeypatch.setattr(connection, "rollback", done_and_cancelled)
+            raise ValueError
+
+        with pytest.raises(asyncio.CancelledError):
+            await use(cancelled_in_rollback)
+        monkeypatch.undo()
+        assert await seen() == 0
+
+
+async def test_a_tenant_s_name_is_never_sql(pool: Pool) -> None:
+    for name in (f"x', true), set_config('penstock.tenant', '{HELD}", f"{HELD}\x00", "\\", "'; COMMIT; --", "\ud800"):
+        async with rows_of(pool, name) as connection:
+            cursor = await connection.execute("SELECT count(*) FROM documents")
+            assert (await cursor.fetchall())[0][0] == 0
+
+
+async def test_canaries_that_a_killed_process_left_are_found_by_the_query_services_login(
+    place: Place, pool: Pool, tenant: str
+) -> None:
+    await place.library.put(document("canary", "It sings.", tenant=tenant, source="canary.wiki"))
+    canaries = Canaries(pool, None, CanaryMetrics(), CanarySettings())  # type: ignore[arg-type]
+    async with pool.connection() as connection:
+        assert Canary(tenant, "wiki") in await canaries._left(connection)
+    await place.library.execute("UPDATE documents SET deleted_at = now() WHERE tenant = %s", tenant)
+    async with pool.connection() as connection:
+        assert Canary(tenant, "wiki") not in await canaries._left(connection)
+
+
+# Everybody else
+
+
+async def test_a_worker_sees_every_row_and_pays_nothing(place: Place) -> None:
+    statement = (
+        "EXPLAIN (COSTS OFF) SELECT * FROM documents d JOIN chunks_g1 c ON c.document_id = d.id"
+        " JOIN manifests m ON m.document_id = d.id WHERE d.tenant = 'anna' ORDER BY d.id"
+    )
+    plans = []
+    for dsn in (place.logins["penstock_worker"], place.library.settings.postgres.dsn.get_secret_value()):
+        async with connected(dsn) as connection:
+            cursor = await connection.execute(statement.encode())
+            plans.append(await cursor.fetchall())
+            cursor = await connection.execute("SELECT count(*) FROM chunks_g1")
+            assert await cursor.fetchall() == await place.library.execute("SELECT count(*) FROM chunks_g1")
+    assert plans[0] == plans[1]
+
+
+async def test_a_new_generation_is_divided_from_its_first_row(place: Place) -> None:
+    later = replace(place.library.generation, name="g2", state="building", chunk_table="chunks_g2")
+    async with place.library.pool.connection() as connection:
+        await generations.add(connection, later)
+        await create_chunk_table(connection, later)
+        await connection.execute("INSERT INTO chunks_g2 SELECT * FROM chunks_g1")
+    async with connected(place.query) as connection:
+        for tenant, shown in ((HELD, 12), ("", 0)):
+            await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [tenant])
+            cursor = await connection.execute("SELECT count(*) FROM chunks_g2")
+            assert (await cursor.fetchall())[0][0] == shown
+    await place.library.execute("DROP TABLE chunks_g2")
+    await place.library.execute("DELETE FROM generations WHERE name = 'g2'")
+
+
+async def test_a_search_takes_the_same_ways_below_the_policies(place: Place) -> None:
+    """The walk through the graph asks for a document's tenant only of the rows that it returns; where the statement has
+    the condition itself, the server's is asked once."""
+    generation, ids = place.library.generation, await ids_of(place.library)
+    asked = Asked(generation, Caller(HELD, frozenset({"wiki/staff"})), Readable(ids.access[:1], (), ()))
+    vector = await place.library.embedder.embed_query("text")
+    async with connected(place.query) as connection:
+        await connection.execute("SELECT set_config('penstock.tenant', %s, true)", [HELD])
+        plans = {}
+        for scan in ("graph", "exact"):
+            await connection.execute(vectors.LOCAL_SETTINGS, vectors.local_settings(scan, 50, 30, Tuning()))  # type: ignore[arg-type]
+            await connection.execute("SET LOCAL enable_seqscan = off")
+            statement, values = vectors.build(asked, vector, scan, limit=50)  # type: ignore[arg-type]
+            cursor = await connection.execute(
+                f"EXPLAIN (ANALYZE, TIMING OFF, BUFFERS OFF) {statement.as_string(connection)}".encode(), values
+            )
+            plans[scan] = "\n".join(line for (line,) in await cursor.fetchall())
+    assert "Index Scan using chunks_g1_hnsw" in plans["graph"]
+    assert "Index Scan using chunks_g1_waiting" in plans["graph"]
+    [asks] = re.findall(r"documents_pkey on documents d \(.*loops=(\d+)", plans["graph"]) or [0]
+    assert int(asks) <= len(ids.chunks) // 2
+    assert "One-Time Filter: ((InitPlan 1).col1 = 'anna'::text)" in plans["exact"]
+    assert re.search(r"Index Cond: \(?\(?tenant = 'anna'::text", plans["exact"])
+
+
+# Upgrading, and going back
+
+
+async def _visible(connection: Connection) -> int:
+    cursor = await connection.execute("SELECT count(*) FROM documents")
+    [[count]] = await cursor.fetchall()
+    await connection.rollback()
+    return int(count)
+
+
+async def _all(place: Place) -> int:
+    [[count]] = await place.library.execute("SELECT count(*) FROM documents")
+    return int(count)
+
+
+async def test_nothing_is_divided_while_a_query_service_of_the_version_before_is_connected(place: Place) -> None:
+    admin = place.library.settings.postgres
+    await place.library.execute("SELECT undivide_rows()")
+    async with await psycopg.AsyncConnection.connect(place.query, application_name="penstock") as older:
+        [said] = await divide_rows(admin)
+        assert said.startswith("rows are not divided by tenant yet: a query service of the version before is connected")
+        run_file(admin.dsn.get_secret_value(), "2-grants.sql")  # nor by this
+        assert await _visible(older) == await _all(place)  # it names no tenant, and goes on as before
+    for _ in range(50):  # until the server has seen it go
+        if (told := await divide_rows(admin)) and "are divided" in told[-1]:
+            break
+        await asyncio.sleep(0.1)
+    assert await divide_rows(admin) == []
+    async with connected(place.query) as connection:
+        assert await _visible(connection) == 0
+
+
+async def test_a_program_of_the_version_before_does_not_start_on_divided_rows(place: Place) -> None:
+    known = [one.name for one in migrations() if one.name < "0041"]
+
+    async def applied() -> dict[str, str | None]:
+        return dict(await place.library.execute("SELECT name, needs FROM schema_migrations"))
+
+    why = refusal(known, await applied())
+    assert why is not None
+    assert "0041_tenant_rows" in why
+    await place.library.execute("SELECT undivide_rows()")
+    try:
+        assert refusal(known, await applied()) is None
+        async with connected(place.query) as connection:
+            assert await _visible(connection) == await _all(place)
+        away: list[str] = []
+        await ledger_report(PostgresSettings(dsn=place.query), {}, away)  # type: ignore[arg-type]
+        assert NOT_DIVIDED in away
+        async with open_pool(PostgresSettings(dsn=place.query), "queries") as pool:  # type: ignore[arg-type]
+            with capture_logs() as logged:
+                await warn_if_undivided(pool)
+        assert [one["event"] for one in logged] == ["rows_undivided"]
+        assert refusal([one.name for one in migrations()], await applied()) is None
+        assert await migrate(place.library.settings.postgres) == []
+    finally:
+        assert await divide_rows(place.library.settings.postgres)
+    async with open_pool(PostgresSettings(dsn=place.query), "queries") as pool:  # type: ignore[arg-type]
+        with capture_logs() as logged:
+            await warn_if_undivided(pool)
+    assert logged == []
+
+
+# Readers by SQL that are bound to a tenant
+
+
+async def bound(place: Place, name: str, tenant: str | None) -> str:
+    password = uuid4().hex
+    await place.library.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+    if tenant is not None:
+        await place.library.execute("SELECT bind_reader(%s, %s)", name, tenant)
+    dsn = place.library.settings.postgres.dsn.get_secret_value()
+    return psycopg.conninfo.make_conninfo(dsn, user=name, password=password)
+
+
+async def dropped(place: Place, name: str) -> None:
+    await place.library.execute("SELECT unbind_reader(%s)", name)
+    await place.library.execute(f"DROP ROLE {name}")
+
+
+async def test_a_reader_that_is_bound_to_a_tenant_reads_that_tenant_and_cannot_change_it(place: Place) -> None:
+    name = f"team_{uuid4().hex[:8]}"
+    dsn = await bound(place, name, HELD)
+    vector = "[" + ",".join(["0.1"] * 64) + "]"
+    try:
+        async with connected(dsn) as connection:
+
+            async def ask(statement: str, *values: object) -> list[Any]:
+                return await (await connection.execute(statement.encode(), values)).fetchall()
+
+            for attempt in (
+                "SELECT 1",
+                f"SET penstock.tenant = '{OTHER}'",
+                f"SELECT set_config('penstock.tenant', '{OTHER}', false)",
+                f"SET ROLE {name}",
+            ):
+                await connection.execute(attempt.encode())
+                assert await ask("SELECT DISTINCT tenant FROM tenant_readers.documents") == [(HELD,)]
+                assert await ask("SELECT count(*), min(tenant), max(tenant) FROM tenant_readers.chunks") == [
+                    (12, HELD, HELD)
+                ]
+            assert await ask("SELECT count(*) FROM tenant_readers.chunks WHERE tenant = %s", OTHER) == [(0,)]
+            found = await ask("SELECT id FROM tenant_readers.nearest(%s::halfvec, '{wiki/staff}', 50)", vector)
+            theirs = {id_ for (id_,) in await ask("SELECT id FROM tenant_readers.chunks")}
+            assert {id_ for (id_,) in found} == theirs
+            assert await ask("SELECT tenant_readers.access_of('ann')") == [([f"wiki/of-{HELD}", "wiki/user:ann"],)]
+            assert await ask("SELECT name FROM tenant_readers.generation") == [("g1",)]
+            for forbidden in (
+                "SELECT FROM readers.documents", "SELECT FROM readers.chunks", "SELECT FROM documents",
+                f"SELECT readers.access_of('{OTHER}', 'ann')", "SELECT FROM tenant_readers",
+                f"UPDATE tenant_readers SET tenant = '{OTHER}'", f"SELECT bind_reader('{name}', '{OTHER}')",
+                "SET ROLE penstock_reader", f"SET SESSION AUTHORIZATION {place.library.pool.name and 'postgres'}",
+            ):  # fmt: skip
+                await connection.commit()
+                with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue)):
+                    await connection.execute(forbidden.encode())
+                await connection.rollback()
+    finally:
+        await dropped(place, name)
+
+
+async def test_a_reader_by_sql_stops_no_revocation_and_writes_nothing(place: Place) -> None:
+    """Detect takes the lock of generations for every batch: whoever held it kept all tenants' access as it was."""
+    name = f"team_{uuid4().hex[:8]}"
+    one_tenants = await bound(place, name, HELD)
+    try:
+        async with another_team(place.library) as of_all_tenants, connected(one_tenants) as of_one:
+            for connection in (of_all_tenants, of_one):
+                for forbidden in (
+                    f"SELECT pg_advisory_lock({GENERATIONS_LOCK})",
+                    f"SELECT pg_try_advisory_xact_lock({GENERATIONS_LOCK})",
+                    "SELECT lo_from_bytea(0, 'x')",
+                    "SELECT lo_create(0)",
+                ):
+                    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                        await connection.execute(forbidden.encode())
+                    await connection.rollback()
+    finally:
+        await dropped(place, name)
+    async with connected(place.logins["penstock_worker"]) as worker:
+        await worker.execute("SELECT pg_advisory_xact_lock_shared(%s)", [GENERATIONS_LOCK])
+
+
+async def test_an_error_quotes_a_bound_reader_no_other_tenant_s_text(place: Place) -> None:
+    name = f"team_{uuid4().hex[:8]}"
+    dsn = await bound(place, name, HELD)
+    try:
+        async with connected(dsn) as connection:
+            nothing = (
+                "SELECT count(*) FROM tenant_readers.chunks WHERE text NOT LIKE '%anna%' AND ('x' || text)::int > 0"
+            )
+            await connection.execute(nothing.encode())
+            for leaky in (
+                "SELECT count(*) FROM tenant_readers.chunks WHERE ('x' || text)::int > 0",
+                "SELECT count(*) FROM tenant_readers.documents WHERE ('x' || title)::int > 0 AND 1 / 1 = 1",
+            ):
+                with pytest.raises(psycopg.errors.InvalidTextRepresentation, match=HELD) as quoted:
+                    await connection.execute(leaky.encode())
+                assert OTHER not in str(quoted.value)
+                await connection.rollback()
+    finally:
+        await dropped(place, name)
+
+
+async def test_who_is_bound_to_no_tenant_or_sees_them_all_is_no_tenant_s_reader(place: Place) -> None:
+    name = f"team_{uuid4().hex[:8]}"
+    await bound(place, name, None)
+    try:
+        for reader, tenant, why in (
+            (name, "", "name one"),
+            ("nobody_at_all", HELD, "there is no role"),
+            ("penstock_reader", HELD, "sees every"),
+        ):
+            with pytest.raises(psycopg.errors.RaiseException, match=why):
+                await place.library.execute("SELECT bind_reader(%s, %s)", reader, tenant)
+        # Rights without a tenant, as after its row was deleted by hand: nothing.
+        await place.library.execute("SELECT bind_reader(%s, %s)", name, HELD)
+        await place.library.execute("DELETE FROM tenant_readers WHERE reader = %s", name)
+        dsn = place.library.settings.postgres.dsn.get_secret_value()
+        password = uuid4().hex
+        await place.library.execute(f"ALTER ROLE {name} PASSWORD '{password}'")
+        async with connected(psycopg.conninfo.make_conninfo(dsn, user=name, password=password)) as connection:
+            for view in ("documents", "chunks", "generation"):
+                cursor = await connection.execute(f"SELECT count(*) FROM tenant_readers.{view}".encode())
+                assert (await cursor.fetchall())[0][0] == 0
+    finally:
+        await dropped(place, name)
+
+
+async def test_a_reader_of_all_tenants_reads_as_before(place: Place) -> None:
+    async with another_team(place.library) as connection:
+        cursor = await connection.execute("SELECT array_agg(DISTINCT tenant ORDER BY tenant) FROM readers.documents")
+        assert (await cursor.fetchall())[0][0] == [HELD, OTHER]
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            await connection.execute("SELECT FROM tenant_readers.documents")

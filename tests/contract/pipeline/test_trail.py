@@ -1,0 +1,736 @@
+"""The audit trail on a real Postgres: what is done leaves its record, and what is done to the records is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import psycopg
+import pytest
+import pytest_asyncio
+from click.testing import Result
+from pydantic import SecretStr
+from typer.testing import CliRunner
+
+from cli.main import app
+from cli.recorded import able_to_record
+from deploy.local.stack import Stack
+from pipeline import trail as writing
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.core.identity import document_id
+from pipeline.core.trail import Keys, Record, Sealed, seal
+from pipeline.ledger import trail as table
+from pipeline.ledger.trail import Chosen, Examined
+from pipeline.runtime.settings import Settings, TrailSettings
+from pipeline.stores.postgres import Connection
+from pipeline.trail import Trail, open_trail
+from query.modes.history import History, Piece
+from query.modes.material import Material
+from query.service import Service
+from tests.support.query.http_kit import as_, problem, service_over
+from tests.support.query.library import Library, WordEmbedder, document
+from tests.support.query.mcp_kit import call, connected, refused
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+KEY = "a key of the tests, and of no others"
+KEYS = Keys(KEY)
+GUIDE, SECRET = document_id("acme", "wiki", "guide.md"), document_id("acme", "wiki", "secret.md")
+
+
+@dataclass
+class Place:
+    library: Library
+    client: httpx.AsyncClient
+    service: Service
+
+    def settings(self, mode: str) -> Settings:
+        return self.library.settings.model_copy(update={"trail": mode})
+
+    async def records(self, **chosen: Any) -> list[Sealed]:
+        """The oldest first."""
+        async with self.library.pool.connection() as connection:
+            return (await table.page(connection, Chosen(**chosen), 10_000))[::-1]
+
+    async def written(self, request: str, count: int = 1) -> list[Sealed]:
+        """The records of a request, as soon as there are so many."""
+        async with asyncio.timeout(60):
+            while True:
+                found = [sealed for sealed in await self.records() if sealed.record.request == request]
+                if len(found) >= count:
+                    return found
+                await asyncio.sleep(0.05)
+
+    async def of(self, response: httpx.Response) -> Record:
+        [sealed] = await self.written(response.headers["request-id"])
+        return sealed.record
+
+    async def examined(self, **fields: Any) -> Examined:
+        async with self.library.pool.connection() as connection:
+            return await examined(connection, **fields)
+
+
+async def examined(connection: Connection, **fields: Any) -> Examined:
+    asked: dict[str, Any] = {"days_kept": 0, "since": None, "noted": {}, **fields}
+    return await table.examine(connection, KEYS, **asked)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def place(stack: Stack) -> AsyncIterator[Place]:
+    async with Library.create(stack, WordEmbedder()) as created:
+        keyed = created.settings.model_copy(update={"trail_keys": TrailSettings(key=SecretStr(KEY))})
+        library = replace(created, settings=keyed)
+        await library.put(
+            document("guide.md", "The reactor is cooled by two pumps."),
+            document("secret.md", "The reactor vault opens with 4711.", acl_tags=["board"]),
+        )
+        await library.execute("INSERT INTO memberships VALUES ('acme', 'wiki', 'ann', '{staff}', now())")
+        async with service_over(library) as (client, service):
+            yield Place(library, client, service)
+
+
+# What is done leaves its record
+
+
+async def test_a_search_is_recorded_with_who_searched_and_what_was_shown(place: Place) -> None:
+    response = await place.client.post("/v1/search", json={"query": "how is the reactor cooled"}, headers=as_("ann"))
+    assert [one["document_id"] for one in response.json()["results"]] == [str(GUIDE)]
+    record = await place.of(response)
+    assert (record.actor, record.tenant, record.credential, record.action) == ("ann", "acme", "development", "search")
+    assert (record.documents, record.decision, record.address) == ((GUIDE,), "allowed", "127.0.0.1")
+    [(row,)] = await place.library.execute(
+        "SELECT to_jsonb(r)::text FROM trail.records r WHERE request = %s", record.request
+    )
+    assert "cooled" not in row, "no question is kept"
+
+
+async def test_reading_a_document_and_trying_to_are_recorded(place: Place) -> None:
+    shown = await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+    assert (shown.action, shown.documents, shown.decision) == ("document.read", (GUIDE,), "allowed")
+    response = await place.client.get(f"/v1/documents/{SECRET}", headers=as_("ann"))
+    assert problem(response) == (404, "not-found")
+    tried = await place.of(response)
+    assert (tried.action, tried.documents, tried.decision, tried.reason) == (
+        "document.read", (), "refused", "not-found"
+    )  # fmt: skip
+    assert tried.object == f"document:{SECRET}"
+    why = await place.of(await place.client.get(f"/v1/documents/{GUIDE}/why", headers=as_("ann")))
+    assert (why.action, why.documents) == ("document.why", (GUIDE,))
+    assert {one.record.request for one in await place.records(document=SECRET)} == {tried.request}
+    assert {shown.request, why.request} <= {one.record.request for one in await place.records(document=GUIDE)}
+
+
+TRIED = UUID("0b0f7a52-6d2e-4a55-9c3c-3a4a7c1de0aa")
+
+
+@pytest.mark.parametrize("spelled", [TRIED.hex, str(TRIED).upper(), TRIED.urn, f"{{{TRIED}}}"])
+async def test_whoever_tries_to_read_a_document_is_found_however_its_id_was_written(place: Place, spelled: str) -> None:
+    response = await place.client.get(f"/v1/documents/{spelled}", headers=as_("ann"))
+    assert problem(response) == (404, "not-found")
+    assert (await place.of(response)).object == f"document:{TRIED}"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_recorded_with_everything_that_it_was_made_from(place: Place, stream: bool) -> None:
+    asked = {"question": "how is the reactor cooled", "stream": stream}
+    response = await place.client.post("/v1/answers", json=asked, headers=as_("ann"))
+    assert "two pumps" in response.text
+    record = await place.of(response)
+    assert (record.action, record.documents, record.decision) == ("answer", (GUIDE,), "allowed")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_is_recorded_with_what_its_history_was_made_of(
+    place: Place, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = type(place.service.answers._modes)
+    gather, at, behind = modes.gather, datetime.now(UTC), uuid4()
+    said = History("whole", [Piece("The vault opens.", at, at, 9, documents=frozenset({behind}))], 0, 9)
+
+    async def with_history(*arguments: Any) -> Material:
+        return replace(await gather(*arguments), history=said)
+
+    monkeypatch.setattr(modes, "gather", with_history)
+    asked = {"question": "how is the reactor cooled", "stream": stream}
+    record = await place.of(await place.client.post("/v1/answers", json=asked, headers=as_("ann")))
+    assert record.documents == (GUIDE, behind)
+
+
+async def test_feedback_and_the_review_queue_are_recorded(place: Place) -> None:
+    answer = str(uuid4())
+    given = {"answer_id": answer, "verdict": "up"}
+    record = await place.of(await place.client.post("/v1/feedback", json=given, headers=as_("ann")))
+    assert (record.action, record.object) == ("feedback.give", f"answer:{answer}")
+    refused_ = await place.of(await place.client.get("/v1/review", headers=as_("ann")))
+    assert (refused_.action, refused_.decision, refused_.reason) == ("review.list", "refused", "forbidden")
+    operator = {"X-Penstock-Tenant": "acme"}
+    listed = await place.of(await place.client.get("/v1/review", headers=operator))
+    assert (listed.action, listed.decision) == ("review.list", "allowed")
+    resolved = await place.client.post(f"/v1/review/{answer}", json={"verdict": "right"}, headers=operator)
+    record = await place.of(resolved)
+    assert (record.action, record.object, record.reason) == ("review.resolve", f"answer:{answer}", "not-found")
+
+
+async def test_what_is_nothing_that_was_done_is_not_recorded(place: Place) -> None:
+    before = len(await place.records())
+    for path, body in (("/v1/search", {"nothing": 1}), ("/v1/search", "no json")):
+        assert (await place.client.post(path, json=body, headers=as_("ann"))).status_code == 422
+    for path in ("/v1/me", "/v1/facets", "/", "/livez"):
+        assert (await place.client.get(path, headers=as_("ann"))).status_code == 200
+    last = await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann"))
+    await place.of(last)  # written in order
+    assert len(await place.records()) == before + 1
+
+
+async def test_the_tools_over_mcp_are_recorded(place: Place) -> None:
+    address = str(place.client.base_url).rstrip("/")
+    since = datetime.now(UTC)
+    async with connected(address, headers=as_("mia")) as client:
+        assert (await call(client, "search", query="reactor"))["results"] == []
+        await refused(client, "fetch", id=str(GUIDE))
+        await refused(client, "fetch", id="what I typed")
+    async with connected(address, headers=as_("ann")) as client:
+        await call(client, "search", query="reactor pumps")
+        await call(client, "fetch", id=str(GUIDE))
+    await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+    told = [
+        (one.record.actor, one.record.action, one.record.documents, one.record.decision, one.record.object)
+        for one in await place.records(since=since)
+    ]
+    assert told[:-1] == [
+        ("mia", "mcp.search", (), "allowed", ""),
+        ("mia", "mcp.fetch", (), "refused", f"document:{GUIDE}"),
+        ("mia", "mcp.fetch", (), "refused", ""),
+        ("ann", "mcp.search", (GUIDE,), "allowed", ""),
+        ("ann", "mcp.fetch", (GUIDE,), "allowed", ""),
+    ]
+
+
+# Commands
+
+
+@pytest.fixture
+def home(place: Place, tmp_path: Path) -> Path:
+    place.library.write_home(tmp_path)
+    return tmp_path
+
+
+async def penstock(home: Path, *arguments: str, **env: str) -> Result:
+    env = {"PENSTOCK_HOME": str(home), "PENSTOCK_TRAIL_KEY": KEY, **env}
+    return await asyncio.to_thread(CliRunner().invoke, app, arguments, env=env)
+
+
+async def told(home: Path, *arguments: str, **env: str) -> Any:
+    done = await penstock(home, *arguments, "--json", **env)
+    assert done.exit_code == 0, (done.output, done.exception)
+    return json.loads(done.stdout)
+
+
+async def test_commands_that_show_or_change_are_recorded(place: Place, home: Path) -> None:
+    mine = await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+    since = mine.at + timedelta(microseconds=1)
+    await penstock(home, "why", "guide.md", "--tenant", "acme", "--as", "bob", "--tag", "staff")
+    await told(home, "dead", "list", "--source", "wiki")
+    await penstock(home, "dead", "show", "documents:0:7")
+    exported = await told(home, "export", "ann", "--tenant", "acme")
+    await penstock(home, "producer", "remove", "nobody")
+    records = [one.record for one in await place.records(since=since)]
+    assert {one.credential for one in records} == {"command"}
+    assert [(one.action, one.object, one.documents) for one in records if one.action != "export"] == [
+        ("document.why", "", (GUIDE,)), ("dead.list", "source:wiki", ()), ("dead.show", "letter:documents:0:7", ()),
+        ("producer.remove", "producer:nobody", ()),
+    ]  # fmt: skip
+    assert records[0].access == ("user:bob", "tag:staff")
+    [export] = [one for one in records if one.action == "export"]
+    assert "ann" not in (export.object, export.actor)
+    assert {row["actor"] for row in exported["postgres"]["trail.records"]} == {"ann"}, "an export holds one's trail"
+    for _ in range(2):
+        as_bob = await told(home, "trail", "--person", "bob")
+    assert [one["action"] for one in as_bob["records"]] == ["trail.read", "trail.read", "document.why"]
+    about_ann = await told(home, "trail", "--person", "ann", "--action", "export")
+    assert len(about_ann["records"]) == 1, "who had her data exported is found by her name"
+
+
+async def test_the_command_says_who_was_shown_a_document_and_is_itself_recorded(place: Place, home: Path) -> None:
+    since = datetime.now(UTC).isoformat()
+    for _ in range(3):
+        await place.of(await place.client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+    for name in ((str(GUIDE),), ("guide.md", "--tenant", "acme"), ("guide.md", "--tenant", "acme", "--source", "wiki")):
+        found = await told(home, "trail", "--document", *name, "--since", since)
+        assert [(one["actor"], one["action"]) for one in found["records"]] == [("ann", "document.read")] * 3
+        assert found["next"] is None
+    first = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--limit", "2")
+    rest = await told(home, "trail", "--document", str(GUIDE), "--since", since, "--after", first["next"])
+    numbers = [one["number"] for one in (*first["records"], *rest["records"])]
+    assert len(set(numbers)) == 3
+    assert numbers == sorted(numbers, reverse=True)
+    reads = await place.records(action="trail.read", since=datetime.fromisoformat(since))
+    assert {one.record.object for one in reads} == {f"trail-of:{GUIDE}"}
+    assert len(reads) == 5
+    text = await penstock(home, "trail", "--document", str(GUIDE), "--since", since)
+    assert "3 records" in text.stdout
+    assert "ann" in text.stdout
+    assert (await penstock(home, "trail", "--after", "nonsense")).exit_code == 2
+    missing = await penstock(home, "trail", "--document", "no-such.md")
+    assert "give its id" in str(missing.exception)
+
+
+async def test_verify_says_what_was_touched_and_heads_that_were_kept_prove_the_rest(place: Place, home: Path) -> None:
+    await penstock(home, "dead", "list", "--json")
+    head = await told(home, "trail", "head")
+    kept = home / "heads.jsonl"
+    kept.write_text(f"{json.dumps(head)}\n2026 [info] {json.dumps({**head, 'event': 'trail_head'})}\nsomething else\n")
+    fine = await told(home, "trail", "verify", "--noted", str(kept))
+    assert (fine["intact"], fine["keyed"], fine["noted"], fine["findings"]) == (True, True, 1, [])
+    assert fine["records"] > 0
+    kept.write_text(json.dumps({**head, "mac": "00" * 32}))
+    done = await penstock(home, "trail", "verify", "--noted", str(kept))
+    assert done.exit_code == 1
+    assert f"heads-cut-off: head {head['number']}" in done.stdout
+    kept.write_text("nothing")
+    assert (await penstock(home, "trail", "verify", "--noted", str(kept))).exit_code == 2
+    other = await penstock(home, "trail", "verify", PENSTOCK_TRAIL_KEY="k" * 32, PENSTOCK_TRAIL="off")
+    assert "unknown-key" in other.stdout
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_a_command_without_the_key_says_so_and_spoils_no_check(place: Place, home: Path, mode: str) -> None:
+    await penstock(home, "dead", "list", "--json")
+    before = len(await place.records())
+    done = await penstock(home, "dead", "list", "--json", PENSTOCK_TRAIL_KEY="", PENSTOCK_TRAIL=mode)
+    assert "PENSTOCK_TRAIL_KEY is not set here" in (done.stderr if mode == "on" else str(done.exception))
+    assert (done.exit_code == 0) == (mode == "on")
+    assert len(await place.records()) == before
+    assert (await place.examined()).findings == []
+
+
+async def test_a_command_that_records_as_a_service_does_adds_nothing_without_the_key_either(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`penstock ask` and `penstock mcp`."""
+    await writing.record_now(place.settings("on"), "before", record("before"))
+    without = place.library.settings.model_copy(update={"trail_keys": TrailSettings()})
+    assert (await able_to_record(without)).trail == "off"
+    assert "PENSTOCK_TRAIL_KEY is not set here" in capsys.readouterr().err
+    with pytest.raises(Misconfigured, match="PENSTOCK_TRAIL_KEY"):
+        await able_to_record(without.model_copy(update={"trail": "required"}))
+    assert (await able_to_record(place.library.settings)).trail == "on"
+
+
+# What is done to the records is found
+
+
+@asynccontextmanager
+async def tampering(place: Place) -> AsyncIterator[Connection]:
+    """As a superuser, in a transaction that is taken back."""
+    async with place.library.pool.connection() as connection:
+        await connection.execute("SET LOCAL session_replication_role = replica")  # no trigger
+        try:
+            yield connection
+        finally:
+            await connection.rollback()
+
+
+async def chain(place: Place, count: int = 6) -> Sealed:
+    """A process's chain of today that has ended in order; its last record."""
+    async with open_trail(place.settings("required"), "test") as trail:
+        for number in range(count):
+            await trail.write(record(f"n{number}"))
+    [last] = [one for one in await place.records(action="test") if one.number == count][-1:]
+    return last
+
+
+def record(actor: str, at: datetime | None = None) -> Record:
+    return Record(at or datetime.now(UTC), actor, "token", "test", "acme", documents=(GUIDE,))
+
+
+TAMPERING = {
+    "altered": "UPDATE trail.records SET actor = 'eve' WHERE chain = %(chain)s AND number = 3",
+    "removed": "DELETE FROM trail.records WHERE chain = %(chain)s AND number = 3",
+    "cut-off": "DELETE FROM trail.records WHERE chain = %(chain)s AND number > 4",
+    "chain-removed": "DELETE FROM trail.records WHERE chain = %(chain)s",
+    "altered, when two are exchanged": "",
+    "altered, when one is put in": "INSERT INTO trail.records SELECT day, chain, 7, at, tenant, 'eve', credential,"
+    " access, action, object, documents, decision, reason, address, request, process, key_id, mac FROM trail.records"
+    " WHERE chain = %(chain)s AND number = 6",
+    "altered, when a document is taken off": "UPDATE trail.records SET documents = '{}' WHERE chain = %(chain)s"
+    " AND number = 6",
+    "head-removed": "DELETE FROM trail.heads WHERE number = (SELECT min(number) FROM trail.heads)",
+    "head-altered": "UPDATE trail.heads SET at = now() WHERE number = (SELECT min(number) FROM trail.heads)",
+}
+
+
+@pytest.mark.parametrize("kind", TAMPERING)
+async def test_every_kind_of_tampering_is_found(place: Place, kind: str) -> None:
+    last = await chain(place)
+    await chain(place, 1)
+    before = await place.examined()
+    assert [finding.line for finding in before.findings] == []
+    async with tampering(place) as connection:
+        statement = TAMPERING[kind]
+        if "exchanged" in kind:  # not within one statement: the numbers are a key
+            move = "UPDATE trail.records SET number = %s WHERE chain = %s AND number = %s"
+            await connection.execute(move, [1003, last.chain, 3])
+            await connection.execute(move, [3, last.chain, 4])
+            statement = "UPDATE trail.records SET number = 4 WHERE chain = %(chain)s AND number = 1003"
+        done = await connection.execute(statement.encode(), {"chain": last.chain})
+        assert done.rowcount
+        found = await examined(connection)
+    assert found.findings
+    assert kind.partition(",")[0] in {finding.kind for finding in found.findings}
+    if "head" not in kind:
+        assert all(str(last.chain) in finding.where for finding in found.findings)
+
+
+async def test_a_day_that_was_dropped_before_its_time_is_found(place: Place) -> None:
+    await chain(place)
+    today = datetime.now(UTC).date()
+    async with tampering(place) as connection:
+        await connection.execute(f"DROP TABLE trail.records_{today:%Y%m%d}".encode())
+        found = await examined(connection, days_kept=400)
+    assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in found.findings}
+
+
+async def test_records_cannot_be_changed_by_mistake_even_by_the_owner(place: Place) -> None:
+    await chain(place, 1)
+    for statement in (
+        "UPDATE trail.records SET actor = ''",
+        "DELETE FROM trail.records",
+        "UPDATE trail.heads SET at = now()",
+    ):
+        with pytest.raises(Exception, match="only ever added to"):
+            await place.library.execute(statement)
+
+
+async def test_what_went_by_age_is_not_missed_and_what_did_not_is(place: Place) -> None:
+    long_ago = datetime.now(UTC) - timedelta(days=401)
+    async with place.library.pool.connection() as connection:
+        try:
+            day: date = long_ago.date()
+            name = f"records_{day:%Y%m%d}"
+            ends = f"FROM ('{day}') TO ('{day + timedelta(1)}')"
+            await connection.execute(f"CREATE TABLE trail.{name} PARTITION OF trail.records FOR VALUES {ends}".encode())
+            old = seal(KEYS, record("old", long_ago), uuid4(), 1, "test", b"")
+            await table.add(connection, [old])
+            await table.add_head(connection, KEYS, long_ago, old)
+            assert (await examined(connection, days_kept=400)).findings == []
+            dropped = await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall()
+            assert dropped == [(name,)]
+            assert (await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall()) == []
+            assert (await examined(connection, days_kept=400)).findings == [], "retention took it"
+            early = await examined(connection, days_kept=0)
+            assert [finding.kind for finding in early.findings] == ["day-removed"]
+            today = datetime.now(UTC).date()
+            await connection.execute("SELECT trail.expire(0.001, 500)")
+            assert today in await table.days(connection), "never fewer than thirty days"
+        finally:
+            await connection.rollback()
+
+
+# Writing
+
+
+async def waits(place: Place, task: asyncio.Task[Any]) -> None:
+    """Until a writer of the trail waits for a lock."""
+    async with asyncio.timeout(60):
+        while True:
+            waiting = await place.library.execute(
+                "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE NOT l.granted"
+                " AND a.application_name = 'penstock trail' AND a.datname = current_database()"
+            )
+            if waiting == [(1,)]:
+                return
+            assert not task.done(), "it was answered before its record was written"
+            await asyncio.sleep(0.05)
+
+
+async def test_with_required_nothing_is_answered_before_its_record_is_committed(place: Place) -> None:
+    required = replace(place.library, settings=place.settings("required"))
+    async with service_over(required) as (client, _):
+        async with place.library.pool.connection() as blocking:
+            await blocking.execute("LOCK TABLE trail.records IN EXCLUSIVE MODE")
+            reading = asyncio.create_task(client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+            await waits(place, reading)
+            assert not reading.done()
+            await blocking.rollback()
+        response = await reading
+        assert response.status_code == 200
+        requests = [one.record.request for one in await place.records(action="document.read")]
+        assert response.headers["request-id"] in requests
+
+
+@pytest.mark.parametrize("change", ["feedback", "resolve"])
+async def test_with_required_nothing_is_changed_before_its_record_is_committed(place: Place, change: str) -> None:
+    """Whether the client is still there or not."""
+    answer, library = uuid4(), place.library
+    await library.execute(
+        "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
+        " chunks) VALUES (%s, 'acme', '', 'passages', '', 1, 1, '{}', %s, '{}')", answer, [GUIDE],
+    )  # fmt: skip
+    found = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
+    chunk = found.json()["results"][0]["chunk_id"]
+    async with asyncio.timeout(60):  # else two writers wait below
+        while found.headers["request-id"] not in [one.record.request for one in await place.records(action="search")]:
+            await asyncio.sleep(0.05)
+    path, body, headers, look = {
+        "feedback": (
+            "/v1/feedback", {"chunk_id": chunk, "verdict": "up"}, as_("ann"),
+            "SELECT count(*) = 1 FROM answer_feedback WHERE chunk_id = %s",
+        ),
+        "resolve": (
+            f"/v1/review/{answer}", {"verdict": "right"}, {"X-Penstock-Tenant": "acme"},
+            "SELECT resolved_at IS NOT NULL FROM answer_reviews WHERE answer_id = %s",
+        ),
+    }[change]  # fmt: skip
+    about = chunk if change == "feedback" else answer
+    async with service_over(replace(library, settings=place.settings("required"))) as (client, _):
+        async with library.pool.connection() as blocking:
+            await blocking.execute("LOCK TABLE trail.records IN EXCLUSIVE MODE")
+            changing = asyncio.create_task(client.post(path, json=body, headers=headers))
+            await waits(place, changing)
+            assert await library.execute(look, about) == [(False,)]
+            changing.cancel()
+            await asyncio.wait({changing})
+            await blocking.rollback()
+        response = await client.post(path, json=body, headers=headers)
+        assert response.status_code in (204, 404), "404: it was resolved, and its record is there"
+    assert await library.execute(look, about) == [(True,)]
+    object_ = f"passage:{chunk}" if change == "feedback" else f"answer:{answer}"
+    made = [one.record for one in await place.records() if one.record.object == object_]
+    assert ("allowed", "") in {(one.decision, one.reason) for one in made}
+    of_last = [one for one in made if one.request == response.headers["request-id"]]
+    assert len(of_last) == 1, "once a request"
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_whoever_leaves_before_the_answer_is_recorded(
+    place: Place, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, since = asyncio.Event(), datetime.now(UTC)
+
+    async def never(*_: Any, **__: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    async with service_over(replace(place.library, settings=place.settings(mode))) as (client, service):
+        monkeypatch.setattr(type(service.search), "identify", never)
+        reading = asyncio.create_task(client.get(f"/v1/documents/{GUIDE}", headers=as_("ann")))
+        await reached.wait()
+        reading.cancel()
+        await asyncio.wait({reading})
+        async with asyncio.timeout(60):
+            while not (left := await place.records(action="document.read", since=since)):
+                await asyncio.sleep(0.05)
+    assert [(one.record.decision, one.record.reason, one.record.object) for one in left] == [
+        ("failed", "left", f"document:{GUIDE}")
+    ]
+
+
+async def test_with_required_a_trail_that_cannot_be_written_answers_nothing(place: Place) -> None:
+    required = replace(place.library, settings=place.settings("required"))
+    async with service_over(required) as (client, service):
+        await place.library.execute("ALTER TABLE trail.records RENAME TO away")
+        try:
+            response = await client.get(f"/v1/documents/{GUIDE}", headers=as_("ann"))
+            assert problem(response) == (503, "unavailable")
+            assert "two pumps" not in response.text
+            stream = {"question": "how is the reactor cooled", "stream": True}
+            with pytest.raises(httpx.RemoteProtocolError):
+                await client.post("/v1/answers", json=stream, headers=as_("ann"))
+            counted = service.metrics.registry.get_sample_value
+            assert counted("penstock_query_trail_records_total", {"outcome": "refused"}) == 2
+        finally:
+            await place.library.execute("ALTER TABLE trail.away RENAME TO records")
+        again = await client.get(f"/v1/documents/{GUIDE}", headers=as_("ann"))
+        assert again.status_code == 200
+    assert (await place.examined()).findings == []
+
+
+async def test_without_required_an_outage_stops_nobody_and_is_made_up_for(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MOST_WAITING", 5)
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.05)
+    counted: dict[str, int] = {}
+
+    def count(outcome: str, records: int) -> None:
+        counted[outcome] = counted.get(outcome, 0) + records
+
+    actor = uuid4().hex
+    await place.library.execute("ALTER TABLE trail.records RENAME TO away")
+    try:
+        async with open_trail(place.settings("on"), "outage", count=count) as trail:
+            for n in range(8):
+                await trail.write(record(f"{actor}{n}"))
+            assert counted == {"lost": 3}
+            assert trail.oldest_seconds > 0
+            await place.library.execute("ALTER TABLE trail.away RENAME TO records")
+            async with asyncio.timeout(60):
+                while trail.waiting:
+                    await asyncio.sleep(0.05)
+            await trail.write(record(f"{actor}9"))
+    finally:
+        if (await place.library.execute("SELECT to_regclass('trail.away')::text")) != [(None,)]:
+            await place.library.execute("ALTER TABLE trail.away RENAME TO records")
+    found = [one.record for one in await place.records() if one.process.startswith("outage@")]
+    assert [one.actor for one in found if one.action == "test"] == [f"{actor}{n}" for n in (0, 1, 2, 3, 4, 9)]
+    assert [one.object for one in found if one.action == "trail.lost"] == ["records:3"], "the trail says what it lacks"
+    assert (await place.examined()).findings == []
+
+
+async def test_with_off_nothing_is_written(place: Place) -> None:
+    before = len(await place.records())
+    async with open_trail(place.settings("off"), "off") as trail:
+        await trail.write(record("nobody"))
+        trail.offer(record("nobody"))
+        assert trail.waiting == 0
+    assert len(await place.records()) == before
+
+
+CHILD = """
+import asyncio, sys
+from datetime import UTC, datetime
+from pipeline.core.trail import Record
+from pipeline.runtime.settings import load
+from pipeline.trail import open_trail
+
+async def main():
+    async with open_trail(load(), "child") as trail:
+        n = 0
+        while True:
+            n += 1
+            await trail.write(Record(datetime.now(UTC), sys.argv[1], "token", "crash", object=f"n:{n}"))
+            print(n, trail.waiting, flush=True)
+            await asyncio.sleep(0.001)
+
+asyncio.run(main())
+"""
+
+
+async def killed(home: Path, mode: str, actor: str) -> tuple[int, int]:
+    """What a process that was killed had written, by its own account: how many records, and how many of them waited."""
+    env = {**os.environ, "PENSTOCK_HOME": str(home), "PENSTOCK_TRAIL_KEY": KEY, "PENSTOCK_TRAIL": mode}
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", CHILD, actor, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL, env=env
+    )
+    assert child.stdout is not None
+    last = b""
+    while not last.startswith(b"300 "):
+        last = await child.stdout.readline()
+        assert last, "the process ended by itself"
+    child.send_signal(signal.SIGKILL)
+    rest = [line for line in (await child.stdout.read()).splitlines() if len(line.split()) == 2]
+    await child.wait()
+    n, waiting = (rest[-1] if rest else last).split()
+    return int(n), int(waiting)
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_processes_that_are_killed_lose_no_more_than_is_said(place: Place, home: Path, mode: str) -> None:
+    """Two at once: neither hinders the other, and both chains hold."""
+    actors = [uuid4().hex, uuid4().hex]
+    ends = await asyncio.gather(*(killed(home, mode, actor) for actor in actors))
+    for actor, (shown, waited) in zip(actors, ends, strict=True):
+        numbers = [int(one.record.object.removeprefix("n:")) for one in await place.records(person=actor)]
+        assert numbers == list(range(1, len(numbers) + 1)), "nothing is missing in between"
+        assert len(numbers) >= shown - (waited if mode == "on" else 0)
+    assert (await place.examined()).findings == []
+
+
+async def test_a_commit_that_nobody_heard_of_is_repeated_and_nothing_is_missing(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a chain of its own: a record may be there twice, and is there."""
+    monkeypatch.setattr(writing, "RETRY_SECONDS", 0.05)
+    actor, add, failures = uuid4().hex, table.add, iter(range(2))
+
+    async def unheard(connection: Connection, records: Sequence[Sealed]) -> None:
+        await add(connection, records)
+        if records[0].number > 1 and next(failures, None) is not None:
+            raise psycopg.OperationalError("the connection was lost after the commit")
+
+    monkeypatch.setattr(table, "add", unheard)
+    async with open_trail(place.settings("on"), "unheard") as trail:
+        for n in range(3):
+            await trail.write(record(f"{actor}{n}"))
+            async with asyncio.timeout(60):
+                while trail.waiting:
+                    await asyncio.sleep(0.05)
+    found = [one.record.actor for one in await place.records() if one.process.startswith("unheard@")]
+    assert {*found} == {f"{actor}{n}" for n in range(3)}
+    assert (await place.examined()).findings == []
+
+
+@pytest.mark.parametrize("mode", ["on", "required"])
+async def test_nobody_suppresses_a_record_by_taking_its_place(place: Place, mode: str) -> None:
+    """Whoever may add records, and reads in the heads which chains there are."""
+    actor = uuid4().hex
+    forged = (
+        "INSERT INTO trail.records SELECT day, chain, number + n, at, tenant, 'eve', credential, access, action,"
+        " object, documents, decision, reason, address, request, process, key_id, mac"
+        " FROM trail.records, generate_series(1, 9) n WHERE actor = %s"
+    )
+    try:
+        async with open_trail(place.settings(mode), "victim") as trail:
+            await trail.write(record(f"{actor}0"))
+            async with asyncio.timeout(60):
+                while not await place.records(person=f"{actor}0"):
+                    await asyncio.sleep(0.05)
+            await place.library.execute(forged, f"{actor}0")
+            for n in range(1, 4):
+                await trail.write(record(f"{actor}{n}"))
+        found = [one for one in await place.records() if one.record.actor.startswith(actor)]
+        assert [one.record.actor for one in found] == [f"{actor}{n}" for n in range(4)]
+        places = {finding.where.split("chain ")[1].split(" ")[0] for finding in (await place.examined()).findings}
+        assert places == {str(found[0].chain)}, "what was forged is found, and nothing else"
+    finally:
+        async with place.library.pool.connection() as connection:
+            await connection.execute("SET LOCAL session_replication_role = replica")
+            await connection.execute("DELETE FROM trail.records WHERE actor = 'eve'")
+
+
+async def test_many_processes_add_heads_at_once_and_all_of_them_link(place: Place) -> None:
+    async def one(n: int) -> None:
+        await writing.record_now(place.settings("required"), "crowd", record(f"crowd{n}"))
+
+    await asyncio.gather(*(one(n) for n in range(12)))
+    assert (await place.examined()).findings == []
+
+
+async def test_a_day_that_has_no_partition_yet_gets_one(place: Place) -> None:
+    async with place.library.pool.connection() as connection:
+        tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+        try:
+            await connection.execute(f"DROP TABLE trail.records_{tomorrow:%Y%m%d}".encode())
+            assert tomorrow not in await table.days(connection)
+            await table.prepare(connection, tomorrow)
+            assert tomorrow in await table.days(connection)
+        finally:
+            await connection.rollback()
+
+
+async def test_a_trail_that_was_closed_refuses_instead_of_forgetting(place: Place) -> None:
+    broken = place.settings("required").model_copy(
+        update={"postgres": place.library.settings.postgres.model_copy(
+            update={"dsn": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
+        )}
+    )  # fmt: skip
+    trail = Trail(broken, "broken")
+    trail.start()
+    with pytest.raises(Retryable):
+        await trail.write(record("x"))
+    await trail.aclose()
+    with pytest.raises(PenstockError):
+        await writing.record_now(broken, "x", record("x"))
+    assert UUID(int=0) not in {one.chain for one in await place.records()}

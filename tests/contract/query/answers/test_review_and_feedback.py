@@ -1,0 +1,335 @@
+"""Answers on the real stores, the queue that doubtful ones wait in, and feedback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from uuid import UUID, uuid4
+
+import pytest
+
+from pipeline.maintenance.retention import Retention
+from pipeline.runtime.settings import RetentionSettings
+from query.access.callers import Caller
+from query.answers import review
+from query.answers.answers import Answers
+from query.answers.model import NO_INFORMATION, Answer
+from query.answers.openai_chat import OpenAIChat
+from query.answers.review import Feedback, Waiting
+from query.model import BadQuery, CallerClass
+from query.modes.gather import Modes
+from query.modes.history import History, Piece
+from query.modes.material import Material, Question
+from query.settings import RetrievalSettings
+from tests.fakes.chat import UNSUPPORTED, FakeChat
+from tests.support.query.answers_kit import settings
+from tests.support.query.library import Library, access, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+QUESTION = "How is the reactor cooled by its pumps?"
+
+
+@asynccontextmanager
+async def answers(library: Library, fake: FakeChat) -> AsyncIterator[Answers]:
+    by = settings(fake)
+    chat = OpenAIChat(by)
+    try:
+        yield Answers(Modes(library.search, library.pool, RetrievalSettings(), by), chat, library.pool, by)
+    finally:
+        await chat.aclose()
+
+
+async def put(library: Library, tenant: str) -> None:
+    await library.put(
+        document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["staff"]),
+        document("night.md", "The reactor pumps are serviced by night.", tenant=tenant, acl_tags=["night"]),
+    )
+
+
+async def asked(library: Library, tenant: str, *tags: str, **faults: object) -> Answer:
+    async with FakeChat() as fake, answers(library, fake) as ready:
+        for name, value in faults.items():
+            setattr(fake.faults, name, value)
+        return await ready.whole(Question(QUESTION), await library.caller(tenant, *tags))
+
+
+async def waiting(library: Library, operator: Caller, **fields: object) -> list[Waiting]:
+    async with library.pool.connection() as connection:
+        return await review.waiting(connection, operator, **fields)  # type: ignore[arg-type]
+
+
+# Answers
+
+
+async def test_an_answer_from_both_stores_cites_what_the_caller_may_read(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    assert [p.result.passage.external_id for p in answer.cited] == ["pumps.md"]
+    assert (answer.grounded, answer.review) == (True, False)
+    assert "night" not in answer.text
+    assert {"context", "chat", "check"} <= {step.name for step in answer.steps}
+    both = await asked(library, tenant, "staff", "night")
+    assert {p.result.passage.external_id for p in both.cited} == {"pumps.md", "night.md"}
+
+
+async def test_who_may_read_nothing_is_answered_like_who_finds_nothing(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "nobody")
+    assert (answer.text, answer.cited, answer.relevant) == (NO_INFORMATION, (), False)
+
+
+async def test_a_named_document_is_read_whole(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    [(named,)] = await library.execute(
+        "SELECT id FROM documents WHERE tenant = %s AND external_id = 'pumps.md'", tenant
+    )
+    async with FakeChat() as fake, answers(library, fake) as ready:
+        caller = await library.caller(tenant, "staff", "night")
+        answer = await ready.whole(Question(QUESTION, documents=(named,)), caller)
+    assert answer.mode == "focused"
+    assert "night.md" not in {p.result.passage.external_id for p in answer.cited}
+
+
+# The queue
+
+
+async def test_a_doubtful_answer_waits_for_somebody_to_look_at_it(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff", hallucinate=True)
+    assert answer.review
+    operator = await library.caller(tenant, "staff")
+    [entry] = await waiting(library, operator)
+    assert (entry.answer_id, entry.question, entry.reasons) == (answer.answer_id, QUESTION, ["unsupported"])
+    assert entry.answer == answer.text
+    assert entry.unsupported == [UNSUPPORTED]
+    assert len(entry.chunks) == len(entry.documents) == 1
+    assert json.loads(json.dumps(review.waiting_json(entry)))["support"] == pytest.approx(0.5)
+    async with library.pool.connection() as connection:
+        assert not await review.resolve(connection, f"{tenant}x", answer.answer_id, "wrong")
+        assert await review.resolve(connection, tenant, answer.answer_id, "wrong")
+        assert not await review.resolve(connection, tenant, answer.answer_id, "right")
+    assert await waiting(library, operator) == []
+
+
+async def test_an_operator_reads_no_answer_made_of_what_it_may_not_read(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff", "night", hallucinate=True)
+    for tags in (("staff",), ("night",), ()):
+        [entry] = await waiting(library, await library.caller(tenant, *tags))
+        assert (entry.answer_id, entry.answer, entry.unsupported) == (answer.answer_id, None, None)
+        assert len(entry.documents) == 2
+    [entry] = await waiting(library, await library.caller(tenant, "staff", "night"))
+    assert entry.answer == answer.text
+
+
+@pytest.mark.parametrize("change", ["revoked", "deleted"])
+async def test_an_answer_goes_with_the_access_to_its_documents(library: Library, tenant: str, change: str) -> None:
+    made_of = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant)
+    await library.put(made_of)
+    await asked(library, tenant, "staff", hallucinate=True)
+    operator = await library.caller(tenant, "staff")
+    assert (await waiting(library, operator))[0].answer is not None
+    await library.accept(access(made_of, ["board"]) if change == "revoked" else deletion(made_of))
+    assert (await waiting(library, operator))[0].answer is None
+
+
+async def test_another_tenants_operator_sees_nothing(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    await asked(library, tenant, "staff", hallucinate=True)
+    other = await library.caller(f"{tenant}x", "staff")
+    assert await waiting(library, other) == []
+    async with library.pool.connection() as connection:
+        assert await review.given(connection, other.tenant) == []
+
+
+class Remembering:
+    """Material with a member's own history in it."""
+
+    def __init__(self, modes: Modes) -> None:
+        self.modes = modes
+
+    async def gather(self, question: Question, caller: Caller, klass: CallerClass) -> Material:
+        at = datetime.now(UTC)
+        history = History("whole", [Piece("I am ill.", at, at, 4)], 0, 4)
+        return replace(await self.modes.gather(question, caller, klass), history=history)
+
+
+async def test_what_was_written_with_somebodys_history_is_not_kept(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    async with FakeChat() as fake:
+        fake.faults.hallucinate = True
+        by = settings(fake)
+        chat = OpenAIChat(by)
+        ready = Answers(
+            Remembering(Modes(library.search, library.pool, RetrievalSettings(), by)), chat, library.pool, by
+        )
+        answer = await ready.whole(Question(QUESTION), await library.caller(tenant, "staff"))
+        await chat.aclose()
+    assert answer.review
+    assert await library.execute(
+        "SELECT answer, unsupported FROM answer_reviews WHERE answer_id = %s", answer.answer_id
+    ) == [(None, None)]
+
+
+async def test_a_queue_that_is_away_holds_no_answer_up(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    await library.execute("ALTER TABLE answer_reviews RENAME TO answer_reviews_away")
+    try:
+        answer = await asked(library, tenant, "staff", hallucinate=True)
+    finally:
+        await library.execute("ALTER TABLE answer_reviews_away RENAME TO answer_reviews")
+    assert (answer.review, answer.reasons) == (False, ("unsupported",))
+    assert next(step for step in answer.steps if step.name == "review").degraded
+
+
+async def test_what_is_old_goes(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    first = await asked(library, tenant, "staff", hallucinate=True)
+    await library.execute(
+        "UPDATE answer_reviews SET asked_at = now() - interval '31 days' WHERE answer_id = %s", first.answer_id
+    )
+    second = await asked(library, tenant, "staff", hallucinate=True)
+    await Retention(library.pool, library.metrics, RetentionSettings()).turn()
+    assert await library.execute("SELECT answer_id FROM answer_reviews WHERE tenant = %s", tenant) == [
+        (second.answer_id,)
+    ]
+
+
+# Feedback
+
+
+KEYS = [b"the installation's key, long and random"]
+
+
+def voice(tenant: str, name: str, *, keys: list[bytes] = KEYS, api_key: str | None = None) -> list[bytes]:
+    return review.givers(keys, tenant, principal=name, key=api_key)
+
+
+async def give(library: Library, caller: Caller, by: list[bytes], feedback: Feedback) -> None:
+    async with library.pool.connection() as connection:
+        await review.give(connection, caller, by, feedback)
+
+
+async def stored(library: Library, tenant: str) -> list[tuple[bytes, str, object, object]]:
+    return await library.execute(
+        "SELECT giver, verdict, answer_id, chunk_id FROM answer_feedback WHERE tenant = %s ORDER BY given_at", tenant
+    )
+
+
+async def passages(library: Library, tenant: str) -> list[UUID]:
+    table = library.generation.chunk_table
+    rows = await library.execute(
+        f"SELECT c.id FROM {table} c JOIN documents d ON d.id = c.document_id WHERE d.tenant = %s ORDER BY 1", tenant
+    )
+    return [id_ for (id_,) in rows]
+
+
+async def test_one_voice_a_person(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff", hallucinate=True)
+    staff = await library.caller(tenant, "staff")
+    for name, api_key, thumb in (("ann", None, "up"), ("ann", "anns-bot", "down"), ("bob", None, "down")):
+        feedback = Feedback(thumb, answer.answer_id, note="hm")  # type: ignore[arg-type]
+        await give(library, staff, voice(tenant, name, api_key=api_key), feedback)
+    async with library.pool.connection() as connection:
+        given = await review.given(connection, tenant)
+    [(names,)] = await library.execute(
+        "SELECT string_agg(f::text, ' ') FROM answer_feedback f WHERE tenant = %s", tenant
+    )
+    assert [(g.verdict, g.answer_id, g.note) for g in given] == [("down", answer.answer_id, "hm")] * 2
+    assert "ann" not in names
+    [entry] = await waiting(library, await library.caller(tenant, "staff"))
+    assert (entry.up, entry.down) == (0, 2)
+
+
+async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feedback(
+    library: Library, tenant: str
+) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    await give(library, await library.caller(tenant, "staff"), voice(tenant, "ann"), Feedback("up", answer.answer_id))
+    [(giver, *_)] = await stored(library, tenant)
+    guesses = [text for kind in ("person", "token", "development") for text in (
+        f"{tenant}\0{kind}\0ann", f"{tenant}|{kind}\0{tenant}\0\0ann", f"{tenant}|ann", "ann",
+    )]  # fmt: skip
+    assert giver not in {hashlib.sha256(guess.encode()).digest() for guess in guesses}
+    assert giver not in review.givers_of([b"another installation's key, as long"], tenant, "ann")
+    assert giver in review.givers_of(KEYS, tenant, "ann")
+
+
+async def test_one_voice_a_person_although_the_key_is_another_one_now(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    staff, rotated = await library.caller(tenant, "staff"), [b"the new key, long and random as well", *KEYS]
+    await give(library, staff, voice(tenant, "ann"), Feedback("up", answer.answer_id))
+    await give(library, staff, voice(tenant, "ann", keys=rotated), Feedback("down", answer.answer_id))
+    [(giver, verdict, *_)] = await stored(library, tenant)
+    assert (giver, verdict) == (voice(tenant, "ann", keys=rotated[:1])[0], "down")
+
+
+async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: Library, tenant: str) -> None:
+    await put(library, tenant)
+    answer = await asked(library, tenant, "staff")
+    mine = await passages(library, tenant)
+    strangers = [
+        await library.caller(tenant, "night"), await library.caller(tenant), await library.caller("another", "staff")
+    ]  # fmt: skip
+    for caller in strangers:
+        await give(library, caller, voice(caller.tenant, "eve"), Feedback("down", answer.answer_id))
+    staff = await library.caller(tenant, "staff")
+    for invented in (Feedback("up", uuid4()), Feedback("up", chunk_id=uuid4())):
+        await give(library, staff, voice(tenant, "ann"), invented)
+    assert await stored(library, tenant) == []
+    for passage in mine:
+        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=passage, query="pumps"))
+    [(_, _, _, kept)] = await stored(library, tenant)
+    assert await library.execute(
+        f"SELECT external_id FROM documents WHERE id = (SELECT document_id FROM {library.generation.chunk_table}"
+        " WHERE id = %s)", kept,
+    ) == [("pumps.md",)]  # fmt: skip
+    pumps = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["staff"])
+    await library.put(access(pumps, ["board"]))
+    await give(library, staff, voice(tenant, "bob"), Feedback("down", answer.answer_id))
+    assert len(await stored(library, tenant)) == 1
+
+
+async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(review, "MOST_KEPT", 3)
+    await library.put(*(document(f"{n}.md", f"Pump {n} hums.", tenant=tenant, acl_tags=["staff"]) for n in range(5)))
+    staff, chunks = await library.caller(tenant, "staff"), await passages(library, tenant)
+    assert len(chunks) == 5
+    for n in range(20):
+        await give(library, staff, voice(tenant, "ann"), Feedback("up", chunk_id=chunks[0], query=f"query {n}"))
+    assert len(await stored(library, tenant)) == 1
+    for chunk in chunks:
+        await give(library, staff, voice(tenant, "ann"), Feedback("down", chunk_id=chunk))
+    await give(library, staff, voice(tenant, "bob"), Feedback("up", chunk_id=chunks[0]))
+    assert [(verdict, chunk) for _, verdict, _, chunk in await stored(library, tenant)] == [
+        *(("down", chunk) for chunk in chunks[2:]), ("up", chunks[0])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "feedback",
+    [
+        Feedback("up"),
+        Feedback("up", uuid4(), uuid4()),
+        Feedback("up", uuid4(), note="x" * 2_001),
+        Feedback("up", chunk_id=uuid4(), query="a\x00b"),
+    ],
+)
+async def test_feedback_that_cannot_be_stored(library: Library, tenant: str, feedback: Feedback) -> None:
+    with pytest.raises(BadQuery):
+        await give(library, await library.caller(tenant), voice(tenant, "ann"), feedback)
+
+
+async def test_the_list_is_bounded(library: Library, tenant: str) -> None:
+    with pytest.raises(BadQuery):
+        await waiting(library, await library.caller(tenant), limit=0)

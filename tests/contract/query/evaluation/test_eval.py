@@ -1,0 +1,407 @@
+"""Evaluation on the real servers: a collection in a place of its own, and golden judgements of what is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+import pytest_asyncio
+from click.testing import Result
+from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
+
+from cli.main import app
+from deploy.local.stack import Stack
+from pipeline.core.errors import Retryable
+from query.answers.openai_chat import OpenAIChat
+from query.embedding.embedders import QueryEmbedder
+from query.evaluation import golden as judgements
+from query.evaluation import place
+from query.evaluation.dataset import Dataset, Document
+from query.evaluation.golden import Golden, Judged
+from query.evaluation.judge import grade, precision
+from query.evaluation.rank import rank
+from query.evaluation.report import report
+from query.evaluation.service import EvalMetrics, Evaluation, newest, run_if_due
+from query.model import MODES, Found
+from query.retrieval import feedback as second_look
+from query.retrieval import search as retrieval
+from query.retrieval import vectors
+from query.retrieval.search import Search
+from query.settings import ChatSettings, EvalSettings, RetrievalSettings
+from tests.fakes.chat import FakeChat
+from tests.support.query.library import Library, WordEmbedder, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+PLANETS = {
+    "mercury": "Mercury circles the sun in eighty-eight days and has no moon.",
+    "venus": "Venus turns backwards under thick clouds of acid.",
+    "mars": "Mars is red from rust; its two moons are called Phobos and Deimos.",
+    "saturn": "Saturn has rings of ice, and Titan is the largest of its moons.",
+}
+ASKED = {"q1": "which planet has rings of ice", "q2": "red from rust", "q3": "thick clouds of acid"}
+RIGHT = {"q1": {"saturn": 2, "mars": 1}, "q2": {"mars": 1}, "q3": {"venus": 1}}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*(document(name, text) for name, text in PLANETS.items()))
+        yield library
+
+
+def dataset() -> Dataset:
+    documents = [Document(name, name.title(), text) for name, text in PLANETS.items()]
+    return Dataset("planets", documents, ASKED, RIGHT, {"q1": "long", "q2": "short", "q3": "short"})
+
+
+def databases(library: Library) -> set[str]:
+    with psycopg.connect(library.settings.postgres.dsn.get_secret_value()) as connection:
+        return {name for (name,) in connection.execute("SELECT datname FROM pg_database").fetchall()}
+
+
+# A collection
+
+
+async def test_a_collection_is_measured_in_a_place_of_its_own_that_leaves_nothing_behind(library: Library) -> None:
+    model = WordEmbedder()
+    async with place.opened(library.settings, model, dataset()) as here:
+        assert await here.load(dataset().documents) == len(PLANETS)
+        search = Search(here.pool, here.es, QueryEmbedder(lambda: model))
+        caller = await search.identify(place.TENANT, tags=[place.TAG])
+        found = report(dataset(), *await rank(search, caller, dataset(), MODES))
+        name, index = here.pool.conninfo.partition("dbname=")[2].split()[0], here.generation.keyword_index
+        assert name in databases(library)
+    assert name not in databases(library)
+    assert not await library.es.indices.exists(index=index)
+    assert found["queries"] == 3
+    assert set(found["runs"]) == set(MODES)
+    for run in found["runs"].values():
+        assert run["MRR"] == 1.0
+        assert run["intervals"]["nDCG@10"][0] <= run["nDCG@10"] <= run["intervals"]["nDCG@10"][1]
+    assert found["slices"]["short"]["queries"] == 2
+    assert set(found["comparisons"]) == {"hybrid over keyword", "hybrid over vector"}
+    assert found["degraded"] == {}
+
+
+async def test_what_is_there_already_is_untouched_and_can_be_judged_itself(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    found = report(dataset(), *await rank(library.search, caller, dataset(), MODES))
+    assert found["runs"]["keyword"]["MRR"] == 1.0
+    stranger = await library.caller("acme", "nobody")
+    unseen = report(dataset(), *await rank(library.search, stranger, dataset(), MODES))
+    assert all(run["recall@50"] == 0 for run in unseen["runs"].values())
+
+
+async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> None:
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text(
+        "".join(json.dumps({"_id": name, "title": name, "text": text}) + "\n" for name, text in PLANETS.items())
+    )
+    (tmp_path / "queries.jsonl").write_text("".join(json.dumps({"_id": q, "text": t}) + "\n" for q, t in ASKED.items()))
+    (tmp_path / "qrels" / "test.tsv").write_text(
+        "query-id\tcorpus-id\tscore\n" + "".join(f"{q}\t{d}\t{g}\n" for q, of in RIGHT.items() for d, g in of.items())
+    )
+    saved = tmp_path / "saved.json"
+    saved.write_text(json.dumps({"keyword": {name: dict.fromkeys(ASKED, 0.0) for name in ("nDCG@10", "recall@50")}}))
+    done = await asyncio.to_thread(
+        _penstock, stack.home, "eval", str(tmp_path), "--against", str(saved), "--save", str(saved), "--json"
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert found["queries"] == 3
+    assert {mode: set(run) >= {"nDCG@10", "recall@50"} for mode, run in found["runs"].items()} == dict.fromkeys(
+        MODES, True
+    )
+    assert found["runs"]["hybrid"]["nDCG@10"] > 0.9
+    assert found["comparisons"]["keyword over the saved keyword"]["recall@50"]["difference"] > 0.8
+    assert json.loads(saved.read_text())["hybrid"]["recall@50"] == dict.fromkeys(ASKED, 1.0)
+    wrong = await asyncio.to_thread(_penstock, stack.home, "eval", str(tmp_path / "qrels"))
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("error: ")
+    assert len(wrong.stderr.splitlines()) == 1
+
+
+def _penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli.main", *arguments],
+        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+
+
+async def test_judgements_are_added_exported_taken_in_and_measured_by_command(library: Library, tmp_path: Path) -> None:
+    await kept(library)
+    library.write_home(tmp_path)
+
+    async def golden(*arguments: str) -> Result:
+        """In this process, in a thread: each command has an event loop of its own."""
+        return await asyncio.to_thread(
+            CliRunner().invoke, app, ["golden", *arguments], env={"PENSTOCK_HOME": str(tmp_path)}
+        )
+
+    asks = ["which moon is the largest", "--tenant", "acme", "--tag", "staff"]
+    added = await golden("add", *asks, "--document", "wiki/saturn", "--anchor", "Titan is the")
+    assert added.exit_code == 0, added.output
+    assert (await golden("add", *asks, "--document", "wiki/mars")).stdout.startswith("2 judged")
+    exported = (await golden("export")).stdout
+    [one] = judgements.read(exported.splitlines())
+    assert {j.external_id: j.anchor for j in one.judged} == {"saturn": "Titan is the", "mars": ""}
+    (tmp_path / "golden.jsonl").write_text(exported)
+    assert (await golden("remove", asks[0], "--tenant", "acme")).exit_code == 0
+    assert (await golden("remove", asks[0], "--tenant", "acme")).exit_code == 1
+    assert (await golden("import", str(tmp_path / "golden.jsonl"))).exit_code == 0
+    assert (await golden("export")).stdout == exported
+    wrong = await golden("add", "q", "--document", "wiki")
+    assert (wrong.exit_code, len(wrong.stderr.splitlines())) == (2, 1)
+
+
+# The second look
+
+
+def by_keyword(found: Found) -> set[str]:
+    return {result.passage.external_id for result in found.results if "keyword" in result.ranks}
+
+
+async def test_the_second_look_asks_for_words_that_the_question_does_not_have(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    model = QueryEmbedder(WordEmbedder)
+    once = Search(library.pool, library.es, model, settings=RetrievalSettings(feedback=False))
+    assert by_keyword(await once.search("Phobos", caller)) == {"mars"}
+    assert {"mars", "saturn"} <= by_keyword(await library.search.search("Phobos", caller)), "both speak of moons"
+
+
+async def test_the_second_look_compares_what_only_words_found(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What pgvector did not offer, too; what it does not hold has no say there, and is shown all the same."""
+    walked = vectors.nearest
+
+    async def nearest(*args: Any, **more: Any) -> Any:
+        found, scan = await walked(*args, **more)
+        return [candidate for candidate in found if candidate.text != story], scan
+
+    monkeypatch.setattr(vectors, "nearest", nearest)
+    tenant, story = f"t{uuid4().hex[:8]}", "Quarrel in the harbour."
+    await library.put(
+        *(document(f"near-{n}.md", f"harbour light {n}", tenant=tenant) for n in range(3)),
+        document("far.md", story, tenant=tenant),
+    )
+    caller = await library.caller(tenant, "staff")
+
+    async def ranks(*, feedback: bool) -> set[str]:
+        settings = RetrievalSettings(feedback=feedback, cached_queries=0)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
+        found = await search.search("harbour light quarrel", caller)
+        return next(set(result.ranks) for result in found.results if result.passage.external_id == "far.md")
+
+    assert await ranks(feedback=False) == {"keyword"}
+    assert await ranks(feedback=True) == {"keyword", "vector"}
+    await library.execute(f"DELETE FROM {library.generation.chunk_table} WHERE text = %s", story)
+    assert await ranks(feedback=True) == {"keyword"}
+
+
+async def test_words_that_the_second_look_adds_rank_what_was_offered_and_find_nothing_else(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenant = f"t{uuid4().hex[:8]}"
+    await library.put(
+        document("near.md", "harbour light 1", tenant=tenant),
+        document("first.md", "harbour light turnip", tenant=tenant),
+        document("other.md", "turnip, turnip and turnip", tenant=tenant),
+        *(document(f"far-{n}.md", f"Nothing of the kind {n}.", tenant=tenant) for n in range(20)),
+    )
+    caller = await library.caller(tenant, "staff")
+
+    async def ranks(*, feedback: bool) -> set[str]:
+        settings = RetrievalSettings(feedback=feedback, cached_queries=0)
+        search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
+        shown = await search.search("harbour light", caller, top=3)
+        return {rank for result in shown.results if result.passage.external_id == "other.md" for rank in result.ranks}
+
+    assert "keyword" not in await ranks(feedback=False)
+    assert await ranks(feedback=True) == {"keyword", "vector"}
+    monkeypatch.setattr(retrieval, "CANDIDATES", 2)
+    monkeypatch.setattr(retrieval, "SPARE", 1)
+    monkeypatch.setattr(retrieval, "DEEPEST", 2)
+    assert await ranks(feedback=True) == set(), "neither store had offered it: nobody has asked whether it may be shown"
+
+
+async def test_a_second_look_that_takes_too_long_leaves_the_first_and_says_so(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = await library.caller("acme", "staff")
+    monkeypatch.setattr(second_look, "SHARE", 0)
+    found = await library.search.search("Deimos", caller)
+    assert by_keyword(found) == {"mars"}
+    assert found.degraded == ("the second look did not answer within 0 s",)
+
+
+async def test_while_many_ask_one_look_has_to_do_and_that_answer_is_not_remembered(library: Library) -> None:
+    caller = await library.caller("acme", "staff")
+    settings = RetrievalSettings(feedback_at_once=1)
+    search = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), settings=settings)
+    crowd = await asyncio.gather(*(search.search("Phobos", caller) for _ in range(3)))
+    hasty = [found for found in crowd if any(step.facts.get("skipped") for step in found.steps)]
+    assert hasty, "the first to be done was not alone"
+    assert all(by_keyword(found) == {"mars"} and not found.degraded for found in hasty)
+    assert {"mars", "saturn"} <= by_keyword(await search.search("Phobos", caller))
+
+
+async def test_nobody_learns_from_passages_that_only_others_read(library: Library) -> None:
+    staff = await library.caller("acme", "staff")
+    forgetful = Search(
+        library.pool, library.es, QueryEmbedder(WordEmbedder), settings=RetrievalSettings(cached_queries=0)
+    )
+    before = await forgetful.search("Phobos merger", staff)
+    secret = "Phobos and Deimos: the merger with the rings of ice and the thick clouds is called off. " * 3
+    await library.put(document("board", secret, acl_tags=["board"]))
+    after = await forgetful.search("Phobos merger", staff)
+    assert (external_ids(after), by_keyword(after)) == (external_ids(before), by_keyword(before))
+    assert external_ids(await forgetful.search("Phobos merger", await library.caller("acme", "board"))) == ["board"]
+    await library.put(deletion(document("board", secret)))
+
+
+def external_ids(found: Found) -> list[str]:
+    return [result.passage.external_id for result in found.results]
+
+
+# Golden judgements
+
+
+def golden(text: str, *judged: Judged, tenant: str = "acme") -> Golden:
+    return Golden(tenant, text, judged, tags=("staff",), reference="It is so.")
+
+
+async def kept(library: Library, *all_of: Golden) -> None:
+    await library.execute("DELETE FROM eval_queries")
+    await library.execute("DELETE FROM eval_runs")
+    async with library.pool.connection() as connection:
+        for one in all_of:
+            await judgements.keep(connection, one)
+
+
+def evaluation(library: Library, *, moment: datetime | None = None, **fields: object) -> Evaluation:
+    settings = EvalSettings()
+    return Evaluation(
+        library.pool, library.search, settings, EvalMetrics(CollectorRegistry(), settings),
+        now=lambda: moment or datetime.now(UTC), **fields,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(library: Library) -> None:
+    text = "Neptune has storms.\n\nIts moon Triton goes round the wrong way."
+    await library.put(document("neptune", text))
+    anchored = golden("which moon goes the wrong way", Judged("wiki", "neptune", "Triton  goes\nround"))
+    await kept(library, anchored)
+    one = evaluation(library)
+    means = await one.run()
+    assert means is not None
+    assert means["*", "nDCG@5"] == (1.0, 1)
+    assert means["wiki", "nDCG@5"] == (1.0, 1)
+    chunks = {row[0] for row in await library.execute("SELECT unnest(chunk_ids) FROM manifests")}
+    await library.put(document("neptune", f"A new paragraph about blue.\n\n{text} It will fall one day."))
+    assert chunks - {row[0] for row in await library.execute("SELECT unnest(chunk_ids) FROM manifests")}
+    again = await one.run()
+    assert again is not None
+    assert again["*", "nDCG@5"] == (1.0, 1)
+    await library.put(document("neptune", "Neptune is blue."))
+    assert await one.run() is None
+    assert one.metrics.lost._value.get() == 1
+    await library.put(deletion(document("neptune", "")))
+    assert await one.run() is None
+
+
+async def test_the_answer_with_the_words_counts_and_another_of_the_document_does_not(library: Library) -> None:
+    await kept(library, golden("rings of ice", Judged("wiki", "saturn", "no such words"), Judged("wiki", "saturn")))
+    async with library.pool.connection() as connection:
+        left, lost = await judgements.standing(connection, await judgements.kept(connection))
+    assert ([one.judged for one in left], lost) == ([(Judged("wiki", "saturn"),)], 1)
+
+
+async def test_one_run_is_due_every_quarter_of_an_hour_and_is_compared_with_the_one_before(library: Library) -> None:
+    right = golden("rings of ice", Judged("wiki", "saturn"))
+    await kept(library, right)
+    start = datetime.now(UTC)
+    assert await run_if_due(evaluation(library, moment=start))
+    assert not await run_if_due(evaluation(library, moment=start + timedelta(minutes=14)))
+    await kept_also(library, golden("rings of ice and of nothing else", Judged("wiki", "venus", gain=3)))
+    later = evaluation(library, moment=start + timedelta(minutes=15))
+    assert await run_if_due(later)
+    async with library.pool.connection() as connection:
+        run = await newest(connection)
+    assert run is not None
+    worse, queries = run[1]["*", "nDCG@5"]
+    assert (worse < 0.9, queries) == (True, 2)
+    assert later.metrics.change.labels("nDCG@5", "*")._value.get() == pytest.approx(worse - 1)
+    other = evaluation(library, moment=start + timedelta(minutes=16))
+    assert not await run_if_due(other)
+    assert other.metrics.ndcg.labels("*")._value.get() == pytest.approx(worse)
+    assert other.metrics.floor.labels("nDCG@5")._value.get() == 0.82
+
+
+async def kept_also(library: Library, one: Golden) -> None:
+    async with library.pool.connection() as connection:
+        await judgements.keep(connection, one)
+
+
+def unreachable() -> WordEmbedder:
+    raise Retryable("the model's server is away")
+
+
+async def test_half_a_world_measures_nothing(library: Library) -> None:
+    await kept(library, golden("rings of ice", Judged("wiki", "saturn")))
+    one = evaluation(library)
+    one.search = Search(library.pool, library.es, QueryEmbedder(unreachable))
+    with pytest.raises(Retryable, match="not whole"):
+        await one.run()
+    async with library.pool.connection() as connection:
+        assert await newest(connection) is None
+
+
+# Answers
+
+
+async def test_an_answer_is_graded_by_the_published_definitions() -> None:
+    contexts = ["Saturn has rings of ice and dust.", "Bread is baked from flour."]
+    async with FakeChat() as fake:
+        chat = OpenAIChat(ChatSettings(base_url=fake.url, model=fake.model))
+        try:
+            words = QueryEmbedder(WordEmbedder)
+            good = await grade(
+                chat, words, "rings of Saturn", "Saturn has rings of ice.", contexts, "Saturn has rings."
+            )
+            bad = await grade(
+                chat, words, "rings of Saturn", "Saturn has rings. Pigs can fly over mountains.", contexts[::-1]
+            )
+            assert (good.faithfulness, good.context_recall, good.context_precision) == (1.0, 1.0, 1.0)
+            assert bad.faithfulness == 0.5
+            assert bad.context_recall is None
+            assert bad.context_precision == pytest.approx(0.5)
+            assert good.answer_relevancy is not None
+            assert 0 < good.answer_relevancy <= 1
+            fake.judge = lambda _: {"verdicts": "many"}
+            with pytest.raises(Retryable, match="lacks a list"):
+                await grade(chat, words, "q", "a", contexts)
+        finally:
+            await chat.aclose()
+
+
+@pytest.mark.parametrize(
+    ("useful", "expected"),
+    [([], None), ([False, False], 0.0), ([True, False], 1.0), ([False, True], 0.5), ([True, False, True], 5 / 6)],
+)
+async def test_context_precision_asks_whether_the_useful_ones_come_first(
+    useful: list[bool], expected: float | None
+) -> None:
+    assert precision(useful) == (None if expected is None else pytest.approx(expected))

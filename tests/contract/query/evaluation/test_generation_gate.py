@@ -1,0 +1,160 @@
+"""The gate of ``penstock generation cutover``: the real command, a candidate whose model says nothing, and questions in
+words that stand nowhere, so that the keywords cannot save it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from deploy.local.service import free_port
+from deploy.local.stack import Stack
+from query.evaluation import golden
+from query.evaluation.generations import compare
+from query.evaluation.golden import Golden, Judged
+from tests.support.query.generation_query_kit import Site
+from tests.support.query.library import document
+from tests.support.space import PROJECT
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+PLACES = ("dale", "fen", "ridge", "moor", "cove", "heath", "glen", "marsh", "holt", "brook", "wold", "strand")
+TEXTS = {f"{place}.md": f"The survey of the {place} tells of its birds and its soil." for place in PLACES}
+QUESTIONS = {f"zq{n}x": f"{place}.md" for n, place in enumerate(PLACES[:6])}
+"""Each with the one document that answers it, as the model of g1 knows and that of g3 does not."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def built(stack: Stack) -> AsyncIterator[Site]:
+    async with Site.create(stack) as site:
+        await site.put(*(document(name, text) for name, text in TEXTS.items()))
+        site.models["g1"].near |= {question: TEXTS[name] for question, name in QUESTIONS.items()}
+        yield site
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def site(built: Site) -> Site:
+    """g3 is ready to be cut over to, g1 is active, nothing is judged."""
+    await built.state(g1="active", g3="building", g2="retired")
+    await built.library.execute("TRUNCATE eval_queries, eval_judgements")
+    built.models["g3"].near.clear()
+    return built
+
+
+async def judge(site: Site) -> None:
+    async with site.library.pool.connection() as connection:
+        for question, name in QUESTIONS.items():
+            await golden.keep(connection, Golden("acme", question, (Judged("wiki", name),), tags=("staff",)))
+
+
+async def cutover(site: Site, home: Path, *options: str, **environment: str) -> tuple[int, str, list[str]]:
+    """Exit code, stdout, the lines on stderr. Nothing but the last line is an error, and where there is one, nothing
+    was switched."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "generation", "cutover", *options, cwd=PROJECT,
+        env={**os.environ, **site.environment(home), **environment},
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await asyncio.wait_for(process.communicate(), 180)
+    lines = errors.decode().splitlines()
+    said = [line.startswith("error: ") for line in lines]
+    states = dict(await site.library.execute("SELECT name, state FROM generations WHERE name <> 'g2'"))
+    if process.returncode == 0:
+        assert not any(said), lines
+        assert states == {"g1": "previous", "g3": "active"}
+    else:
+        assert said == [False] * (len(lines) - 1) + [True], lines
+        assert out == b""
+        assert states == {"g1": "active", "g3": "building"}
+    return process.returncode or 0, out.decode(), lines
+
+
+async def test_a_model_that_says_nothing_is_refused_with_both_numbers_unless_forced(site: Site, tmp_path: Path) -> None:
+    await judge(site)
+    found = await compare(site.settings, site.library.pool, "g3")
+    before, after = found.before["nDCG@5"], found.after["nDCG@5"]
+    assert before == 1.0, "g1 knows every answer"
+    assert after < 0.7, "and no keyword saves g3"
+    worse = f"nDCG@5 of generation g3 is {after:.3f}, {1 - after:.2%} below the 1.000 of g1"
+
+    code, _, lines = await cutover(site, tmp_path)
+    assert code == 1
+    assert lines[-1] == f"error: {worse}: nothing was changed (2 % is the most; --force does it all the same)"
+
+    code, out, lines = await cutover(site, tmp_path, "--force", "--json")
+    assert code == 0
+    assert lines[-1] == f"Forced: {worse}."
+    done = json.loads(out)
+    assert (done["active"], done["previous"], done["forced"]) == ("g3", "g1", True)
+    assert done["evaluation"]["change"] == pytest.approx(after - 1)
+
+
+async def test_one_that_finds_as_much_needs_no_force(site: Site, tmp_path: Path) -> None:
+    await judge(site)
+    site.models["g3"].near |= site.models["g1"].near
+    code, out, lines = await cutover(site, tmp_path, "--json")
+    assert (code, json.loads(out)["forced"]) == (0, False)
+    assert not any("Forced" in line for line in lines)
+
+
+async def test_without_a_golden_question_somebody_has_to_say_that_nothing_is_judged(site: Site, tmp_path: Path) -> None:
+    code, _, lines = await cutover(site, tmp_path)
+    assert code == 1
+    assert "penstock golden add" in lines[-1]
+    assert "--no-evaluation" in lines[-1]
+    assert (await cutover(site, tmp_path, "--no-evaluation"))[0] == 0
+
+
+async def test_what_is_pending_refuses_it_before_a_question_is_asked_force_or_not(site: Site, tmp_path: Path) -> None:
+    await judge(site)
+    asked = len(site.models["g3"].asked)
+    ids = await site.library.accept(document("late.md", "The survey of the quarry came late."))
+    await site.library.converge(*ids)
+    await site.library.execute(
+        "UPDATE index_state SET pending_since = now() - interval '2 minutes' WHERE generation = 'g3' AND seq < want_seq"
+    )
+    code, _, lines = await cutover(site, tmp_path, "--force")
+    [line] = lines
+    assert code == 1
+    assert line.startswith("error: 1 document is not in both stores of generation g3 yet: nothing was changed.")
+    assert len(site.models["g3"].asked) == asked
+    for library in site.libraries:
+        await library.converge(*ids)
+
+
+async def test_what_cannot_be_removed_afterwards_is_no_reason_to_say_that_it_failed(site: Site, tmp_path: Path) -> None:
+    await site.state(g1="active", g3="building", g2="previous")
+    nobody = f"127.0.0.1:{free_port()}"
+    code, out, lines = await cutover(site, tmp_path, "--no-evaluation", "--json", PENSTOCK_KAFKA_BOOTSTRAP=nobody)
+    assert (code, json.loads(out)["retired"]) == (0, ["g2"])
+    assert "Cut over. What is left of g2 is removed by the next build: " in lines[-1]
+
+
+async def test_a_generation_that_is_retired_is_told_so_though_a_store_could_not_be_cleared(
+    site: Site, stack: Stack, tmp_path: Path
+) -> None:
+    nobody = f"http://127.0.0.1:{free_port()}"
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "generation", "retire", "g3", "--json", cwd=PROJECT,
+        env={
+            **os.environ, **site.environment(tmp_path), "PENSTOCK_ELASTICSEARCH_URL": nobody,
+            "PENSTOCK_KAFKA_BOOTSTRAP": stack.endpoints()["kafka"]["bootstrap"],
+        },
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, errors = await asyncio.wait_for(process.communicate(), 180)
+    lines = errors.decode().splitlines()
+    assert process.returncode == 0, lines
+    assert json.loads(out) == {"retired": "g3", "cleared": False}
+    assert lines[-1].startswith(
+        "Generation g3 is retired. What is left of it is removed by the next build, or by `penstock generation retire"
+        " g3`: "
+    )
+    states = dict(await site.library.execute("SELECT name, state FROM generations"))
+    assert states["g3"] == "retired"

@@ -1,0 +1,216 @@
+"""The leak test over HTTP: every route's answer to tokens and keys, compared with a plain filter over random worlds
+(tests/support/query/leaks.py), while groups and documents change under one service and its caches.
+
+Seeds are fixed, and one more is drawn at each run; a failure prints the world's seed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from deploy.local.stack import Stack
+from pipeline.core.identity import document_id
+from query.access.callers import sayable
+from tests.fakes.issuer import Issuer, bearer, issuing
+from tests.support.query.http_kit import service_over, write_keys
+from tests.support.query.leak_paths import Paths
+from tests.support.query.leaks import Asker, DocumentKey, Living, Model, World, may_read
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+WORLDS = 2
+ALL = 100
+"""More passages than a caller may read in one world."""
+LOOKED_UP = 3
+"""Documents of each world that a caller asks for by id, whoever's they are, besides one of its own."""
+NO_INFORMATION = "I don't have information on this."
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def paths(stack: Stack) -> AsyncIterator[Paths]:
+    async with Paths.open(stack) as paths:
+        yield paths
+
+
+@dataclass
+class HttpCaller:
+    """One who can prove it, and who that is to the plain filter."""
+
+    world: World
+    asker: Asker
+    headers: dict[str, str]
+
+
+def callers(worlds: list[World], issuer: Issuer, keys: Path) -> list[HttpCaller]:
+    """Each asker's principals by token, and its tags by a key; every token claims all the tags that there are."""
+    found, entries = [], {}
+    for world in worlds:
+        for asker in world.askers:
+            for principal in asker.principals:
+                claims = {"groups": list(world._tags), "tags": list(world._tags), "scope": " ".join(world._tags)}
+                token = issuer.token(tenant=asker.tenant, email=principal, **claims)
+                found.append(HttpCaller(world, Asker(asker.tenant, (principal,), ()), bearer(token)))
+            if tags := sayable(asker.tags):  # no file of text holds the others
+                key = f"key-{len(entries)}"
+                entries[key] = {"key": key, "tenant": asker.tenant, "tags": tags}
+                found.append(HttpCaller(world, Asker(asker.tenant, (), tuple(tags)), {"X-Api-Key": key}))
+    write_keys(keys, **entries)
+    return found
+
+
+class Told:
+    """What a route named, by document."""
+
+    def __init__(self, asker: Asker) -> None:
+        self.asker = asker
+        self.keys: set[DocumentKey] = set()
+        self.texts: list[tuple[DocumentKey, str]] = []
+
+    def place(self, told: dict[str, Any]) -> DocumentKey:
+        key = (self.asker.tenant, told["source"], told["external_id"])
+        assert told["document_id"] == str(document_id(*key)), "another tenant's document under a name of ours"
+        self.keys.add(key)
+        return key
+
+    def passage(self, told: dict[str, Any]) -> None:
+        self.texts.append((self.place(told), told["text"]))
+        for other in told.get("also", ()):
+            self.place(other)
+
+    def check(self, now: dict[DocumentKey, Living]) -> None:
+        assert self.keys <= set(now)
+        for key, text in self.texts:
+            assert set(text.split()) <= set(now[key].content.split()), "a text that the document no longer has"
+
+
+async def ok(client: httpx.AsyncClient, method: str, path: str, caller: HttpCaller, body: Any = None) -> dict[str, Any]:
+    answer = await client.request(method, path, json=body, headers=caller.headers)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+class Asking:
+    def __init__(
+        self, paths: Paths, client: httpx.AsyncClient, worlds: list[World], everybody: list[HttpCaller]
+    ) -> None:
+        self.paths = paths
+        self.client = client
+        self.worlds = worlds
+        self.everybody = everybody
+        self.models = {id(world): Model() for world in worlds}
+        self.questions = {id(world): world.question() for world in worlds}
+        """One a world, asked by all: what one is told must not be remembered for another."""
+        self.dice = random.Random(worlds[0].seed)
+        self.modes = cycle(("hybrid", "keyword", "vector"))
+        self.answer_modes = cycle(("hybrid", "long_context"))
+        self.paths_by_id = cycle(("/v1/documents/{}", "/v1/documents/{}/why"))
+        self.missing: dict[str, bytes] = {}
+        """What is answered where there is no document."""
+        self.found = 0
+
+    async def learn(self, part: str) -> list[UUID]:
+        for world in self.worlds:
+            self.models[id(world)].learn(*getattr(world, part))
+        return await self.paths.learn(event for world in self.worlds for event in getattr(world, part))
+
+    async def check(self, state: str, must: dict[int, Model] | None = None) -> None:
+        """must: see tests/contract/query/test_leaks.py."""
+        for caller in self.everybody:
+            model = self.models[id(caller.world)]
+            now = model.readable(caller.asker)
+            expected, exactly = set(now), must is None
+            if must is not None:
+                stored = may_read(must[id(caller.world)].living(), caller.asker.tenant, model.held(caller.asker))
+                expected = {k for k in now if k in stored and stored[k].content == now[k].content}
+            try:
+                await self._search(caller, now, expected, exactly=exactly)
+                await self._answer(caller, now)
+                await self._by_id(caller, now)
+                await self._facets(caller, now)
+            except AssertionError as error:
+                raise AssertionError(f"{state}, {caller.world}, {caller.asker}: {error}") from error
+
+    async def _search(
+        self, caller: HttpCaller, now: dict[DocumentKey, Living], expected: set[DocumentKey], *, exactly: bool
+    ) -> None:
+        body = {"query": self.questions[id(caller.world)], "mode": next(self.modes), "top": ALL}
+        told = await ok(self.client, "POST", "/v1/search", caller, body)
+        seen = Told(caller.asker)
+        for result in told["results"]:
+            seen.passage(result)
+        seen.check(now)
+        assert seen.keys == expected if exactly else seen.keys >= expected
+        counted = [step["results"] for step in told["steps"] if step["step"] == "arrange"]
+        assert counted == [len(told["results"])]
+        self.found += len(told["results"])
+
+    async def _answer(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
+        """Of found passages, or of everything that is readable."""
+        body = {"question": self.questions[id(caller.world)], "mode": next(self.answer_modes)}
+        told = await ok(self.client, "POST", "/v1/answers", caller, body)
+        seen = Told(caller.asker)
+        for citation in told["citations"]:
+            seen.passage(citation)
+        seen.check(now)
+        assert (told["answer"] == NO_INFORMATION) == (not told["citations"])
+        if not now:
+            assert not told["citations"]
+
+    async def _by_id(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
+        every = sorted(self.models[id(caller.world)]._documents)
+        for key in [*self.dice.sample(every, LOOKED_UP), *list(now)[:1]]:
+            path = next(self.paths_by_id)
+            answer = await self.client.get(path.format(document_id(*key)), headers=caller.headers)
+            if key not in now:
+                if path not in self.missing:
+                    self.missing[path] = (await self.client.get(path.format(uuid4()), headers=caller.headers)).content
+                assert (answer.status_code, answer.content) == (404, self.missing[path]), key
+            elif path.endswith("why"):
+                told = answer.json()
+                held = {f"{source}/{tag}" for source, tag in self.models[id(caller.world)].held(caller.asker)}
+                assert told["document"]["external_id"] == key[2]
+                assert set(told["access"]["acl_tags"]) <= held
+                assert told["dead"] == []
+            else:
+                assert answer.json()["text"] == now[key].content, key
+
+    async def _facets(self, caller: HttpCaller, now: dict[DocumentKey, Living]) -> None:
+        told = await ok(self.client, "GET", "/v1/facets", caller)
+        assert set(told["sources"]) == {source for _, source, _ in now}
+        assert set(told["media_types"]) == ({"text/markdown"} if now else set())
+
+
+@asynccontextmanager
+async def asking(paths: Paths, folder: Path, seed: int) -> AsyncIterator[Asking]:
+    worlds = [World(seed * 1000 + n, f"h{seed}w{n}") for n in range(WORLDS)]
+    async with issuing() as issuer:
+        everybody = callers(worlds, issuer, folder / "keys.toml")
+        auth = issuer.settings(keys_file=folder / "keys.toml")
+        async with service_over(paths.library, auth=auth) as (client, _):
+            yield Asking(paths, client, worlds, everybody)
+
+
+@pytest.mark.parametrize("seed", [1, None])
+async def test_every_answer_is_what_a_plain_filter_allows(paths: Paths, tmp_path: Path, seed: int | None) -> None:
+    drawn = random.randrange(10, 10**6) if seed is None else seed
+    async with asking(paths, tmp_path, drawn) as asked:
+        await paths.library.converge(*await asked.learn("first"))
+        await asked.check("settled")
+        before = deepcopy(asked.models)
+        moved = await asked.learn("then")
+        await asked.check("the stores have not followed", must=before)
+        await paths.library.converge(*moved)
+        await asked.check("settled again")
+        assert asked.found > 50, "worlds in which nobody reads anything prove nothing"

@@ -1,0 +1,215 @@
+"""Answers as they are written, clients that leave, more work than there are places, and a stop in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import pytest_asyncio
+
+from deploy.local.stack import Stack
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from query.service import Service
+from query.settings import ChatSettings
+from tests.fakes.chat import FakeChat
+from tests.support.query.http_kit import as_, bearer, service_over
+from tests.support.query.library import Library, WordEmbedder, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+ASKED = {"question": "When does the harbour open?", "mode": "hybrid"}
+STREAMED = {**ASKED, "stream": True}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(
+            document("harbour.md", "The harbour opens at nine. It closes when the tide is out.", acl_tags=["user:ann"])
+        )
+        yield library
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def chat() -> AsyncIterator[FakeChat]:
+    async with FakeChat() as chat:
+        yield chat
+
+
+def model(chat: FakeChat) -> ChatSettings:
+    return ChatSettings(base_url=chat.url, model=chat.model, timeout_seconds=30)
+
+
+async def events(answer: httpx.Response) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """As a browser reads them."""
+    name = ""
+    async for line in answer.aiter_lines():
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+def now(service: Service, name: str) -> float:
+    return service.metrics.registry.get_sample_value(f"penstock_query_{name}") or 0
+
+
+async def becomes(holds: Any) -> None:
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+async def test_an_answer_is_told_as_it_is_written_and_at_once(library: Library, chat: FakeChat) -> None:
+    async with service_over(library, chat=model(chat)) as (client, service):
+        async with client.stream("POST", "/v1/answers", json=STREAMED, headers=as_("ann")) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.headers["cache-control"] == "no-store"
+            told = [event async for event in events(answer)]
+        names = [name for name, _ in told]
+        assert (names[0], names[-1]) == ("sources", "done")
+        assert {"delta", "citation"} == set(names[1:-1])
+        done = told[-1][1]
+        assert "".join(data["text"] for name, data in told if name == "delta").strip() == done["answer"]
+        assert [n["n"] for name, n in told if name == "citation"] == [c["n"] for c in done["citations"]]
+        assert (done["grounded"], done["model"], done["mode"]) == (True, "copyist", "hybrid")
+        plain = (await client.post("/v1/answers", json=ASKED, headers=as_("ann"))).json()
+        assert (plain["answer"], plain["citations"]) == (done["answer"], done["citations"])
+        asked_by_header = await client.post(
+            "/v1/answers", json=ASKED, headers={**as_("ann"), "Accept": "text/event-stream"}
+        )
+        assert asked_by_header.text.startswith("event: sources\n")
+        nothing = (await client.post("/v1/answers", json=ASKED, headers=as_("eve"))).json()
+        assert (nothing["relevant"], nothing["citations"]) == (False, [])
+        assert chat.stats.requests == 3, "nothing was readable, so no model was asked"
+        assert (now(service, "open_streams"), now(service, "first_token_seconds_count")) == (0, 2)
+
+
+async def test_a_question_that_cannot_be_asked_is_an_error_in_either_form(library: Library) -> None:
+    async with service_over(library) as (client, _):
+        plain = await client.post("/v1/answers", json={"question": " "}, headers=as_("ann"))
+        streamed = await client.post("/v1/answers", json={"question": " ", "stream": True}, headers=as_("ann"))
+        assert plain.status_code == 422
+        assert streamed.text == f"event: error\ndata: {json.dumps(plain.json())}\n\n"
+
+
+async def test_a_client_that_leaves_ends_its_work(library: Library, chat: FakeChat) -> None:
+    """The model is not kept writing, no place and no connection is kept."""
+    chat.faults.token_seconds = 0.5
+    async with service_over(library, chat=model(chat)) as (client, service):
+        for body in (STREAMED, ASKED):
+            leaving = asyncio.create_task(client.post("/v1/answers", json=body, headers=as_("ann")))
+            await becomes(lambda: chat.stats.open == 1)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await becomes(lambda: chat.stats.open == 0 and now(service, "in_work") == 0)
+        assert chat.stats.left == 2
+        assert now(service, "open_streams") == 0
+        statistics = service.pool.get_stats()
+        assert statistics["pool_available"] == statistics["pool_size"]
+        left = {"route": "/v1/answers", "outcome": "cancelled"}
+        assert service.metrics.registry.get_sample_value("penstock_query_requests_total", left) == 2
+
+
+async def test_more_than_there_are_places_for_is_sent_away_and_the_rest_is_answered(
+    library: Library, chat: FakeChat
+) -> None:
+    chat.faults.latency_seconds = 0.5
+    few = {"answers_at_once": 2, "waiting": 2, "waiting_seconds": 60, "concurrent_per_caller": 3}
+    async with service_over(library, chat=model(chat), serve=few) as (client, service):
+
+        async def ask(n: int) -> httpx.Response:
+            return await client.post("/v1/answers", json=ASKED, headers=as_(f"caller-{n}"))
+
+        answers = await asyncio.gather(*(ask(n) for n in range(12)))
+        shed = [answer for answer in answers if answer.status_code == 503]
+        assert {answer.status_code for answer in answers} == {200, 503}
+        assert all(answer.headers["Retry-After"] == "1" for answer in shed)
+        assert all(answer.json()["type"].endswith(":busy") for answer in shed)
+        sample = service.metrics.registry.get_sample_value
+        assert sample("penstock_query_requests_total", {"route": "none", "outcome": "shed"}) == len(shed)
+        assert sample("penstock_query_shed_total", {"reason": "busy"}) == len(shed)
+        assert (await ask(0)).status_code == 200
+        mine = await asyncio.gather(*(ask(99) for _ in range(6)))
+        assert {answer.status_code for answer in mine} == {200, 429}
+
+
+async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
+    library: Library, chat: FakeChat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`penstock up` starts the service as a process; SIGTERM ends it with its streams, in bounded time."""
+    library.write_home(tmp_path)
+    chat.faults.token_seconds = 5
+    stack = Stack(tmp_path)
+    assert (stack.query().url, stack.query().ready) == ("", False)
+    monkeypatch.delenv("PENSTOCK_SERVE_PORT", raising=False)
+    env = {
+        "PENSTOCK_SERVE_DEVELOPMENT": "true", "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model,
+        "PENSTOCK_EMBEDDING_PROVIDER": "openai", "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1",
+        "PENSTOCK_EMBEDDING_API_KEY": "none",
+    }  # fmt: skip
+    try:
+        served = await asyncio.to_thread(stack.start_query, env=env)
+        assert served.ready
+        assert stack.endpoints()["serve"] == {"url": served.url}
+        assert (await asyncio.to_thread(stack.start_query, env=env)).pid == served.pid
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as client:
+            own = as_("ann") | bearer(tmp_path / DEVELOPMENT_FILE)
+            ready = await client.get("/readyz")
+            assert (ready.status_code, ready.text) == (200, "degraded: model\n")
+            asked = client.stream("POST", "/v1/answers", json={**STREAMED, "mode": "keyword"}, headers=own)
+            async with asked as answer:
+                told = events(answer)
+                assert (await anext(told))[0] == "sources"
+                stopping = asyncio.create_task(asyncio.to_thread(stack.stop_query))
+                with suppress(httpx.HTTPError):  # cut in the middle of a piece, or tidily after one
+                    async with asyncio.timeout(20):
+                        async for name, _ in told:
+                            assert name != "done"
+                assert await stopping
+        assert served.pid is not None
+        assert not psutil.pid_exists(served.pid)
+        assert "serve" not in stack.endpoints()
+        log = (tmp_path / "logs" / "query.log").read_text()
+        assert "development_mode" in log
+        assert own["Authorization"].removeprefix("Bearer ") not in log
+        assert "Traceback" not in log
+        assert '"exception"' not in log
+        assert "harbour" not in log
+    finally:
+        await asyncio.to_thread(stack.stop_query)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "says"),
+    [
+        ([], {}, "no authentication is configured"),
+        (["--host", "0.0.0.0"], {"PENSTOCK_SERVE_DEVELOPMENT": "true"}, "loopback only"),
+        ([], {"PENSTOCK_AUTH_JWKS_URL": "https://issuer.example/keys"}, "PENSTOCK_AUTH_ISSUER"),
+        ([], {"PENSTOCK_AUTH_KEYS_FILE": "/nowhere/keys.toml"}, "/nowhere/keys.toml"),
+    ],
+)
+async def test_a_service_that_would_believe_too_much_does_not_start(
+    library: Library, tmp_path: Path, arguments: list[str], env: dict[str, str], says: str
+) -> None:
+    library.write_home(tmp_path)
+    serving = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "serve", "--port", "0", *arguments,
+        env={**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)}, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        _, told = await serving.communicate()
+    assert serving.returncode == 1
+    *_, last = told.decode().splitlines()
+    assert last.startswith("error: ")
+    assert says in last

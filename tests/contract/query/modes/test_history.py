@@ -1,0 +1,103 @@
+"""A member's own history beside the documents: for nobody else, within its share, and never missing without a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.conversations.embed import ConversationVectors
+from pipeline.conversations.record import Conversations
+from pipeline.embedding.port import OneModel
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.runtime.settings import ConversationSettings
+from pipeline.stages.stage import Incoming
+from query.embedding.embedders import QueryEmbedder
+from query.modes.budget import HISTORY_SHARE
+from query.modes.gather import Modes
+from query.modes.history import K
+from query.modes.material import Material, Question
+from query.settings import ChatSettings, RetrievalSettings
+from tests.support.pipeline.conversations_kit import known, recorded, sent
+from tests.support.query.leak_paths import BrokenModel
+from tests.support.query.library import Library, WordEmbedder, document
+from topics.codec import encode
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+GATE = 400
+
+
+async def record(library: Library, tenant: str, member: str, pairs: int, *, topic: str = "leave") -> None:
+    settings = ConversationSettings(gate_tokens=GATE, embeddings_per_second=10_000)
+    stage = Conversations(library.pool, library.detect._dead, byte_pairs().count, library.metrics, settings)
+    said = recorded(*(sent(n, topic) for n in range(pairs)), tenant=tenant, member=member)
+    await known(library.pool, said)
+    message = encode(said)
+    await stage.handle([Incoming("conversations", 0, 1, message.key, message.value, message.headers, "live")])
+    vectors = ConversationVectors(library.pool, OneModel(library.embedder), library.metrics, settings)
+    for _ in range(20):
+        if not await vectors.turn():
+            return
+    raise AssertionError("the chunks were not embedded")
+
+
+async def gather(
+    library: Library, tenant: str, question: Question, *, model: QueryEmbedder | None = None, budget: int = 30_000
+) -> Material:
+    model = model or QueryEmbedder(WordEmbedder)
+    settings = RetrievalSettings(standard_tokens=budget)
+    modes = Modes(library.search, library.pool, settings, ChatSettings(), embedders=model)
+    return await modes.gather(question, await library.caller(tenant, "staff"), "standard")
+
+
+def step(material: Material) -> dict[str, object]:
+    [one] = [s for s in material.steps if s.name == "history"]
+    return dict(one.facts)
+
+
+async def test_a_short_history_is_read_whole_and_takes_from_the_budget(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 3)
+    await library.put(document("a.md", "Rules of leave.", tenant=tenant))
+    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert found.history is not None
+    assert (found.history.served, len(found.history.pieces), found.notes) == ("whole", 3, [])
+    assert step(found) == {
+        "served": "whole", "pieces": 3, "tokens": found.history.tokens, "budget_tokens": int(HISTORY_SHARE * 30_000),
+    }  # fmt: skip
+    assert found.budget_tokens == 30_000 - found.history.tokens
+    assert [r.passage.external_id for r in found.passages] == ["a.md"]
+
+
+async def test_a_long_history_is_searched_by_meaning(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 80, topic="travel")
+    found = await gather(library, tenant, Question("travel number 7", member="ada"))
+    assert found.history is not None
+    assert (found.history.served, len(found.history.pieces)) == ("nearest", K)
+    assert found.notes == []
+    small = await gather(library, tenant, Question("travel number 7", member="ada"), budget=1_000)
+    assert small.history is not None
+    assert step(small)["tokens"] <= 200  # type: ignore[operator]
+    assert small.notes == [f"the history's {small.history.left_out} chunks did not fit the budget"]
+
+
+async def test_without_the_model_a_long_history_is_searched_by_time_and_that_is_said(
+    library: Library, tenant: str
+) -> None:
+    await record(library, tenant, "ada", 80)
+    found = await gather(library, tenant, Question("leave", member="ada"), model=QueryEmbedder(BrokenModel))
+    assert found.history is not None
+    assert found.history.served == "newest"
+    said = "the history was searched by time and not by meaning: the model is overloaded (429)"
+    assert said in found.notes
+    assert (step(found)["degraded"], step(found)["reason"]) == (True, said)
+
+
+async def test_nobody_reads_anothers_history(library: Library, tenant: str) -> None:
+    await record(library, tenant, "ada", 3, topic="secrets")
+    unasked = await gather(library, tenant, Question("secrets"))
+    assert unasked.history is None
+    assert "history" not in [s.name for s in unasked.steps]
+    for of, member in ((tenant, "bob"), (f"{tenant}x", "ada"), (tenant, "ad%"), (tenant, "a\x00da")):
+        found = await gather(library, of, Question("secrets", member=member))
+        assert found.history is not None
+        assert list(found.history.pieces) == []
+        assert step(found) == {"served": "whole", "pieces": 0, "tokens": 0, "budget_tokens": 6_000}

@@ -1,0 +1,390 @@
+"""What an answer is made from, on the real servers: each mode, its limits, and what is said of what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import UUID, uuid4
+
+import pytest
+
+from pipeline.core.identity import document_id
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.runtime.settings import ElasticsearchSettings
+from pipeline.stores.elasticsearch import connect
+from pipeline.stores.postgres import Connection
+from query.access.callers import Caller
+from query.access.filters import Filters
+from query.embedding.embedders import QueryEmbedder
+from query.model import BadQuery
+from query.modes import gather as gathering
+from query.modes import survey as surveying
+from query.modes.budget import PASSAGE_TOKENS
+from query.modes.decide import Coverage
+from query.modes.gather import Modes
+from query.modes.material import Material, Question
+from query.modes.survey import Scope, coverage
+from query.retrieval.search import Search
+from query.settings import ChatSettings, RetrievalSettings
+from tests.support.query.leak_paths import BrokenModel
+from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+from topics.messages import DocumentUpserted
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+START = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def modes(
+    library: Library, *, budget: int = 30_000, personal: str = "", search: Search | None = None, window: int = 128_000
+) -> Modes:
+    settings = RetrievalSettings(
+        standard_tokens=budget, extended_tokens=5 * budget, personal_sources=frozenset({personal} - {""})
+    )
+    return Modes(search or library.search, library.pool, settings, ChatSettings(window_tokens=window))
+
+
+async def gather(library: Library, caller: Caller, question: Question | None = None, **settings: object) -> Material:
+    return await modes(library, **settings).gather(question or Question("tide of the harbour"), caller, "standard")  # type: ignore[arg-type]
+
+
+def note(tenant: str, n: int, words: int = 60, **fields: object) -> DocumentUpserted:
+    """About ``words`` tokens; the larger n, the newer."""
+    text = f"# Note {n}\n\n" + f"tide{n} harbour " * (words // 2)
+    return document(f"{n}.md", text, tenant=tenant, source_modified_at=START + timedelta(days=n), **fields)
+
+
+def documents_of(material: Material) -> list[str]:
+    return list(dict.fromkeys(r.passage.external_id for r in material.passages))
+
+
+def step(material: Material, name: str) -> dict[str, object]:
+    [one] = [s for s in material.steps if s.name == name]
+    return dict(one.facts)
+
+
+def id_of(event: DocumentUpserted) -> UUID:
+    return document_id(event.tenant, event.source, event.external_id)
+
+
+# Whole documents
+
+
+async def test_all_of_what_fits_is_read_in_reading_order(library: Library, tenant: str) -> None:
+    long = "# A\n\n" + "".join(f"## Part {n}\n\n" + f"Berth {n} of the harbour. " * 60 for n in range(6))
+    notes = [note(tenant, 1), note(tenant, 2), document("0.md", long, tenant=tenant, source_modified_at=START)]
+    await library.put(*notes)
+    found = await gather(library, await library.caller(tenant, "staff"))
+    assert (found.mode, found.whole, found.relevant, found.notes) == ("long_context", True, True, [])
+    assert documents_of(found) == ["2.md", "1.md", "0.md"], "the newest first"
+    read = "".join(r.text for r in found.passages if r.passage.external_id == "0.md")
+    assert "".join(read.split()) == "".join(long.split()), "every word once, whatever chunks repeat"
+    assert [r.passage.chunk_index for r in found.passages if r.passage.external_id == "0.md"] == list(range(
+        len(found.passages) - 2
+    ))  # fmt: skip
+    assert found.passages[0].headings == ("Note 2",)
+    assert step(found, "long_context") | {"tokens": 0} == {
+        "budget_tokens": 30_000, "fits": True, "documents": 3, "tokens": 0,
+    }  # fmt: skip
+    assert step(found, "mode")["mode"] == "long_context"
+    counted = sum(byte_pairs().count([r.text for r in found.passages])) + PASSAGE_TOKENS * len(found.passages)
+    assert step(found, "read") == {
+        "documents": 3, "passages": len(found.passages), "tokens": counted, "budget_tokens": 30_000,
+    }  # fmt: skip
+
+
+async def test_slightly_more_than_fits_keeps_the_newest_and_says_so(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n) for n in range(10)))
+    caller = await library.caller(tenant, "staff")
+    size = step(await gather(library, caller), "long_context")["tokens"]
+    assert isinstance(size, int)
+    found = await gather(library, caller, budget=round(size / 1.2))
+    assert found.mode == "long_context"
+    kept = documents_of(found)
+    assert kept == [f"{n}.md" for n in range(9, 9 - len(kept), -1)]
+    assert 4 <= len(kept) < 10
+    [said] = found.notes
+    assert said.startswith(f"the newest {len(kept)} of 10 documents fit")
+    assert step(found, "read")["tokens"] <= round(size / 1.2)  # type: ignore[operator]
+    assert (await gather(library, caller, budget=round(size / 1.4))).mode == "hybrid"
+
+
+async def test_no_budget_is_above_the_models_window(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n, 400) for n in range(8)))
+    caller = await library.caller(tenant, "staff")
+    assert (await gather(library, caller)).mode == "long_context"
+    small = await gather(library, caller, window=3_000)
+    assert small.mode == "hybrid"
+    assert (
+        step(small, "long_context") == {"budget_tokens": 971, "fits": False, "more": True}
+        or step(small, "long_context")["budget_tokens"]
+        == 3_000 - 1_024 - 1_000 - byte_pairs().count(["tide of the harbour"])[0]
+    )
+
+
+async def test_a_caller_of_the_extended_class_reads_more(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n, 200) for n in range(6)))
+    caller = await library.caller(tenant, "staff")
+    one = modes(library, budget=600)
+    assert (await one.gather(Question("tide"), caller, "standard")).mode == "hybrid"
+    assert (await one.gather(Question("tide"), caller, "extended")).mode == "long_context"
+
+
+async def test_a_collection_or_filters_choose_what_is_read(library: Library, tenant: str) -> None:
+    await library.put(
+        note(tenant, 1), note(tenant, 2, source="drive", author="ann"), note(tenant, 3, source="drive", author="bob")
+    )
+    caller = await library.caller(tenant, "staff")
+    for question, expected in (
+        (Question("q", collection="drive"), ["3.md", "2.md"]),
+        (Question("q", collection="nosuch"), []),
+        (Question("q", filters=Filters(authors=("ann",))), ["2.md"]),
+        (Question("q", filters=Filters(media_types=("text/*",))), ["3.md", "2.md", "1.md"]),
+        (Question("q", filters=Filters(media_types=("image/*",))), []),
+        (Question("q", filters=Filters(since=START + timedelta(days=2))), ["3.md", "2.md"]),
+        (Question("q", filters=Filters(before=START + timedelta(days=2))), ["1.md"]),
+    ):
+        found = await gather(library, caller, question)
+        assert (found.mode, documents_of(found)) == ("long_context", expected), question
+        assert found.relevant == bool(expected)
+
+
+# Named documents
+
+
+async def test_named_documents_are_read_whole_in_the_order_named(library: Library, tenant: str) -> None:
+    notes = [note(tenant, n, 300) for n in range(4)]
+    await library.put(*notes)
+    caller = await library.caller(tenant, "staff")
+    named = Question("tide", documents=tuple(id_of(n) for n in (notes[2], notes[0], notes[2])))
+    found = await gather(library, caller, named, budget=400)
+    assert (found.mode, found.whole) == ("focused", True)
+    assert documents_of(found) == ["2.md"]
+    [said] = found.notes
+    assert said == "1 of 2 documents fit, the last one without its end, the budget of 400 tokens" or said.startswith(
+        "1 of 2 documents fit"
+    )
+    found = await gather(library, caller, named)
+    assert documents_of(found) == ["2.md", "0.md"]
+    assert found.notes == []
+    explicit = await gather(library, caller, Question("tide", mode="hybrid", documents=named.documents))
+    assert set(documents_of(explicit)) == {"0.md", "2.md"}
+    assert explicit.mode == "hybrid"
+
+
+async def test_what_may_not_be_read_is_as_what_does_not_exist(library: Library, tenant: str) -> None:
+    other = f"{tenant}-other"
+    readable, secret, foreign, gone = (
+        note(tenant, 1), note(tenant, 2, acl_tags=["board"]), note(other, 3), note(tenant, 4)
+    )  # fmt: skip
+    revoked, restricted = note(tenant, 5), note(tenant, 6, required_tags=["restriction"])
+    await library.put(readable, secret, foreign, gone, revoked, restricted)
+    await library.accept(deletion(gone), access(revoked, ["board"]))
+    caller = await library.caller(tenant, "staff")
+
+    async def told(unknown: UUID) -> tuple[object, ...]:
+        found = await gather(library, caller, Question("tide", documents=(id_of(readable), unknown)))
+        return documents_of(found), found.notes, [(s.name, s.facts) for s in found.steps], found.relevant
+
+    expected = await told(uuid4())
+    assert expected[:2] == (["1.md"], ["1 of the 2 documents named could not be found among what you may read"])
+    for event in (secret, foreign, gone, revoked, restricted):
+        assert await told(id_of(event)) == expected
+    nothing = await gather(library, caller, Question("tide", documents=(id_of(secret),)))
+    assert (list(nothing.passages), nothing.relevant) == ([], False)
+    assert nothing.notes == ["the document named could not be found among what you may read"]
+    assert documents_of(await gather(library, caller)) == ["1.md"]
+
+
+# What has no embedding yet
+
+
+async def test_documents_that_no_store_has_yet_are_read_whole(library: Library, tenant: str) -> None:
+    await library.accept(note(tenant, 1))
+    found = await gather(library, await library.caller(tenant, "staff"))
+    assert (found.mode, documents_of(found)) == ("long_context", ["1.md"])
+
+
+async def test_where_much_is_not_embedded_it_is_read_or_found_by_keyword(library: Library, tenant: str) -> None:
+    """4 of 20 are 20 %: still found by both. 5 of 21 are more."""
+    await library.put(*(note(tenant, n, 120) for n in range(16)))
+    caller = await library.caller(tenant, "staff")
+    await library.keywords.converge(
+        library.generation, await library.accept(*(note(tenant, n, 120) for n in range(16, 20)))
+    )
+    tokens = step(await gather(library, caller), "long_context")["tokens"]
+    assert isinstance(tokens, int)
+    tight = round(tokens / 3)
+
+    found = await gather(library, caller, budget=tight)
+    assert (found.mode, found.notes) == ("hybrid", [])
+    assert step(found, "embedded") == {"missing_percent": 20, "chunks": 20, "missing": 4}
+
+    ids = await library.accept(note(tenant, 20, 120))
+    await library.keywords.converge(library.generation, ids)
+    found = await gather(library, caller, Question("tide20 harbour"), budget=tight)
+    assert (found.mode, documents_of(found)[0]) == ("keyword", "20.md")
+    assert found.notes == ["24 % of the passages have no embedding yet: found by keyword alone"]
+    assert step(found, "embedded") == {"missing_percent": 24, "chunks": 21, "missing": 5}
+
+    trimmed = await gather(library, caller, budget=round(tokens / 1.5))
+    assert (trimmed.mode, documents_of(trimmed)[0]) == ("long_context", "20.md")
+    assert trimmed.notes[0].startswith("the newest ")
+    assert trimmed.notes[1:] == ["24 % of the passages have no embedding yet"]
+
+    await library.converge(*ids)
+    assert (await gather(library, caller, budget=tight)).mode == "hybrid"
+
+
+async def test_what_others_have_waiting_counts_for_nobody_else(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n, 120) for n in range(10)))
+    caller = await library.caller(tenant, "staff")
+    before = await gather(library, caller, budget=300)
+    await library.accept(*(note(tenant, n, 120, acl_tags=["board"]) for n in range(50, 70)))
+    after = await gather(library, caller, budget=300)
+    assert before.mode == after.mode == "hybrid"
+    assert step(before, "embedded") == step(after, "embedded") == {"missing_percent": 0, "chunks": 10, "missing": 0}
+
+
+async def test_an_edit_counts_only_the_chunks_it_changed(library: Library, tenant: str) -> None:
+    long = [f"## Part {n}\n\n" + f"Berth {n} of the harbour has {n} cranes. " * 40 for n in range(12)]
+    await library.put(document("a.md", "\n\n".join(long), tenant=tenant))
+    await library.accept(document("a.md", "\n\n".join([*long[:11], "## Part 11\n\nNew words."]), tenant=tenant))
+    found = await gather(library, await library.caller(tenant, "staff"), budget=300)
+    facts = step(found, "embedded")
+    assert facts["missing"] in (1, 2)
+    assert found.mode == "hybrid"
+
+
+# Found passages
+
+
+async def test_a_personal_collection_is_searched_by_meaning_and_by_time(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n, 60, source="diary") for n in range(60)), note(tenant, 99))
+    caller = await library.caller(tenant, "staff")
+    found = await gather(library, caller, Question("tide7", collection="diary"), budget=300, personal="diary")
+    assert (found.mode, found.whole, found.notes) == ("semantic", False, [])
+    names = [r.passage.external_id for r in found.passages]
+    assert len(names) == len(set(names)), "found by both is shown once"
+    assert "99.md" not in names
+    assert {f"{n}.md" for n in range(50, 60)} <= set(names), "the ten newest"
+    assert names[0] == "7.md"
+    assert 40 <= len(names) <= 50
+    assert names[4] in {f"{n}.md" for n in range(50, 60)}, "a small context holds something new"
+    other = await gather(library, caller, Question("tide7"), budget=300, personal="diary")
+    assert other.mode == "hybrid", "not all of it is personal"
+
+
+async def test_a_personal_collection_without_the_model_is_found_by_keyword_and_says_so(
+    library: Library, tenant: str
+) -> None:
+    await library.put(*(note(tenant, n, 60, source="diary") for n in range(12)))
+    caller = await library.caller(tenant, "staff")
+    search = Search(library.pool, library.es, QueryEmbedder(BrokenModel))
+    question = Question("tide7", collection="diary")
+    found = await gather(library, caller, question, budget=300, personal="diary", search=search)
+    assert found.mode == "keyword"
+    assert "7.md" in documents_of(found)
+    assert found.notes == ["found by keyword and not by meaning: the model is overloaded (429)"]
+    assert step(found, "semantic")["degraded"] is True
+    assert step(found, "mode")["mode"] == "semantic"
+
+
+async def test_half_a_world_still_answers_and_says_so(library: Library, tenant: str) -> None:
+    await library.put(*(note(tenant, n, 60) for n in range(12)))
+    caller = await library.caller(tenant, "staff")
+    away = connect(ElasticsearchSettings(url="http://127.0.0.1:1"))
+    search = Search(library.pool, away, QueryEmbedder(WordEmbedder))
+    found = await gather(library, caller, Question("tide7"), budget=300, search=search)
+    await away.close()
+    assert (found.mode, documents_of(found)[0]) == ("hybrid", "7.md")
+    assert any("Elasticsearch cannot be reached" in said for said in found.notes)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "keyword", "vector", "semantic", "long_context"])
+async def test_an_explicit_mode_wins(library: Library, tenant: str, mode: str) -> None:
+    await library.put(*(note(tenant, n, 60) for n in range(12)))
+    caller = await library.caller(tenant, "staff")
+    found = await gather(library, caller, Question("tide7", mode=mode), budget=400)  # type: ignore[arg-type]
+    assert found.mode == mode
+    assert step(found, "mode") == {"mode": mode, "reason": "asked for"}
+    assert "embedded" not in [s.name for s in found.steps]
+    if mode == "long_context":
+        assert documents_of(found)[0] == "11.md"
+        assert found.notes[0].startswith("the newest ")
+    else:
+        assert "7.md" in documents_of(found)
+
+
+@pytest.mark.parametrize("question", [Question(""), Question("q", mode="focused"), Question("q", top=0)])
+async def test_a_question_that_is_none_is_refused(library: Library, question: Question) -> None:
+    with pytest.raises(BadQuery):
+        await gather(library, Caller("t", frozenset()), question)
+
+
+async def test_nobody_in_particular_is_given_nothing(library: Library, tenant: str) -> None:
+    await library.put(note(tenant, 1), note(tenant, 2, acl_tags=[]))
+    for caller in (Caller(tenant, frozenset()), await library.caller(tenant, "nosuch"), Caller("x", frozenset())):
+        for question in (Question("tide"), Question("tide", mode="hybrid"), Question("tide", mode="long_context")):
+            found = await gather(library, caller, question)
+            assert list(found.passages) == []
+
+
+# What cannot be found out, or not yet
+
+
+async def test_more_documents_than_are_looked_at(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(surveying, "FIRST_LOOK", 2)
+    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 5)
+    await library.put(*(note(tenant, n, source="diary") for n in range(6)))
+    caller = await library.caller(tenant, "staff")
+    found = await gather(library, caller)
+    assert (found.mode, step(found, "long_context")) == (
+        "hybrid", {"budget_tokens": 30_000, "fits": False, "more": True},
+    )  # fmt: skip
+    with pytest.raises(BadQuery, match="name a collection or documents"):
+        await gather(library, caller, Question("tide", mode="long_context"))
+    personal = await gather(library, caller, Question("tide3", collection="diary"), personal="diary")
+    assert personal.mode == "semantic"
+    assert [said for said in personal.notes if "the newest are not looked for" in said]
+    assert step(personal, "recent")["degraded"] is True
+    monkeypatch.setattr(surveying, "MOST_DOCUMENTS", 6)
+    assert len(documents_of(await gather(library, caller))) == 6
+
+
+async def test_a_ledger_that_is_held_up_delays_no_decision_for_long(
+    library: Library, tenant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await library.put(note(tenant, 1))
+    caller = await library.caller(tenant, "staff")
+    monkeypatch.setattr(gathering, "SURVEY_SECONDS", 0.2)
+    given_up = asyncio.Event()
+
+    async def looking(connection: Connection, scope: Scope) -> Coverage:
+        try:
+            return await coverage(connection, scope)
+        finally:
+            given_up.set()
+
+    monkeypatch.setattr(gathering, "coverage", looking)
+    async with library.pool.connection() as holding:
+        await holding.execute("LOCK TABLE manifests IN ACCESS EXCLUSIVE MODE")
+        asked = asyncio.create_task(gather(library, caller))
+        await given_up.wait()
+        await holding.rollback()
+    found = await asked
+    assert (found.mode, documents_of(found)) == ("hybrid", ["1.md"])
+    assert found.notes[0].startswith("whether everything fits was not found out: counting what may be read")
+    assert found.notes[1].startswith("how much is embedded was not found out: counting what is embedded")
+    assert step(found, "long_context")["degraded"] is step(found, "embedded")["degraded"] is True
+
+
+async def test_a_text_that_is_not_cut_yet_is_said_to_be_missing(library: Library, tenant: str) -> None:
+    notes = [note(tenant, 1), note(tenant, 2)]
+    await library.put(*notes)
+    await library.execute("UPDATE manifests SET content_hash = '\\x00' WHERE document_id = %s", id_of(notes[0]))
+    found = await gather(library, await library.caller(tenant, "staff"))
+    assert documents_of(found) == ["2.md"]
+    assert found.notes == ["1 document changed a moment ago and cannot be read yet"]

@@ -1,0 +1,261 @@
+"""Reranking over the real stores: it improves what it can read, and costs an answer nothing but its order when away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import pytest_asyncio
+
+from deploy.local.stack import Stack
+from query.embedding.embedders import QueryEmbedder
+from query.model import Found
+from query.rerank.guarded import Outcome, open_reranker
+from query.rerank.reranker import Reranker
+from query.retrieval.search import Search
+from query.settings import RerankSettings
+from tests.fakes.rerank import FakeRerank
+from tests.support.query.http_kit import as_, service_over
+from tests.support.query.library import Library, WordEmbedder, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+JUDGED = {
+    "the valve closes before the pump starts": "valve",
+    "ann reports to the head of sales": "ann",
+    "the backup runs after the audit ends": "backup",
+    "the north gate opens to the south road": "gate",
+}
+"""Questions, each with the one document that says it. Others use the same words, more often and the other way round."""
+SAY = {
+    "valve": "In plant nine, as its manual of last year tells, the valve closes before the pump starts. Mind the heat.",
+    "valve-not": "The pump starts before the valve closes. Starts: pump before valve. Closes: valve before pump.",
+    "ann": "Among a dozen people of the southern office, ann reports to the head of sales, and sells little herself.",
+    "ann-not": "The head of sales reports to ann. Reports: sales head to ann. Ann, head of sales reports.",
+    "backup": "On every machine of this kind, old or new, the backup runs after the audit ends, early on Sundays.",
+    "backup-not": "The audit runs after the backup ends. Ends: backup after audit. Runs: audit after backup.",
+    "gate": "According to drawings that were found in a drawer, the north gate opens to the south road, by two doors.",
+    "gate-not": "The south gate opens to the north road. Gate: south. Opens: road, north. South, road, gate, north.",
+}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        await library.put(*(document(name, text, title="") for name, text in SAY.items()))
+        await library.put(document("secret", "the valve closes before the pump starts " * 3, acl_tags=["board"]))
+        yield library
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def fake() -> AsyncIterator[FakeRerank]:
+    async with FakeRerank() as fake:
+        yield fake
+
+
+class Reranked:
+    """A search with a reranker of its own, and what became of each request to it."""
+
+    def __init__(self, library: Library, reranker: Reranker, outcomes: list[Outcome], pool: int) -> None:
+        self.library = library
+        self.outcomes = outcomes
+        self.search = Search(
+            library.pool, library.es, QueryEmbedder(lambda: library.embedder), reranker=reranker, rerank_pool=pool
+        )
+
+    async def ask(self, question: str, *tags: str, **options: Any) -> Found:
+        caller = await self.library.caller("acme", *(tags or ("staff",)))
+        return await self.search.search(question, caller, **options)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def connect(library: Library, fake: FakeRerank) -> AsyncIterator[Any]:
+    opened: list[Reranker] = []
+
+    async def connected(*, pool: int = 50, **options: Any) -> Reranked:
+        outcomes: list[Outcome] = []
+        settings = {"url": fake.url(), "model": fake.model, "timeout_seconds": 20.0} | options
+        reranker = await open_reranker(RerankSettings(**settings), outcomes.append)
+        assert reranker is not None
+        opened.append(reranker)
+        return Reranked(library, reranker, outcomes, pool)
+
+    yield connected
+    for reranker in opened:
+        await reranker.aclose()
+
+
+def names(found: Found) -> list[str]:
+    return [result.passage.external_id for result in found.results]
+
+
+def step(found: Found) -> dict[str, Any]:
+    [facts] = [step.facts for step in found.steps if step.name == "rerank"]
+    return dict(facts)
+
+
+def reciprocal_rank(found: Sequence[str], wanted: str) -> float:
+    return 1 / (found.index(wanted) + 1) if wanted in found else 0.0
+
+
+async def test_it_finds_what_says_it_among_what_only_uses_the_words(connect: Any) -> None:
+    searcher = await connect()
+    before, after = 0.0, 0.0
+    for question, wanted in JUDGED.items():
+        before += reciprocal_rank(names(await searcher.ask(question, mode="vector", rerank=False)), wanted)
+        found = await searcher.ask(question, mode="vector")
+        after += reciprocal_rank(names(found), wanted)
+        scores = [result.rerank_score for result in found.results]
+        assert None not in scores
+        assert scores == sorted(scores, reverse=True)
+        assert step(found) == {"passages": len(SAY)}
+    assert before < after == len(JUDGED)
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "keyword"])
+async def test_every_mode_is_reranked(connect: Any, mode: str) -> None:
+    searcher = await connect()
+    for question, wanted in JUDGED.items():
+        assert names(await searcher.ask(question, mode=mode))[0] == wanted
+
+
+async def test_what_is_behind_the_pool_follows_as_it_was(connect: Any) -> None:
+    searcher = await connect(pool=3)
+    question = "the valve closes before the pump starts"
+    plain = names(await searcher.ask(question, rerank=False))
+    found = await searcher.ask(question)
+    assert step(found) == {"passages": 3}
+    assert sorted(names(found)[:3]) == sorted(plain[:3])
+    assert names(found)[3:] == plain[3:]
+    assert [result.rerank_score is None for result in found.results] == [False] * 3 + [True] * (len(plain) - 3)
+
+
+async def test_no_reranker_and_none_wanted_are_the_same(connect: Any, library: Library) -> None:
+    searcher, caller = await connect(), await library.caller("acme", "staff")
+    question = "the north gate opens to the south road"
+    unwanted, none = await searcher.ask(question, rerank=False), await library.search.search(question, caller)
+    assert names(unwanted) == names(none)
+    assert not any(step.name == "rerank" for step in [*unwanted.steps, *none.steps])
+    assert searcher.outcomes == []
+
+
+async def test_only_what_the_caller_may_read_is_sent(connect: Any, fake: FakeRerank) -> None:
+    searcher = await connect()
+    question = "the valve closes before the pump starts"
+    await searcher.ask(question)
+    assert not any("secret" in text for body in fake.stats.bodies for text in body["documents"])
+    board = await searcher.ask(question, "board")
+    assert names(board) == ["secret"]
+    assert step(board) == {"passages": 1}
+
+
+async def test_who_may_read_nothing_looks_like_who_finds_nothing(connect: Any, fake: FakeRerank) -> None:
+    searcher = await connect()
+    nothing = await searcher.ask("the valve closes before the pump starts", "stranger")
+    assert names(nothing) == []
+    assert step(nothing) == {"passages": 0}
+    assert fake.stats.requests == 0
+
+
+# Its absence
+
+QUESTION = "the backup runs after the audit ends"
+
+
+@pytest.mark.parametrize(
+    ("faults", "options", "outcome", "reason"),
+    [
+        ({"errors": 1}, {}, "unavailable", "answers 503"),
+        ({"throttle": 1}, {}, "throttled", "answers 429"),
+        ({"errors": 1, "error_status": 401}, {}, "misconfigured", "check PENSTOCK_RERANK_API_KEY"),
+        ({"errors": 1, "error_status": 422}, {}, "rejected", "answers 422"),
+        ({"hang": 1}, {"timeout_seconds": 0.3}, "timeout", "did not answer within 0.3 s"),
+        ({"latency_seconds": 60.0}, {"timeout_seconds": 0.3}, "timeout", "did not answer within 0.3 s"),
+        ({"disconnect": 1}, {}, "unavailable", "cannot be reached"),
+        ({"nan": 1}, {}, "unavailable", "no number"),
+        ({"drop_row": 1}, {}, "unavailable", "numbered them wrongly"),
+        ({"not_json": 1}, {}, "unavailable", "cannot be read"),
+        ({}, {"url": "http://127.0.0.1:1/rerank"}, "unavailable", "cannot be reached"),
+    ],
+)
+async def test_an_answer_survives_it(
+    connect: Any, fake: FakeRerank, faults: dict[str, Any], options: dict[str, Any], outcome: str, reason: str
+) -> None:
+    searcher = await connect(**options)
+    plain = await searcher.ask(QUESTION, rerank=False)
+    for knob, value in faults.items():
+        setattr(fake.faults, knob, value)
+    found = await asyncio.wait_for(searcher.ask(QUESTION), 10)
+    assert [(r.passage, r.text, r.score) for r in found.results] == [
+        (r.passage, r.text, r.score) for r in plain.results
+    ]
+    assert all(result.rerank_score is None for result in found.results)
+    assert (step(found)["degraded"], step(found)["passages"]) == (True, len(SAY))
+    assert any(reason in line for line in found.degraded)
+    assert searcher.outcomes in ([outcome], ["unavailable"])  # the client's own time-box may be the first to end
+
+
+async def test_an_answer_without_it_is_not_remembered(connect: Any, fake: FakeRerank) -> None:
+    searcher = await connect()
+    fake.faults.errors = 1
+    assert (await searcher.ask(QUESTION)).degraded
+    assert not (await searcher.ask(QUESTION)).degraded
+
+
+async def test_a_dead_one_stops_being_asked_and_what_it_said_is_remembered(connect: Any, fake: FakeRerank) -> None:
+    searcher = await connect()
+    await searcher.ask(QUESTION)
+    fake.faults.errors = 1_000
+    for n in range(20):
+        found = await searcher.ask(f"{uuid4().hex} pump {n}")
+        assert names(found)
+    assert fake.stats.requests < 10
+    assert searcher.outcomes.count("skipped") > 10
+    assert names(await searcher.ask(QUESTION, top=3))[0] == "backup"
+
+
+async def test_who_leaves_spoils_nothing_for_the_others(connect: Any, fake: FakeRerank) -> None:
+    searcher = await connect()
+    fake.faults.latency_seconds = 1.0  # none is answered before the last has asked, on a busy machine too
+    searches = [asyncio.create_task(searcher.ask(question)) for question in JUDGED for _ in range(2)]
+    while fake.stats.requests < len(searches):
+        await asyncio.sleep(0.005)
+    for search in searches[::2]:
+        search.cancel()
+    found = await asyncio.gather(*searches, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in found[::2])
+    for one, wanted in zip(found[1::2], JUDGED.values(), strict=True):
+        assert isinstance(one, Found)
+        assert names(one)[0] == wanted
+    while fake.stats.left < len(searches) / 2:
+        await asyncio.sleep(0.005)
+
+
+# Over HTTP
+
+
+async def test_the_service_reranks_counts_it_and_names_no_address(library: Library, fake: FakeRerank) -> None:
+    await library.put(document("mine", "The lift stands still since the storm of May.", acl_tags=["user:ann"]))
+    rerank = RerankSettings(url=fake.url(), model=fake.model, timeout_seconds=2.0)
+    async with service_over(library, rerank=rerank) as (client, _):
+
+        async def search(**body: Any) -> dict[str, Any]:
+            answer = await client.post("/v1/search", json={"query": "lift storm"} | body, headers=as_("ann"))
+            assert answer.status_code == 200, answer.text
+            return dict(answer.json())
+
+        found, plain = await search(), await search(rerank=False)
+        fake.faults.errors = 1
+        without = await search(query="the lift and the storm")
+        counted = (await client.get("/metrics")).text
+    assert found["results"][0]["rerank_score"] > 0
+    assert plain["results"][0]["rerank_score"] is None
+    assert without["results"][0]["rerank_score"] is None
+    assert without["degraded"] == ["the rerank server answers 503"]
+    assert "127.0.0.1" not in str(without)
+    for outcome in ("reranked", "unavailable"):
+        assert f'penstock_query_rerank_total{{outcome="{outcome}"}} 1.0' in counted
+    assert 'penstock_query_degraded_total{part="rerank"} 1.0' in counted

@@ -1,0 +1,379 @@
+"""Shares and budgets on real services: one tenant at full load, several processes, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx
+import psutil
+import psycopg
+import pytest
+import pytest_asyncio
+from typer.testing import CliRunner
+
+from cli.main import app as cli
+from deploy.local.stack import Stack
+from pipeline.maintenance.retention import Retention
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import RetentionSettings
+from query.limits.budgets import NOTHING, Amounts, PostgresLedger, Subject
+from query.settings import ChatSettings
+from tests.fakes.chat import FakeChat
+from tests.support.deploy.roles_kit import logins, run_file
+from tests.support.query.http_kit import as_, problem, service_over, write_keys
+from tests.support.query.library import Library, WordEmbedder, document
+from tests.support.query.mcp_kit import call, connected
+from tests.unit.query.test_meter import Table
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+QUERY = {"query": "harbour"}
+WHO = ("ann", "bob", "eve", "dan")
+ASKED = {"question": "When does the harbour open?", "mode": "hybrid"}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def library(stack: Stack) -> AsyncIterator[Library]:
+    async with Library.create(stack, WordEmbedder()) as library:
+        for tenant in ("acme", "globex"):
+            await library.put(
+                document(
+                    "harbour.md", "The harbour opens at nine.", tenant=tenant, acl_tags=[f"user:{who}" for who in WHO]
+                )
+            )
+        yield library
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def chat() -> AsyncIterator[FakeChat]:
+    async with FakeChat() as chat:
+        yield chat
+
+
+def model(chat: FakeChat) -> ChatSettings:
+    return ChatSettings(
+        base_url=chat.url, model=chat.model, timeout_seconds=60, first_token_seconds=60, context_tokens=900,
+        answer_tokens=100, price_per_million_prompt_tokens=1_000, price_per_million_answer_tokens=2_000,
+    )  # fmt: skip
+
+
+def limits(folder: Path, text: str) -> dict[str, Path]:
+    (folder / "limits.toml").write_text(text)
+    return {"limits_file": folder / "limits.toml"}
+
+
+async def used(library: Library, tenant: str, caller: str = "") -> tuple[float, float, float]:
+    rows = await library.execute(
+        "SELECT requests, tokens, money FROM query_use WHERE tenant = %s AND caller = %s AND span = 'day'",
+        tenant, caller,
+    )  # fmt: skip
+    return rows[0] if rows else (0, 0, 0)
+
+
+# Shares
+
+
+async def test_four_callers_of_one_tenant_at_full_load_do_not_keep_another_tenant_out(
+    library: Library, chat: FakeChat
+) -> None:
+    """Before, four callers with eight slow answers each took every place of the process."""
+    chat.faults.latency_seconds = 60
+    async with service_over(library, chat=model(chat), serve={"answers_at_once": 16, "waiting_seconds": 60}) as (
+        client,
+        service,
+    ):
+        sample = service.metrics.registry.get_sample_value
+        crowd = [
+            asyncio.create_task(client.post("/v1/answers", json=ASKED, headers=as_(WHO[n % 4], "globex")))
+            for n in range(24)
+        ]
+        searching = None
+        try:
+            async with asyncio.timeout(120):
+                while chat.stats.open < 16 or not sample("penstock_query_waiting"):
+                    await asyncio.sleep(0.05)
+            searching = asyncio.create_task(flood(client, [as_(f"s{n}", "globex") for n in range(8)]))
+            for _ in range(5):
+                answer = await client.post("/v1/search", json=QUERY, headers=as_("ann", "acme"))
+                assert (answer.status_code, len(answer.json()["results"])) == (200, 1)
+                read = await client.get("/v1/facets", headers=as_("ann", "acme"))
+                assert read.status_code == 200
+            async with connected(str(client.base_url).rstrip("/"), headers=as_("ann", "acme")) as mcp:
+                assert (await call(mcp, "search", query="harbour"))["results"]
+            chat.faults.latency_seconds = 0
+            answer = await client.post("/v1/answers", json=ASKED, headers=as_("ann", "acme"))
+            assert (answer.status_code, answer.json()["grounded"]) == (200, True)
+            assert not crowd[0].done(), "the other tenant's answers are still being written"
+        finally:
+            tasks = [*crowd, *([searching] if searching is not None else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def flood(client: httpx.AsyncClient, callers: list[dict[str, str]]) -> None:
+    """Four searches at a time of each caller, without end."""
+
+    async def ask(headers: dict[str, str]) -> None:
+        while True:
+            answer = await client.post("/v1/search", json=QUERY, headers=headers)
+            assert answer.status_code in (200, 429, 503)
+            await asyncio.sleep(0.05 if answer.status_code != 200 else 0)
+
+    await asyncio.gather(*(ask(headers) for headers in callers for _ in range(4)))
+
+
+# Budgets
+
+
+async def test_an_exhausted_budget_of_requests_is_a_429_that_says_when_it_ends(
+    library: Library, tenant: str, tmp_path: Path
+) -> None:
+    file = limits(tmp_path, f'[tenant."{tenant}".caller]\nrequests_per_day = 2')
+    async with service_over(library, serve=file) as (client, service):
+        for _ in range(2):
+            assert (await client.get("/v1/me", headers=as_("ann", tenant))).status_code == 200
+        refused = await client.get("/v1/me", headers=as_("ann", tenant))
+        assert problem(refused) == (429, "budget-exhausted")
+        assert 0 < int(refused.headers["Retry-After"]) <= 86_400
+        assert "00:00 UTC" in refused.json()["detail"]
+        over_mcp = await client.post("/mcp", json={}, headers=as_("ann", tenant))
+        assert problem(over_mcp) == (429, "budget-exhausted")
+        assert (await client.get("/v1/me", headers=as_("bob", tenant))).status_code == 200
+        sample = service.metrics.registry.get_sample_value
+        assert sample("penstock_query_shed_total", {"reason": "budget"}) == 2
+        assert sample("penstock_query_budget_used_ratio", {"budget": "requests", "of": "caller"}) == 1
+        (tmp_path / "limits.toml").write_text(f'[tenant."{tenant}".caller]\nrequests_per_day = 3')
+        assert (await client.get("/v1/me", headers=as_("ann", tenant))).status_code == 200, "the file is read again"
+
+
+async def test_tokens_and_money_of_answers_are_counted_and_end_them_but_not_searches(
+    library: Library, chat: FakeChat, tmp_path: Path
+) -> None:
+    before = await used(library, "globex")
+    most = before[1] + 2_000
+    file = limits(tmp_path, f"[tenant.globex]\ntokens_per_day = {most}")
+    async with service_over(library, chat=model(chat), serve=file) as (client, service):
+        statuses = []
+        while not statuses or statuses[-1] == 200:
+            answer = await client.post("/v1/answers", json=ASKED, headers=as_("ann", "globex"))
+            statuses.append(answer.status_code)
+        assert problem(answer) == (429, "budget-exhausted")
+        assert "tokens" in answer.json()["detail"]
+        assert (await client.post("/v1/search", json=QUERY, headers=as_("ann", "globex"))).status_code == 200
+        sample = service.metrics.registry.get_sample_value
+        counted = sum(
+            sample("penstock_query_tokens_total", {"kind": kind, "model": chat.model}) or 0
+            for kind in ("prompt", "answer")
+        )
+        money = sample("penstock_query_answer_cost_total", {"model": chat.model})
+    after = await used(library, "globex")
+    assert 0 < counted <= 2_000
+    assert after[1] - before[1] == counted
+    assert after[2] - before[2] == pytest.approx(money)
+
+
+async def test_a_reader_that_leaves_in_the_middle_is_charged_for_what_the_model_did(
+    library: Library, chat: FakeChat
+) -> None:
+    """Else whoever leaves just before the end would have its answers for nothing."""
+    chat.faults.token_seconds = 0.2
+    async with service_over(library, chat=model(chat)) as (client, _):
+        asked = client.stream("POST", "/v1/answers", json={**ASKED, "stream": True}, headers=as_("ann", "acme"))
+        async with asked as answer:
+            async for line in answer.aiter_lines():
+                if line.startswith("event: delta"):
+                    break
+    assert (await used(library, "acme"))[1] > 100
+
+
+async def test_while_nobody_has_a_limit_use_is_counted_by_tenant_and_shown(
+    library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with service_over(library) as (client, _):
+        for name in ("ann", "bob", "bob"):
+            await client.get("/v1/me", headers=as_(name, tenant))
+    assert await used(library, tenant) == (3, 0, 0)
+    library.write_home(tmp_path)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    file = limits(tmp_path, f'[tenant."{tenant}"]\nrequests_per_day = 4')["limits_file"]
+    arguments = ["budget", "--tenant", tenant, "--limits", str(file)]
+    told = await asyncio.to_thread(CliRunner().invoke, cli, [*arguments, "--json"])
+    [row] = json.loads(told.stdout)
+    assert (row["tenant"], row["caller"]) == (tenant, None)
+    assert row["requests"] == {"used": 3, "budget": 4, "ratio": 0.75}
+    assert row["tokens"] == {"used": 0, "budget": None, "ratio": None}
+    shown = await asyncio.to_thread(CliRunner().invoke, cli, arguments)
+    assert "3 of 4" in shown.stdout
+    assert "75%" in shown.stdout
+
+
+# Several processes
+
+
+@asynccontextmanager
+async def process(
+    library: Library, folder: Path, env: dict[str, str]
+) -> AsyncIterator[tuple[httpx.AsyncClient, psutil.Process]]:
+    """`penstock serve` as an operator starts it."""
+    folder.mkdir(exist_ok=True)
+    library.write_home(folder)
+    given = {
+        **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+        "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1", "PENSTOCK_EMBEDDING_API_KEY": "none", **env,
+    }  # fmt: skip
+    started = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "serve", "--port", "0", env=given,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        assert started.stdout is not None
+        async with asyncio.timeout(120):
+            address = ""
+            while not address.startswith("http"):
+                address = (await started.stdout.readline()).decode().strip()
+        async with httpx.AsyncClient(base_url=address, timeout=60) as client:
+            yield client, psutil.Process(started.pid)
+    finally:
+        if started.returncode is None:
+            started.send_signal(signal.SIGTERM)
+        await started.wait()
+
+
+async def test_two_processes_share_a_budget_and_one_that_is_started_anew_finds_what_was_used(
+    library: Library, tenant: str, tmp_path: Path
+) -> None:
+    keys = write_keys(tmp_path / "keys.toml", bot={"key": "k-1", "tenant": tenant, "tags": ["wiki/staff"]})
+    file = limits(tmp_path, f'[tenant."{tenant}"]\nrequests_per_day = 300')["limits_file"]
+    env = {
+        "PENSTOCK_AUTH_KEYS_FILE": str(keys), "PENSTOCK_SERVE_LIMITS_FILE": str(file),
+        "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
+    }  # fmt: skip
+    headers = {"X-Api-Key": "k-1"}
+
+    async def ask(client: httpx.AsyncClient, most: int) -> int:
+        for n in range(most):
+            if (await client.get("/v1/me", headers=headers)).status_code != 200:
+                return n
+        return most
+
+    async with process(library, tmp_path / "a", env) as (a, _):
+        async with process(library, tmp_path / "b", env) as (b, killed):
+            assert await asyncio.gather(ask(a, 100), ask(b, 100)) == [100, 100]
+            assert 200 <= (await used(library, tenant))[0] <= 206
+            killed.kill()
+            await asyncio.to_thread(killed.wait)
+        async with process(library, tmp_path / "b", env) as (again, _):
+            together = sum(await asyncio.gather(ask(a, 100), ask(again, 100)))
+            assert 100 - 3 <= together <= 100, "what the killed one held is lost, and no more"
+            refused = await again.get("/v1/me", headers=headers)
+            assert problem(refused) == (429, "budget-exhausted")
+    assert (await used(library, tenant))[0] <= 300
+
+
+async def test_a_rate_holds_in_two_processes_together_but_for_a_portion(library: Library, tenant: str) -> None:
+    rate = {"requests_per_minute": 40}
+    async with service_over(library, serve=rate) as (a, _), service_over(library, serve=rate) as (b, _):
+        now = datetime.now(UTC)
+        if now.second > 45:  # the minute of the clock must not end in the middle
+            await asyncio.sleep(60 - now.second)
+        taken = [0, 0]
+        for n, client in ((0, a), (1, b)):
+            while (answer := await client.get("/v1/me", headers=as_("ann", tenant))).status_code == 200:
+                taken[n] += 1
+            assert problem(answer) == (429, "rate-limited")
+        assert taken == [40, 4]
+
+
+# The table
+
+
+async def test_postgres_counts_as_the_model_of_the_unit_tests_does(library: Library, tenant: str) -> None:
+    ledger, table = PostgresLedger(library.pool, 60), Table()
+    day = Subject(tenant, "", "day")
+    [(midnight,)] = await library.execute("SELECT date_trunc('day', clock_timestamp(), 'UTC')")
+    table.now = midnight + timedelta(seconds=1)
+    yesterday = midnight - timedelta(days=1)
+    for since, spent, wanted, most in (
+        (None, NOTHING, Amounts(3, 50), (10, 60, None)),
+        (midnight, Amounts(2, 5, 0.5), Amounts(3, 50, 9), (10, 60, None)),
+        (midnight, Amounts(-1, -50), Amounts(100), (10, 60, 1)),
+        (yesterday, Amounts(-5, 7, 7), Amounts(1, 1, 1), (10, 60, 1)),
+        (midnight, Amounts(-100, 0, 5), Amounts(4, 0, 1), (10, None, 1)),
+    ):  # fmt: skip
+        found = await ledger.use(day, since=since, spent=spent, wanted=wanted, most=most)
+        assert found == await table.use(day, since=since, spent=spent, wanted=wanted, most=most)
+    await library.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
+    found = await ledger.use(day, since=yesterday, spent=Amounts(9), wanted=Amounts(4), most=(10, None, None))
+    assert (found.since, found.used.requests) == (midnight, 4)
+
+
+async def test_twenty_at_once_are_given_what_there_is_and_no_more(library: Library, tenant: str) -> None:
+    ledger = PostgresLedger(library.pool, 60)
+    asked = [
+        ledger.use(Subject(tenant, "", "day"), since=None, spent=NOTHING, wanted=Amounts(7), most=(100, None, None))
+        for _ in range(20)
+    ]
+    assert sum(found.given.requests for found in await asyncio.gather(*asked)) == 100
+
+
+async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Library, tenant: str) -> None:
+    admin = library.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    with logins(admin) as dsn, psycopg.connect(dsn["penstock_query"], autocommit=True) as connection:
+        connection.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", [tenant])
+        for statement in (
+            "SELECT * FROM query_use", "UPDATE query_use SET requests = 0", "DELETE FROM query_use",
+            "INSERT INTO query_use (tenant, caller, span, since) VALUES ('x', '', 'day', now())",
+        ):  # fmt: skip
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+    assert (await used(library, tenant))[0] == 1
+
+
+async def test_what_callers_used_goes_by_age(library: Library, tenant: str) -> None:
+    await library.execute(
+        "INSERT INTO query_use (tenant, caller, span, since) SELECT %s, caller, 'day', now() - age::interval"
+        " FROM (VALUES ('token:ann', '31 days'), ('token:bob', '29 days')) v (caller, age)", tenant
+    )  # fmt: skip
+    await Retention(library.pool, Metrics(), RetentionSettings()).turn()
+    assert await library.execute("SELECT caller FROM query_use WHERE tenant = %s", tenant) == [("token:bob",)]
+
+
+async def test_the_workers_login_cannot_unsay_what_was_used_today(library: Library, tenant: str) -> None:
+    admin = library.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
+    with logins(admin) as dsn, psycopg.connect(dsn["penstock_worker"], autocommit=True) as connection:
+        connection.execute("SELECT FROM erase_use_by_age(-1, 500)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("DELETE FROM query_use")
+    assert (await used(library, tenant))[0] == 1
+
+
+async def test_todays_use_is_shown_where_the_service_and_its_limits_are(
+    library: Library, tenant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin = library.settings.postgres.dsn.get_secret_value()
+    run_file(admin, "1-roles.sql")
+    run_file(admin, "2-grants.sql")
+    await library.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", tenant)
+    file = limits(tmp_path, "[default]\nrequests_per_day = 4\n")["limits_file"]
+    with logins(admin) as dsn:
+        monkeypatch.setenv("PENSTOCK_POSTGRES_DSN", dsn["penstock_query"])
+        told = await asyncio.to_thread(
+            CliRunner().invoke, cli, ["budget", "--tenant", tenant, "--limits", str(file), "--json"]
+        )
+    assert told.exit_code == 0, told.output
+    assert [one["requests"]["used"] for one in json.loads(told.stdout)] == [1]

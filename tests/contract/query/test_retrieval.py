@@ -1,0 +1,314 @@
+"""Answers that are remembered, and searches that are given up, on the real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from uuid import uuid4
+
+import pytest
+
+from pipeline.embedding.port import Vectors
+from query.access.callers import Caller
+from query.access.filters import Filters
+from query.embedding.embedders import QueryEmbedder
+from query.model import Found
+from query.retrieval.search import Search
+from query.settings import RetrievalSettings
+from query.telemetry import QueryMetrics
+from tests.support.query.library import Library, WordEmbedder, access, deletion, document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+
+class CountingEmbedder(WordEmbedder):
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def embed_query(self, text: str) -> Vectors:
+        self.asked.append(text)
+        return self._vector(text)
+
+
+class Desk:
+    """One tenant of the library, a search of its own, and how often that had to work."""
+
+    def __init__(self, library: Library, settings: RetrievalSettings | None = None) -> None:
+        self.library = library
+        self.tenant = f"t{uuid4().hex[:8]}"
+        self.metrics = QueryMetrics()
+        self.model = CountingEmbedder()
+        self.search = Search(
+            library.pool, library.es, QueryEmbedder(lambda: self.model), settings=settings, metrics=self.metrics
+        )
+
+    async def ask(self, query: str, *tags: str, filters: Filters | None = None) -> list[str]:
+        found = await self.found(query, await self.library.caller(self.tenant, *tags), filters=filters)
+        return sorted(result.passage.title for result in found.results)
+
+    async def found(self, query: str, caller: Caller, *, filters: Filters | None = None) -> Found:
+        return await self.search.search(query, caller, filters=filters or Filters())
+
+    def hits(self, cache: str = "results") -> int:
+        value = self.metrics.registry.get_sample_value("penstock_query_cache_total", {"cache": cache, "outcome": "hit"})
+        return int(value or 0)
+
+
+@pytest.fixture
+def desk(library: Library) -> Desk:
+    return Desk(library)
+
+
+async def test_the_same_question_is_worked_out_once(desk: Desk) -> None:
+    await desk.library.put(document("a.md", "Moss on the lock gates.", tenant=desk.tenant))
+    caller = await desk.library.caller(desk.tenant, "staff")
+    first = await desk.found("moss lock", caller)
+    second = await desk.found("moss lock", caller)
+    assert (desk.hits(), desk.model.asked) == (1, ["moss lock"])
+    assert second.results == first.results
+    assert second.relevant
+
+    def told(found: Found) -> list[tuple[str, dict[str, object]]]:
+        return sorted((step.name, dict(step.facts)) for step in found.steps)
+
+    assert told(second) == told(first), "whether somebody asked before is not told"
+    assert await desk.ask("moss lock", "staff", filters=Filters(sources=("drive",))) == []
+    assert await desk.ask("moss gates", "staff") == ["a.md"]
+    assert desk.hits() == 1
+
+
+async def test_an_answer_is_nobodys_of_another_access_set(desk: Desk) -> None:
+    await desk.library.put(
+        document("open.md", "Ferns by the mill.", tenant=desk.tenant),
+        document("closed.md", "Ferns in the mill's cellar.", tenant=desk.tenant, acl_tags=["board"]),
+    )
+    assert await desk.ask("ferns mill", "staff", "board") == ["closed.md", "open.md"]
+    assert await desk.ask("ferns mill", "staff") == ["open.md"]
+    assert await desk.ask("ferns mill", "nobody") == []
+    assert await desk.ask("ferns mill", "board") == ["closed.md"]
+    assert desk.hits() == 0
+    assert await desk.ask("ferns mill", "staff", "of nothing here") == ["open.md"]
+    assert desk.hits() == 1, "the same may be read: the same access set"
+
+
+ONE = ("one.md", "Reeds along the towpath.")
+TWO = ("two.md", "Reeds and herons along the towpath too.")
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    "what", ["deleted", "revoked", "restricted", "edited", "renamed", "added", "opened", "nothing"]
+)
+async def test_a_remembered_answer_never_outlives_what_it_is_made_from(desk: Desk, what: str, settled: bool) -> None:
+    """settled: the stores have followed too; else only the ledger knows."""
+    tenant = desk.tenant
+    one, two = document(*ONE, tenant=tenant), document(*TWO, tenant=tenant, acl_tags=["staff", "board"])
+    shut = document("shut.md", "Reeds behind the fence of the towpath.", tenant=tenant, acl_tags=["board"])
+    await desk.library.put(one, two, shut)
+    before = ["one.md", "two.md"]
+    assert await desk.ask("reeds towpath", "staff") == before
+    assert await desk.ask("reeds towpath", "staff") == before
+    assert desk.hits() == 1
+    event, after = {
+        "deleted": (deletion(one), ["two.md"]),
+        "revoked": (access(one, ["board"]), ["two.md"]),
+        "restricted": (access(one, ["staff"], ["restriction-1"]), ["two.md"]),
+        "edited": (document("one.md", "Nothing of the kind.", tenant=tenant), ["two.md"]),
+        "renamed": (document(*ONE, tenant=tenant, title="New"), ["New", "two.md"]),
+        "added": (document("new.md", "Reeds, reeds, and the towpath.", tenant=tenant), ["new.md", *before]),
+        "opened": (access(shut, ["staff"]), ["one.md", "shut.md", "two.md"]),
+        "nothing": (document(*ONE, tenant=tenant), before),
+    }[what]
+    if settled:
+        await desk.library.put(event)
+    else:
+        await desk.library.accept(event)
+    found = await desk.ask("reeds towpath", "staff")
+    if settled or what not in ("added", "opened"):
+        assert [name for name in found if name != "one.md" or what != "edited"] == after
+        fresh = Desk(desk.library, RetrievalSettings(cached_queries=0))
+        fresh.tenant = tenant
+        assert found == await fresh.ask("reeds towpath", "staff"), "as it is without a cache"
+    else:
+        assert found == before, "what becomes readable may wait until a store has followed"
+
+
+async def test_who_leaves_a_group_has_its_answers_no_more(desk: Desk) -> None:
+    await desk.library.put(document("a.md", "Rota of the lock keepers.", tenant=desk.tenant, acl_tags=["crew"]))
+
+    async def reads() -> list[str]:
+        caller = await desk.library.caller(desk.tenant, principals=["ann"])
+        return [result.passage.title for result in (await desk.found("rota keepers", caller)).results]
+
+    await desk.library.execute(
+        "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
+        " VALUES (%s, 'wiki', 'ann', %s, now())",
+        desk.tenant, ["crew"],
+    )  # fmt: skip
+    assert [await reads(), await reads()] == [["a.md"], ["a.md"]]
+    await desk.library.execute("UPDATE memberships SET groups = '{}' WHERE tenant = %s", desk.tenant)
+    assert await reads() == []
+
+
+async def test_a_store_that_follows_late_is_seen(desk: Desk) -> None:
+    """What settles in a transaction that began before the answer was remembered and ends after it."""
+    library, tenant = desk.library, desk.tenant
+    await library.put(document("a.md", "Willows at the bend.", tenant=tenant))
+    [(id_,)] = await library.execute("SELECT id FROM documents WHERE tenant = %s", tenant)
+    async with library.pool.connection() as slow:
+        await slow.execute("UPDATE index_state SET settled_at = clock_timestamp() WHERE document_id = %s", [id_])
+        assert await desk.ask("willows bend", "staff") == ["a.md"]
+        assert await desk.ask("willows bend", "staff") == ["a.md"]
+        assert desk.hits() == 1
+    assert await desk.ask("willows bend", "staff") == ["a.md"]
+    assert desk.hits() == 1, "worked out anew"
+    assert await desk.ask("willows bend", "staff") == ["a.md"]
+    assert desk.hits() == 2
+
+
+async def test_what_happens_to_what_a_caller_may_not_read_forgets_nothing(desk: Desk) -> None:
+    """Else the time of an answer would tell."""
+    await desk.library.put(document("a.md", "Sedge in the pond.", tenant=desk.tenant))
+    assert await desk.ask("sedge pond", "staff") == ["a.md"]
+    await desk.library.put(
+        document("b.md", "Sedge in the pond, in secret.", tenant=desk.tenant, acl_tags=["board"]),
+        document("c.md", "Sedge in the pond.", tenant="another"),
+    )
+    assert await desk.ask("sedge pond", "staff") == ["a.md"]
+    assert desk.hits() == 1
+
+
+async def test_what_was_incomplete_is_not_remembered(desk: Desk) -> None:
+    await desk.library.put(document("a.md", "Rushes.", tenant=desk.tenant))
+    index = desk.library.generation.keyword_index
+    await desk.library.es.indices.close(index=index)
+    try:
+        caller = await desk.library.caller(desk.tenant, "staff")
+        assert (await desk.found("rushes", caller)).degraded
+    finally:
+        await desk.library.es.indices.open(index=index)
+    await desk.library.es.cluster.health(index=index, wait_for_status="green", timeout="30s")
+    assert (await desk.found("rushes", caller)).degraded == ()
+    assert desk.hits() == 0
+
+
+async def test_no_more_is_kept_than_is_set(library: Library) -> None:
+    small = Desk(library, RetrievalSettings(cached_queries=2))
+    for query in ("a", "b", "c", "a"):
+        await small.ask(query, "staff")
+    assert small.hits() == small.hits("embeddings") == 0
+    await small.ask("a", "staff")
+    assert small.hits() == small.hits("embeddings") == 1
+
+
+# Given up
+
+
+class SlowEmbedder(WordEmbedder):
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+
+    async def embed_query(self, text: str) -> Vectors:
+        await asyncio.sleep(self._dice.uniform(0, 0.03))
+        return self._vector(text)
+
+
+async def test_searches_that_are_cancelled_leave_nothing_behind(library: Library) -> None:
+    """200 of them, each after a time of its own: every pool connection and every one to Elasticsearch comes back."""
+    tenant = f"t{uuid4().hex[:8]}"
+    await library.put(*(document(f"{n}.md", f"Otters at weir {n}.", tenant=tenant) for n in range(5)))
+    caller = await library.caller(tenant, "staff")
+    dice = random.Random(5)
+    search = Search(library.pool, library.es, QueryEmbedder(lambda: SlowEmbedder(dice)))
+    assert (await search.search("otters", caller)).results
+    tasks_before = len(asyncio.all_tasks())
+
+    async def given_up(n: int) -> bool:
+        task = asyncio.create_task(search.search(f"otters {n}", caller))
+        await asyncio.sleep(dice.uniform(0, 0.15))
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            return True
+        return False
+
+    cancelled = 0
+    for _ in range(10):
+        cancelled += sum(await asyncio.gather(*(given_up(n) for n in range(20))))
+    assert cancelled > 20, "too few were still at work to prove anything"
+
+    assert (await search.search("otters weir", caller)).degraded == ()
+    async with asyncio.timeout(30):  # what was cut off in the middle of a statement is replaced
+        while (stats := library.pool.get_stats())["pool_available"] < stats["pool_size"]:
+            await asyncio.sleep(0.05)
+    assert stats.get("requests_waiting", 0) == 0
+    for node in library.es.transport.node_pool.all():
+        assert not node.session._connector._acquired  # type: ignore[attr-defined]
+    assert len(asyncio.all_tasks()) <= tasks_before
+
+
+async def test_no_connection_is_held_while_a_model_or_elasticsearch_is_waited_for(library: Library) -> None:
+    caller = await library.caller(f"t{uuid4().hex[:8]}", "staff")
+    waiting, go_on = asyncio.Event(), asyncio.Event()
+
+    class Waiting(WordEmbedder):
+        async def embed_query(self, text: str) -> Vectors:
+            await asyncio.sleep(0.3)  # the keyword half has come to its end
+            waiting.set()
+            await go_on.wait()
+            return self._vector(text)
+
+    search = Search(library.pool, library.es, QueryEmbedder(Waiting))
+    task = asyncio.create_task(search.search("otters", caller))
+    await waiting.wait()
+    stats = library.pool.get_stats()
+    assert stats["pool_available"] == stats["pool_size"]
+    go_on.set()
+    assert (await task).degraded == ()
+
+
+async def test_who_is_cancelled_while_giving_a_connection_back_has_given_it_back(library: Library) -> None:
+    pool = library.pool
+    holding, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with pool.connection():
+            holding.set()
+            await go_on.wait()
+
+    task = asyncio.create_task(hold())
+    await holding.wait()
+    async with pool._lock:  # as if another one were giving back
+        go_on.set()
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    async with asyncio.timeout(10):
+        while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
+            await asyncio.sleep(0.02)
+
+
+async def test_who_is_cancelled_while_a_pipeline_ends_leaves_no_pipeline_behind(library: Library) -> None:
+    pool, dice = library.pool, random.Random(7)
+
+    async def pipelined() -> None:
+        async with pool.connection() as connection, connection.pipeline(), connection.transaction():
+            await connection.execute("SELECT pg_sleep(0.004)")
+            await (await connection.execute("SELECT pg_sleep(0.004)")).fetchall()
+
+    async def given_up() -> None:
+        task = asyncio.create_task(pipelined())
+        await asyncio.sleep(dice.uniform(0, 0.03))
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    for _ in range(60):
+        await asyncio.gather(*(given_up() for _ in range(8)))
+        async with asyncio.timeout(10):
+            while (stats := pool.get_stats())["pool_available"] < stats["pool_size"]:
+                await asyncio.sleep(0.02)
+        for _ in range(stats["pool_size"]):
+            async with pool.connection() as connection:
+                assert (await connection.execute("SELECT 1")).description, "it was answered at once"

@@ -1,0 +1,176 @@
+"""Shadowing: the generation that may take over is asked, too, and nobody notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from deploy.local.stack import Stack
+from query.evaluation.shadow import documents, overlap, rank_biased
+from query.mcp import tools
+from query.mcp.shapes import SearchArguments
+from query.model import Found
+from query.retrieval.search import Search
+from query.service import Service
+from query.settings import ShadowSettings
+from tests.support.query.generation_query_kit import Site
+from tests.support.query.http_kit import as_
+from tests.support.query.library import document
+
+pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
+
+TEXTS = {f"{n}.md": f"Entry {n} of the keeper's log: wind and water as on day {n}." for n in range(24)}
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def site(stack: Stack) -> AsyncIterator[Site]:
+    async with Site.create(stack) as site:
+        await site.put(*(document(n, text, acl_tags=["user:ann", "staff"]) for n, text in TEXTS.items()))
+        yield site
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def nothing_measured(site: Site) -> None:
+    await site.library.execute("DELETE FROM shadow_agreement")
+
+
+async def ready(service: Service) -> None:
+    """It knows which generations there are, and every model has answered."""
+    async with asyncio.timeout(30):
+        while service.following.seen is None or len(service.following._answered) < 3:
+            await asyncio.sleep(0.02)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+def outcomes(service: Service) -> dict[str, int]:
+    def value(outcome: str) -> int:
+        labels = {"outcome": outcome}
+        return int(service.metrics.registry.get_sample_value("penstock_query_shadow_total", labels) or 0)
+
+    return {outcome: found for outcome in ("measured", "failed", "dropped") if (found := value(outcome))}
+
+
+class Held(Search):
+    """Of the candidate's searches none begins before it may."""
+
+    def __init__(self, service: Service, site: Site) -> None:
+        assert service.shadow.pool is not None
+        super().__init__(service.shadow.pool, site.library.es, service.embedders)
+        self.may = asyncio.Event()
+        self.waiting = 0
+
+    async def search(self, *arguments: Any, **named: Any) -> Found:
+        self.waiting += 1
+        await self.may.wait()
+        return await super().search(*arguments, **named)
+
+
+async def test_nobody_waits_for_the_shadow_and_what_is_too_much_is_dropped(site: Site) -> None:
+    shadow = ShadowSettings(share=1.0, at_once=2)
+    async with site.service(shadow=shadow) as (client, service):
+        await ready(service)
+        service.shadow.search = held = Held(service, site)
+        for n in range(5):
+            asked = {"query": TEXTS[f"{n}.md"]}
+            answer = await client.post("/v1/search", json=asked, headers=as_("ann"))
+            assert answer.status_code == 200
+            assert (answer.json()["degraded"], answer.json()["results"][0]["external_id"]) == ([], f"{n}.md")
+            assert outcomes(service).get("measured", 0) == 0, "it was answered before its shadow was"
+        await until(lambda: held.waiting == 2)
+        assert outcomes(service) == {"dropped": 3}
+        stats = service.pool.get_stats()
+        assert stats["pool_available"] == stats["pool_size"], "no connection that a user's question needs"
+        assert service.shadow.pool is not service.pool
+        held.may.set()
+        await until(lambda: outcomes(service) == {"dropped": 3, "measured": 2})
+        answer = await client.post("/v1/search", json={"query": TEXTS["9.md"]}, headers=as_("ann"))
+        assert answer.status_code == 200
+        await until(lambda: outcomes(service) == {"dropped": 3, "measured": 3})
+
+
+async def test_what_is_kept_are_the_measures_alone(site: Site) -> None:
+    query = TEXTS["7.md"]
+    async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
+        await ready(service)
+        answer = await client.post("/v1/search", json={"query": query, "top": 3}, headers=as_("ann"))
+        assert answer.status_code == 200
+        await until(lambda: not service.shadow._tasks)
+        assert outcomes(service) == {"measured": 1}
+        caller = await site.library.caller("acme", "staff")
+        found = [
+            documents(await service.search.search(query, caller, top=20, generation=await site.generation(name)))
+            for name in ("g1", "g3")
+        ]
+        in_registry = [
+            service.metrics.registry.get_sample_value(f"penstock_query_shadow_{name}_ratio_sum")
+            for name in ("overlap", "agreement")
+        ]
+    assert [len(ranked) for ranked in found] == [10, 10]
+    assert 0 < overlap(*found) == len(set(found[0]) & set(found[1])) / 10 < 1
+    [row] = await site.library.execute("SELECT * FROM shadow_agreement")
+    active, candidate, hour, queries, shared, agreement, failed = row
+    assert (active, candidate, queries, failed) == ("g1", "g3", 1, 0)
+    assert [shared, agreement] == pytest.approx([overlap(*found), rank_biased(*found)])
+    assert in_registry == pytest.approx([shared, agreement])
+    assert (hour.minute, hour.second, hour.microsecond) == (0, 0, 0)
+
+
+async def test_a_shadow_that_fails_is_counted_and_seen_by_nobody(site: Site) -> None:
+    async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
+        await ready(service)
+        site.models["g3"].api_key = "another"
+        try:
+            answer = await client.post("/v1/search", json={"query": TEXTS["3.md"]}, headers=as_("ann"))
+            assert (answer.status_code, answer.json()["degraded"]) == (200, [])
+            await until(lambda: not service.shadow._tasks)
+        finally:
+            site.models["g3"].api_key = "key-g3"
+        assert outcomes(service) == {"failed": 1}
+    assert await site.library.execute("SELECT queries, failed FROM shadow_agreement") == [(0, 1)]
+
+
+async def test_the_share_is_kept(site: Site) -> None:
+    async with site.service(shadow=ShadowSettings(share=0.25, at_once=8)) as (client, service):
+        await ready(service)
+        service.shadow.dice = iter([0.1, 0.25, 0.24, 0.9]).__next__
+        for n in range(4):
+            await client.post("/v1/search", json={"query": TEXTS[f"{n}.md"]}, headers=as_("ann"))
+        await until(lambda: not service.shadow._tasks)
+        assert outcomes(service) == {"measured": 2}
+
+
+async def test_answers_and_tools_are_shadowed_as_far_as_they_search(site: Site) -> None:
+    async with site.service(shadow=ShadowSettings(share=1.0)) as (client, service):
+        await ready(service)
+        [(id_,)] = await site.library.execute("SELECT id FROM documents WHERE external_id = '4.md'")
+        caller = await site.library.caller("acme", "staff")
+        for asked, measured in (
+            ({"question": TEXTS["4.md"], "mode": "hybrid"}, 1),
+            ({"question": TEXTS["4.md"], "mode": "hybrid", "stream": True}, 2),
+            ({"question": TEXTS["4.md"], "documents": [str(id_)]}, 2),
+        ):
+            answer = await client.post("/v1/answers", json=asked, headers=as_("ann"))
+            assert answer.status_code == 200, answer.text
+            await until(lambda: not service.shadow._tasks)
+            assert outcomes(service) == {"measured": measured}
+        await tools.search(service, caller, SearchArguments(query="the keeper's log"))
+        await until(lambda: not service.shadow._tasks)
+        assert outcomes(service) == {"measured": 3}
+
+
+async def test_without_a_share_nothing_is_opened_and_nothing_asked(site: Site) -> None:
+    async with site.service() as (client, service):
+        await ready(service)
+        assert (service.shadow.search, service.shadow.pool) == (None, None)
+        await client.post("/v1/search", json={"query": TEXTS["3.md"]}, headers=as_("ann"))
+        assert outcomes(service) == {}
+        assert TEXTS["3.md"] not in site.models["g3"].asked[-1:]

@@ -1,0 +1,97 @@
+"""A small company's Confluence, served, and the source that reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from connectors.confluence import Confluence, ConfluenceOptions
+from connectors.fakes.confluence import FakeConfluence, Flavour, requests
+from connectors.fakes.confluence_state import Item, State, User
+from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Reaction
+from pipeline.runtime.http_server import served
+
+FLAVOURS: Sequence[Flavour] = ("cloud", "data-center")
+SECRET = "what both sides know"
+
+
+class NoMemory:
+    async def get(self, name: str) -> Any | None:
+        raise AssertionError("Confluence keeps nothing besides its cursors")
+
+    async def put(self, name: str, value: Any | None) -> None:
+        raise AssertionError("Confluence keeps nothing besides its cursors")
+
+
+@dataclass
+class Wiki:
+    """Space ENG: group ``staff`` (bot, ann) and bob may view it. ``bot`` is the connector's account."""
+
+    fake: FakeConfluence
+    url: str
+    folder: Path
+    options: dict[str, Any]
+    bot: User = field(init=False)
+    ann: User = field(init=False)
+    bob: User = field(init=False)
+    source: Confluence = field(init=False)
+    connected: list[Confluence] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.bot, self.ann, self.bob = (self.state.add_user(name) for name in ("bot", "ann", "bob"))
+        self.state.groups["staff"] = {self.bot.account_id, self.ann.account_id}
+        self.state.add_space("ENG", groups={"staff"}, users={self.bob.account_id})
+        self.source = self.connect()
+
+    @property
+    def state(self) -> State:
+        return self.fake.state
+
+    def connect(self, **options: Any) -> Confluence:
+        given = {
+            "flavour": "cloud" if self.fake.cloud else "data-center", "base_url": self.url, "page_size": 3,
+            "webhook_secret": SECRET, "token": self.fake.token_for(self.bot),
+            **({"email": self.bot.email} if self.fake.cloud else {"email_domain": "example.com"}),
+        }  # fmt: skip
+        context = Context(name="wiki", tenant="t", memory=NoMemory(), folder=self.folder)
+        self.connected.append(Confluence(ConfluenceOptions(**{**given, **self.options, **options}), context))
+        return self.connected[-1]
+
+    def page(self, title: str, body: str = "", **more: Any) -> Item:
+        return self.state.add_page("ENG", title, body or f"<p>About {title}.</p>", **more)
+
+    async def full(self, cursor: Cursor | None = None) -> dict[str, Entry]:
+        return {entry.external_id: entry async for page in self.source.full(cursor) for entry in page.entries}
+
+    async def slim(self) -> dict[str, Listed]:
+        return {one.external_id: one async for some in self.source.slim() for one in some}
+
+    async def changes(self, cursor: Cursor) -> tuple[list[Entry], Cursor]:
+        pages: list[Page] = [page async for page in self.source.changes(cursor)]
+        return [entry for page in pages for entry in page.entries], pages[-1].cursor
+
+    async def groups(self, tags: Sequence[str] | None = None) -> dict[str, Group]:
+        return {group.tag: group async for group in self.source.groups(tags)}
+
+    async def events(self) -> list[Reaction]:
+        """What the source makes of everything that happened since the last call."""
+        happened, self.state.happened = self.state.happened, []
+        return [await self.source.on_event(one) for one in requests(happened, SECRET, cloud=self.fake.cloud)]
+
+    def asked(self, part: str) -> int:
+        return sum(part in one for one in self.fake.requests)
+
+
+@asynccontextmanager
+async def wiki(flavour: Flavour, folder: Path, **options: Any) -> AsyncIterator[Wiki]:
+    fake = FakeConfluence(flavour)
+    async with served(fake) as address:
+        one = Wiki(fake, address + fake.context, folder, options)
+        try:
+            yield one
+        finally:
+            for source in one.connected:
+                await source.close()

@@ -1,0 +1,268 @@
+"""A real Penstock that a real Prometheus watches, with time running faster for the alerts; the services that it calls
+outside are fakes with knobs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import re
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deploy.local import prometheus
+from deploy.local.stack import Stack
+from deploy.prometheus.targets import JOB
+from pipeline.runtime.home import DEVELOPMENT_FILE
+from query.auth.authenticator import AS
+from tests.fakes.chat import FakeChat
+from tests.fakes.openai import FakeOpenAI
+from tests.fakes.rerank import FakeRerank
+from tests.support.query.http_kit import bearer
+from tests.support.space import PROJECT, Space, now
+from topics.messages import DocumentUpserted
+
+RULES = PROJECT / "deploy" / "prometheus"
+WORKERS = ("detect", "vectors", "keywords", "connectors", "canary")
+FASTER = 60
+"""An hour passes in a minute …"""
+LEAST_FOR, LEAST_WINDOW, LEAST_AGE = 4, 15, 20
+"""… but no patience, window or age is shorter than so many seconds, within which a busy machine still gets its work
+done and Prometheus, which looks every second, has seen enough."""
+READER = "reader"
+"""Who searches: readers need something to find, or nothing is reranked."""
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SETTINGS = {
+    "PENSTOCK_STREAM_VITALS_SECONDS": "1",
+    "PENSTOCK_AUDIT_DOCUMENTS_PER_SECOND": "500",
+    "PENSTOCK_CANARY_EVERY_SECONDS": "1",
+    "PENSTOCK_EVAL_EVERY_SECONDS": "5",
+}
+
+
+def faster(rules: str) -> str:
+    """The same alerts and ratios in less time: how long, over how long, and how old."""
+
+    def seconds(amount: str, unit: str, least: int) -> str:
+        return f"{max(least, int(amount) * UNITS[unit] // FASTER)}s"
+
+    rules = re.sub(r"for: (\d+)([smhd])", lambda m: f"for: {seconds(m[1], m[2], LEAST_FOR)}", rules)
+    rules = re.sub(r"(_seconds\)), (\d{2,})\)$", lambda m: f"{m[1]}, {LEAST_AGE})", rules, flags=re.M)
+    rules = re.sub(r"\[(\d+)([smhd])\]", lambda m: f"[{seconds(m[1], m[2], LEAST_WINDOW)}]", rules)
+    return re.sub(
+        r"(_seconds.*) > (\d{2,})$", lambda m: f"{m[1]} > {max(LEAST_AGE, int(m[2]) // FASTER)}", rules, flags=re.M
+    )
+
+
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Watched:
+    space: Space
+    query: httpx.AsyncClient
+    prometheus: httpx.AsyncClient
+    folder: Path
+    """Of Prometheus."""
+    notes: Path
+    """What the connector ``notes`` reads."""
+    model: FakeOpenAI
+    reranker: FakeRerank
+    _used: int = 0
+
+    async def values(self, expression: str) -> list[float]:
+        """What it evaluates to now, without what is no number. Fails when it cannot be evaluated."""
+        answer = await self.prometheus.get("/api/v1/query", params={"query": expression})
+        told: dict[str, Any] = answer.json()
+        assert told["status"] == "success", f"{expression}: {told.get('error')}"
+        found = [float(sample["value"][1]) for sample in told["data"]["result"]]
+        return [value for value in found if not math.isnan(value)]
+
+    async def use(self) -> None:
+        """A bit of everything that people and sources do."""
+        n = self._used = self._used + 1
+        if self.notes.is_dir():
+            (self.notes / f"note-{n}.md").write_text(f"# Note {n}\n\nThe otter of note {n} swims.\n")
+        await self.space.publish(page(n % 10, n))
+        answer = await self.query.post("/v1/search", json={"query": f"heron {n}"})
+        assert answer.status_code == 200, answer.text
+        answer = await self.query.post("/v1/answers", json={"question": f"Who waits on page {n}?", "stream": True})
+        assert answer.status_code == 200, answer.text
+
+    @asynccontextmanager
+    async def in_use(self) -> AsyncIterator[None]:
+        """All the while, as on any day."""
+
+        async def go_on() -> None:
+            while True:
+                await self.use()
+                await asyncio.sleep(1)
+
+        using = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            using.cancel()
+            with suppress(asyncio.CancelledError):
+                await using
+
+    async def fires(self, *wanted: str, within_seconds: float = 120) -> None:
+        """Wait until exactly these alerts fire. On the way there no other begins to. Slow searches apart, which a busy
+        machine is right to raise."""
+        before = set(await self._firing())
+        told: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(within_seconds):
+                while set(told := await self._firing()) != set(wanted):
+                    others = {why for name, why in told.items() if name not in before | set(wanted)}
+                    assert not others, f"{sorted(others)}, while {sorted(wanted)} were to fire"
+                    await asyncio.sleep(0.2)
+        except TimeoutError:
+            pytest.fail(f"{sorted(told)} fire, and not {sorted(wanted)}")
+
+    async def _firing(self) -> dict[str, str]:
+        """Name → what it says."""
+        told = (await self.prometheus.get("/api/v1/alerts")).json()["data"]["alerts"]
+        return {
+            one["labels"]["alertname"]: f"{one['labels']['alertname']}: {one['annotations']['summary']}"
+            for one in told
+            if one["state"] == "firing" and "SearchLatency" not in one["labels"]["alertname"]
+        }
+
+    async def starts(self, worker: str) -> None:
+        """Where it listens may have changed."""
+        await asyncio.to_thread(self.space.start, worker)
+        groups = json.loads((self.folder / "targets.json").read_text())
+        for group in groups:
+            if group["labels"]["worker"] == worker:
+                group["targets"] = [f"127.0.0.1:{self.space.ports[worker]}"]
+        (self.folder / "targets.json").write_text(json.dumps(groups))
+
+    async def stops(self, worker: str) -> None:
+        await asyncio.to_thread(self.space.stop, worker)
+
+    @contextmanager
+    def unreadable(self) -> Iterator[None]:
+        """The source's folder is not there."""
+        away = self.notes.with_name("away")
+        self.notes.rename(away)
+        try:
+            yield
+        finally:
+            away.rename(self.notes)
+
+
+def page(n: int, version: int) -> DocumentUpserted:
+    return DocumentUpserted(
+        tenant="default", source="wiki", external_id=f"page-{n}", observed_at=now(), version=version, title="A page",
+        content=f"The heron of page {version} waits.", media_type="text/plain", acl_tags=["everyone", f"user:{READER}"],
+        source_modified_at=now(),
+    )  # fmt: skip
+
+
+@asynccontextmanager
+async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> AsyncIterator[Watched]:
+    """Every process runs and has been seen by Prometheus."""
+    async with AsyncExitStack() as open_:
+        model = await open_.enter_async_context(FakeOpenAI(dimensions=64))
+        reranker = await open_.enter_async_context(FakeRerank())
+        chat = await open_.enter_async_context(FakeChat())
+        embedding = {"provider": "openai", "base_url": model.url, "dimensions": 64, "timeout_seconds": 2}
+        space = await open_.enter_async_context(Space.create(stack, folder, embedding=embedding))
+        notes = folder / "notes"
+        notes.mkdir()
+        (notes / "first.md").write_text(
+            "# First\n\nAn empty folder may be one that is not mounted: it would be waited for.\n"
+        )
+        declared = folder / "connectors.toml"
+        declared.write_text(
+            f'[connector.notes]\nkind = "folder"\npaths = ["{notes}"]\nacl_tags = ["everyone"]\npoll_seconds = 1\n'
+            "sweep_seconds = 2\ngroups_seconds = 2\n"
+        )
+        space.environment |= SETTINGS | {"PENSTOCK_CONNECTORS_FILE": str(declared)}
+        await asyncio.to_thread(space.start, *WORKERS)
+        outside = {
+            "PENSTOCK_RERANK_URL": reranker.url(), "PENSTOCK_RERANK_MODEL": reranker.model,
+            "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model,
+        }  # fmt: skip
+        url = await open_.enter_async_context(_serving(space, outside))
+        query = await open_.enter_async_context(
+            httpx.AsyncClient(
+                base_url=url,
+                timeout=60,
+                trust_env=False,
+                headers={AS: READER, **bearer(space.home / DEVELOPMENT_FILE)},
+            )
+        )
+        targets = {worker: f"127.0.0.1:{space.ports[worker]}" for worker in WORKERS}
+        targets["query"] = url.removeprefix("http://")
+        client = await open_.enter_async_context(_watching(folder / "prometheus", targets))
+        world = Watched(space, query, client, folder / "prometheus", notes, model, reranker)
+        async with asyncio.timeout(60):
+            while await world.values(f'sum(up{{job="{JOB}"}})') != [len(targets)]:
+                await asyncio.sleep(0.2)
+        yield world
+
+
+@asynccontextmanager
+async def _serving(space: Space, outside: Mapping[str, str]) -> AsyncIterator[str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "cli.main", "serve", "--port", "0", cwd=PROJECT, stdout=PIPE, stderr=DEVNULL,
+        env={**space.environment, **outside, "PENSTOCK_SERVE_DEVELOPMENT": "true",
+             "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        yield (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+
+
+@asynccontextmanager
+async def _watching(folder: Path, targets: Mapping[str, str]) -> AsyncIterator[httpx.AsyncClient]:
+    """Prometheus as deploy/prometheus/local.yml says, only faster. targets: address by worker."""
+    folder.mkdir()
+    for rules in ("recording.yml", "alerts.yml"):
+        (folder / rules).write_text(faster((RULES / rules).read_text()))
+    (folder / "prometheus.yml").write_text((RULES / "local.yml").read_text().replace("_interval: 5s", "_interval: 1s"))
+    (folder / "targets.json").write_text(
+        json.dumps([{"targets": [at], "labels": {"job": JOB, "worker": worker}} for worker, at in targets.items()])
+    )
+    address = f"127.0.0.1:{port()}"
+    with (folder / "log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            prometheus.require("prometheus"), f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}", stdout=log, stderr=log,
+            env={**os.environ},
+        )  # fmt: skip
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
+            async with asyncio.timeout(60):
+                while not await _ready(client):
+                    assert process.returncode is None, (folder / "log").read_text()[-2000:]
+                    await asyncio.sleep(0.1)
+            yield client
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), 30)
+
+
+async def _ready(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/-/ready")).status_code == 200
+    except httpx.ConnectError:
+        return False

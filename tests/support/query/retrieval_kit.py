@@ -1,0 +1,20 @@
+"""Asking a library's search as staff."""
+
+from __future__ import annotations
+
+from query.access.filters import NONE, Filters
+from query.model import Found, Mode
+from query.retrieval.search import Search
+from tests.support.query.library import Library
+
+
+async def find(
+    library: Library, tenant: str, query: str, filters: Filters = NONE, *, mode: Mode = "hybrid", top: int = 10,
+    search: Search | None = None,
+) -> Found:  # fmt: skip
+    caller = await library.caller(tenant, "staff")
+    return await (search or library.search).search(query, caller, mode=mode, top=top, filters=filters)
+
+
+def names(found: Found) -> list[str]:
+    return [result.passage.external_id for result in found.results]

@@ -1,0 +1,49 @@
+"""Who may read what is ingested, when it was said and when it was not."""
+
+from __future__ import annotations
+
+import getpass
+
+import pytest
+import typer
+
+from cli.readers import local_user, readers
+
+
+def test_as_given_or_only_whoever_ingests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getpass, "getuser", lambda: "ann")
+    assert readers(["staff", "wiki/staff"], ["nda"]) == ["staff", "wiki/staff"]
+    assert readers(None, None) == ["user:ann"]
+
+
+@pytest.mark.parametrize(
+    ("acl", "required", "says"),
+    [
+        (["staff", "folder/board"], None, "say 'board'"),
+        (["staff"], ["folder/nda"], "say 'nda'"),
+        (None, ["nda"], "--required without --acl"),
+    ],
+)
+def test_what_nobody_could_read_is_refused(
+    acl: list[str] | None, required: list[str] | None, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit) as refused:
+        readers(acl, required)
+    told = capsys.readouterr()
+    assert refused.value.exit_code == 2
+    assert says in told.err
+    assert len(told.err.splitlines()) == 1
+
+
+def test_a_system_without_a_name_for_its_user(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nameless() -> str:
+        raise KeyError("getpwuid(): uid not found: 54321")
+
+    monkeypatch.setattr(getpass, "getuser", nameless)
+    assert readers(["staff"], None) == ["staff"]
+    for ask in (lambda: readers(None, None), lambda: local_user("use --as")):
+        with pytest.raises(typer.Exit):
+            ask()
+    assert capsys.readouterr().err.count("error: this system has no name for you") == 2

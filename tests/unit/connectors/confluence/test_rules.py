@@ -1,0 +1,218 @@
+"""Confluence: cursors, chains of restrictions, documents, settings. Nothing here asks anybody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from connectors.confluence import ConfluenceOptions, client, content
+from connectors.confluence.changes import Progress, by_document
+from connectors.confluence.client import quoted, safe
+from connectors.confluence.cloud import is_linked
+from connectors.confluence.model import Changed, Content, Remark, digest
+from connectors.source import CursorExpired, Document, Unreadable
+from topics.messages import MAX_CONTENT_BYTES
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+PAGE = Content(
+    id="7", kind="page", space="ENG", title="Title", number=3, when="2026-11-21T10:00:00.000Z", body="<p>x</p>",
+    required=(),
+)  # fmt: skip
+
+
+def remark(id_: str, number: int = 1, **more: Any) -> Remark:
+    return Remark(id=id_, number=number, when="2026-11-21T11:00:00.000Z", **more)
+
+
+# Cursors
+
+
+def test_a_poll_looks_back_to_the_one_before_and_over_it() -> None:
+    progress = Progress(NOON, {}, frozenset())
+    assert progress.minutes(NOON, 10) == 10
+    assert progress.minutes(NOON + timedelta(seconds=1), 10) == 11
+    assert progress.minutes(NOON + timedelta(minutes=150), 10) == 160
+    assert progress.minutes(NOON - timedelta(hours=3), 10) == 10  # a clock that went back
+    with pytest.raises(CursorExpired):
+        progress.minutes(NOON + timedelta(days=40), 10)
+
+
+def test_a_cursor_comes_back_as_it_was_written() -> None:
+    progress = Progress(NOON, {"1": "3@x"}, frozenset({"9"}))
+    assert Progress.of(progress.cursor) == progress
+
+
+def test_only_versions_not_seen_are_new() -> None:
+    old, edited = Changed("1", "page", None, "1@a"), Changed("1", "page", None, "2@b")
+    progress = Progress(NOON, {}, frozenset())
+    assert progress.new([old]) == [old]
+    assert progress.read([old]).new([old, edited]) == [edited]
+    after = progress.read([old]).done(NOON, [edited])
+    assert after.new([edited]) == []
+    assert set(after.seen.values()) == {"2@b"}  # what the last search no longer shows is forgotten
+
+
+def test_a_comment_is_read_with_its_page() -> None:
+    page = Changed("1", "page", None, "1")
+    said = Changed("5", "comment", "1", "1")
+    other = Changed("2", "page", None, "1")
+    assert list(by_document([page, other, said], 1)) == [(["1"], [page, said]), (["2"], [other])]
+    assert list(by_document([], 3)) == []
+
+
+# Access
+
+
+@pytest.mark.parametrize(
+    ("parent", "above", "parents", "linked"),
+    [
+        (None, (), {}, True),
+        ("1", ("1",), {"1": None}, True),
+        ("2", ("1", "2"), {"1": None, "2": "1"}, True),
+        ("2", ("1", "2"), {"1": None, "2": "folder"}, False),  # something stands between them
+        ("2", ("1",), {"1": None}, False),
+        ("2", (), {}, False),
+        (None, ("1",), {"1": None}, False),  # moved since
+        ("1", ("1",), {"1": "folder"}, False),  # the first has a parent that is not shown
+        ("1", ("1",), {}, False),  # nothing is known of it
+    ],
+)  # fmt: skip
+def test_a_chain_without_gaps(
+    parent: str | None, above: tuple[str, ...], parents: dict[str, str | None], linked: bool
+) -> None:
+    assert is_linked(replace(PAGE, parent=parent), above, parents) is linked
+
+
+def shown(users: int | None, groups: int | None) -> dict[str, Any]:
+    who = {
+        name: {"results": [{}] * count, "size": count}
+        for name, count in (("user", users), ("group", groups))
+        if count is not None
+    }
+    return {"id": "1", "restrictions": {"read": {"restrictions": who}}}
+
+
+@pytest.mark.parametrize(
+    ("json", "expected"),
+    [
+        (shown(0, 0), False),
+        (shown(1, 0), True),
+        (shown(0, 1), True),
+        (shown(0, None), None),
+        (shown(None, None), None),
+        ({}, None),
+        ({"restrictions": {}}, None),
+        ({"restrictions": None}, None),
+        ({"restrictions": {"update": {}}}, None),
+    ],
+)
+def test_what_an_answer_does_not_tell_is_unknown(json: dict[str, Any], expected: bool | None) -> None:
+    assert client.is_restricted(json) is expected
+
+
+def test_one_unknown_ancestor_makes_all_unknown() -> None:
+    page = {**shown(0, 0), "id": "3"}
+    assert client.required({**page, "ancestors": [{**shown(1, 0), "id": "2"}]}) == ("restriction:2",)
+    assert client.required({**page, "ancestors": [{"id": "1"}, {**shown(1, 0), "id": "2"}]}) is None
+    assert client.required(page) is None
+
+
+# Documents
+
+
+def test_who_may_read_is_unknown() -> None:
+    unknown = replace(PAGE, required=None)
+    entry = content.page(unknown, {}, None)
+    assert isinstance(entry, Unreadable)
+    assert (entry.code, entry.acl_tags) == ("access_unknown", ())
+    assert entry.revision == unknown.revision != PAGE.revision  # read when it heals, and not with every sweep before
+
+
+def test_an_empty_page_is_found_by_its_title() -> None:
+    entry = content.page(replace(PAGE, body="<p />"), {}, None)
+    assert isinstance(entry, Document)
+    assert entry.content == "Title"
+
+
+def test_too_much_text_is_told() -> None:
+    for body in ("ä" * (MAX_CONTENT_BYTES // 2 + 1), "<p>" + "x" * (4 * MAX_CONTENT_BYTES) + "</p>"):
+        entry = content.page(replace(PAGE, body=body), {}, None)
+        assert isinstance(entry, Unreadable)
+        assert (entry.code, entry.acl_tags) == ("too_large", ("space:ENG",))
+
+
+def test_comments_stand_in_threads_and_are_the_newest_change() -> None:
+    remarks = (
+        remark("12", body="<p>to the second</p>", parent="11", author="b"),
+        remark("11", body="<p>second</p>", author="a"),
+        remark("13", body="<p>to the first</p>", parent="10", author="b"),
+        remark("10", body="<p>first</p>", author="a", selection=" these\n words "),
+        remark("14", body="<p> </p>"),
+        remark("15", body="<p>lost its root</p>", parent="3"),
+    )
+    entry = content.page(replace(PAGE, remarks=remarks), {"a": "Ann"}, "https://wiki.example")
+    assert isinstance(entry, Document)
+    assert entry.content == (
+        "x\n\n## Comments\n\n**Ann** about “these words”:\n\nfirst\n\n**Somebody** answers:\n\nto the first\n\n"
+        "**Ann**:\n\nsecond\n\n**Somebody** answers:\n\nto the second\n\n**Somebody**:\n\nlost its root"
+    )
+    assert entry.source_modified_at == datetime(2026, 11, 21, 11, tzinfo=UTC)
+    assert entry.source_url is None
+
+
+def test_comments_that_answer_each_other_in_a_circle_end() -> None:
+    remarks = (remark("1", parent="2", body="a"), remark("2", parent="1", body="b"))
+    assert isinstance(content.page(replace(PAGE, remarks=remarks), {}, None), Document)
+
+
+def test_the_order_of_comments_is_no_change() -> None:
+    assert digest([remark("1"), remark("2")]) == digest([remark("2"), remark("1")])
+    assert digest([remark("1")]) != digest([remark("1", 2)])
+    assert digest([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("title", "media_type", "readable"),
+    [
+        ("a.pdf", "application/pdf", True),
+        ("a.docx", "application/octet-stream", True),
+        ("README", "", True),
+        ("a.PNG", "", False),
+        ("a", "image/png", False),
+        ("a.zip", "application/octet-stream", False),
+        ("~plan.drawio.tmp", "application/vnd.jgraph.mxfile", False),
+    ],
+)
+def test_files_without_text_are_no_documents(title: str, media_type: str, readable: bool) -> None:
+    assert replace(PAGE, kind="attachment", title=title, media_type=media_type).is_readable is readable
+    assert replace(PAGE, title=title).is_readable
+
+
+def test_times_in_any_zone_make_the_same_revision() -> None:
+    """v1 may tell the time of a version in another zone than v2."""
+    assert PAGE.revision == replace(PAGE, when="2026-11-21T11:00:00.000+0100").revision
+    assert PAGE.revision != replace(PAGE, when="2026-11-21T10:00:00.001Z").revision
+
+
+# Addresses and settings
+
+
+def test_nothing_gets_into_a_query_or_path_that_has_no_place_there() -> None:
+    assert quoted(["1", "att2", "~jo", 'x" or type = page or id = "']) == '"1", "att2", "~jo"'
+    assert safe("a/b?c#d") == "a%2Fb%3Fc%23d"
+    assert safe("..") == "-"
+
+
+def test_settings_that_cannot_be_meant_are_refused() -> None:
+    base = {"base_url": "https://wiki.example/", "token": "t"}
+    assert ConfluenceOptions(**base).base_url == "https://wiki.example"  # type: ignore[arg-type]
+    for wrong in (
+        {"flavour": "server"}, {"flavour": "data-center", "email": "a@b.example"}, {"anonymous_tag": "everybody"},
+        {"overlap_minutes": 0}, {"page_size": 0}, {"no_such": 1}, {"email_domain": "b.example"},
+    ):  # fmt: skip
+        with pytest.raises(ValidationError):
+            ConfluenceOptions(**base, **wrong)  # type: ignore[arg-type]

@@ -1,0 +1,269 @@
+"""Confluence's storage format as Markdown."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from connectors.confluence import markup
+from connectors.confluence.markup import markdown
+
+
+def macro(name: str, body: str = "", **parameters: str) -> str:
+    given = "".join(f'<ac:parameter ac:name="{key}">{value}</ac:parameter>' for key, value in parameters.items())
+    return f'<ac:structured-macro ac:name="{name}" ac:schema-version="1">{given}{body}</ac:structured-macro>'
+
+
+def rich(body: str) -> str:
+    return f"<ac:rich-text-body>{body}</ac:rich-text-body>"
+
+
+def plain(body: str) -> str:
+    return f"<ac:plain-text-body><![CDATA[{body}]]></ac:plain-text-body>"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("<h1>One</h1><h2>Two&nbsp;&amp; a half</h2><h6>Six</h6>", "# One\n\n## Two\u00a0& a half\n\n###### Six"),
+        ("<p>a <strong>b</strong> <em>c</em> <code>d_e</code> f_g*h</p>", "a **b** *c* `d_e` f_g*h"),
+        ("<p>one</p><hr/><p>two<br/>three</p>", "one\n\n---\n\ntwo\nthree"),
+        ("<ul><li>a<ul><li>b<ol><li>c</li></ol></li></ul></li><li>d</li></ul>", "- a\n  - b\n    1. c\n- d"),
+        ("<ol><li><p>a</p></li><li><p>b</p></li></ol>", "1. a\n2. b"),
+        ("<p>&mdash;&lt;b&gt;&unknown;&hellip;</p>", "—<b>&unknown;…"),
+        ('<p><a href="https://x.example/a?b=1&amp;c=2">there</a></p>', "[there](https://x.example/a?b=1&c=2)"),
+        ('<p><a href="javascript:alert(1)">there</a> <a href="/rel">here</a></p>', "there here"),
+        ("<blockquote><p>said</p></blockquote>", "> said"),
+        ("<p>a\u200bb\u00adc</p>", "abc"),
+        ("<p><time datetime=\"2026-11-21\" /></p>", "2026-11-21"),
+        ("", ""),
+        ("  <p></p> <p> </p> ", ""),
+        ("no markup at all", "no markup at all"),
+    ],
+)  # fmt: skip
+def test_text(source: str, expected: str) -> None:
+    assert markdown(source) == expected
+
+
+def test_code_keeps_its_text_and_names_its_language() -> None:
+    code = 'if a < b && c:\n\n\n    print("]] ```")'
+    body = macro("code", plain(code), language="py", title="Setup", linenumbers="true", theme="Midnight")
+    assert markdown(body) == f"**Setup**\n\n````python\n{code}\n````"
+
+
+def test_code_without_language_and_preformatted_text() -> None:
+    assert markdown(macro("noformat", plain("a  b\n c"))) == "```\na  b\n c\n```"
+    assert markdown("<pre>a  b\n c</pre>") == "```\na  b\n c\n```"
+    assert markdown(macro("code", plain("x"), language="&quot;&gt;&lt;i&gt;")) == "```\nx\n```"
+
+
+def test_code_in_a_list_stays_in_its_item() -> None:
+    code = macro("code", plain("x = 1\ny = 2"))
+    found = markdown(f"<ul><li>do<br/>{code}</li><li>next</li></ul>")
+    assert found.startswith("- do")
+    assert "  ```\n  x = 1\n  y = 2\n  ```" in found
+    assert found.endswith("- next")
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("info", "Info"), ("note", "Note"), ("warning", "Warning"), ("tip", "Tip")]
+)
+def test_boxes_keep_what_they_warn_of(name: str, label: str) -> None:
+    assert markdown(macro(name, rich("<p>Hot.</p>"))) == f"**{label}**\n\nHot."
+    assert markdown(macro(name, rich("<p>Hot.</p>"), title="Mind")) == "**Mind**\n\nHot."
+
+
+def test_macros_within_macros() -> None:
+    inner = macro("expand", rich(f"<p>a</p>{macro('code', plain('b'), language='sql')}"), title="More")
+    assert markdown(macro("panel", rich(inner), bgColor="red")) == "**More**\n\na\n\n```sql\nb\n```"
+
+
+def test_unknown_macros_keep_their_bodies_and_no_parameter() -> None:
+    secret = macro("sql-query", rich("<p>kept</p>"), password="hunter2", dataSource="prod")
+    assert markdown(secret) == "kept"
+    assert markdown(macro("anything", plain("kept too"), token="hunter2")) == "```\nkept too\n```"
+    assert markdown(macro("toc", maxLevel="3")) == ""
+    assert "hunter2" not in markdown(f"<div>{secret}")  # read leniently
+
+
+def test_a_macro_whose_text_is_a_parameter() -> None:
+    assert markdown(f"<p>{macro('status', title='DONE', colour='Green')}</p>") == "DONE"
+    assert markdown(f"<p>{macro('jira', key='OPS-1', serverId='s')}</p>") == "OPS-1"
+
+
+def test_links_have_the_names_of_what_they_lead_to() -> None:
+    def link(inner: str, body: str = "") -> str:
+        return f"<p><ac:link>{inner}{body}</ac:link></p>"
+
+    page = '<ri:page ri:content-title="On &amp; off" ri:space-key="OPS" />'
+    assert markdown(link(page)) == "On & off"
+    assert markdown(link(page, "<ac:link-body>the <em>page</em></ac:link-body>")) == "the *page*"
+    assert markdown(link(page, "<ac:plain-text-link-body><![CDATA[a <b>]]></ac:plain-text-link-body>")) == "a <b>"
+    assert markdown(link('<ri:attachment ri:filename="plan.pdf" />')) == "plan.pdf"
+    assert markdown(link('<ri:blog-post ri:content-title="News" ri:posting-day="2026/01/01" />')) == "News"
+    assert markdown(link('<ri:space ri:space-key="OPS" />')) == "OPS"
+    assert markdown('<p><ac:link ac:anchor="Setup"></ac:link></p>') == "Setup"
+
+
+def test_people_are_named() -> None:
+    body = (
+        '<p><ac:link><ri:user ri:account-id="557:a" /></ac:link> <ac:link><ri:user ri:userkey="k1" /></ac:link>'
+        ' <ac:link><ri:user ri:account-id="557:b" /></ac:link> <ac:link><ri:user ri:username="bob" /></ac:link></p>'
+    )
+    assert markup.users(body) == {"557:a", "557:b", "k1", "bob"}
+    assert markdown(body, {"557:a": "Ann Ant", "k1": "Kim"}) == "@Ann Ant @Kim @unknown @bob"
+
+
+def test_pictures_files_and_emoticons() -> None:
+    assert markdown('<p><ac:image ac:alt="the plan"><ri:attachment ri:filename="p.png" /></ac:image></p>') == "the plan"
+    assert markdown('<p><ac:image><ri:attachment ri:filename="p.png" /></ac:image></p>') == "p.png"
+    assert markdown('<p><ac:image><ri:url ri:value="https://x.example/a/q.png?token=s" /></ac:image></p>') == "q.png"
+    file = '<ac:parameter ac:name="name"><ri:attachment ri:filename="deck.pptx" /></ac:parameter>'
+    assert markdown(f'<ac:structured-macro ac:name="view-file">{file}</ac:structured-macro>') == "deck.pptx"
+    assert markdown('<p><ac:emoticon ac:name="tick" /><ac:emoticon ac:name="x" ac:emoji-fallback="🎉" /></p>') == "✅🎉"
+
+
+def test_tasks() -> None:
+    def task(status: str, text: str) -> str:
+        body = f"<ac:task-body><span>{text}</span></ac:task-body>"
+        return f"<ac:task><ac:task-id>1</ac:task-id><ac:task-status>{status}</ac:task-status>{body}</ac:task>"
+
+    tasks = task("complete", "ask") + task("incomplete", "answer")
+    assert markdown(f"<ac:task-list>{tasks}</ac:task-list>") == "- [x] ask\n- [ ] answer"
+
+
+def test_layouts_are_read_from_left_to_right_and_down() -> None:
+    def section(*cells: str) -> str:
+        inner = "".join(f"<ac:layout-cell><p>{cell}</p></ac:layout-cell>" for cell in cells)
+        return f'<ac:layout-section ac:type="two_equal">{inner}</ac:layout-section>'
+
+    assert markdown(f"<ac:layout>{section('a', 'b')}{section('c')}</ac:layout>") == "a\n\nb\n\nc"
+
+
+def test_the_new_editor_shows_its_content_or_its_fallback_once() -> None:
+    fallback = "<ac:adf-fallback><p>old</p></ac:adf-fallback>"
+    attribute = '<ac:adf-attribute key="panel-type">note</ac:adf-attribute>'
+    content = "<ac:adf-content><p>new</p></ac:adf-content>"
+    node = f'<ac:adf-node type="panel">{attribute}{content}</ac:adf-node>'
+    assert markdown(f"<ac:adf-extension>{node}{fallback}</ac:adf-extension>") == "new"
+    assert markdown(f"<ac:adf-extension>{fallback}</ac:adf-extension>") == "old"
+    assert markdown(f"<ac:adf-extension>{node}{node}{fallback}</ac:adf-extension>") == "new\n\nnew"
+
+
+# Tables
+
+
+def table(*rows: str) -> str:
+    return f"<table><colgroup><col /></colgroup><tbody>{''.join(f'<tr>{row}</tr>' for row in rows)}</tbody></table>"
+
+
+def test_a_table() -> None:
+    found = markdown(table("<th>Who</th><th>a|b</th>", "<td><p>Ann</p></td><td><p>one</p><p>two</p></td>"))
+    assert found == "| Who | a\\|b |\n| --- | --- |\n| Ann | one two |"
+
+
+def test_merged_cells_stand_wherever_they_cover() -> None:
+    found = markdown(
+        table('<th colspan="2">H</th><th>I</th>', '<td rowspan="2">a</td><td>b</td><td>c</td>',
+              '<td colspan="2" rowspan="2">d</td>', "<td>e</td>")
+    )  # fmt: skip
+    assert found.splitlines() == [
+        "| H | H | I |", "| --- | --- | --- |", "| a | b | c |", "| a | d | d |", "| e | d | d |",
+    ]  # fmt: skip
+
+
+def test_a_table_with_headers_down_its_side() -> None:
+    found = markdown(table("<th>Owner</th><td>Ann</td>", "<th>State</th><td>done</td>"))
+    assert found.splitlines() == ["|  |  |", "| --- | --- |", "| **Owner** | Ann |", "| **State** | done |"]
+
+
+def test_what_is_in_a_cell_stays_in_its_line() -> None:
+    code = macro("code", plain("x|y\nz"))
+    cell = (
+        f"<td><ul><li>a</li><li>b</li></ul>{code}{macro('status', title='OK')}"
+        f"{table('<td>in</td><td>ner</td>')}<p>p<br/>q</p>{macro('info', rich('<p>note</p>'))}</td>"
+    )
+    found = markdown(table("<th>H</th>", cell))
+    assert found.splitlines()[2:] == ["| • a • b `x\\|y z` OK in, ner p q Info note |"]
+
+
+def test_nothing_in_a_cell_breaks_its_row() -> None:
+    link = '<ac:link><ri:page ri:content-title="A|B" /></ac:link>'
+    tasks = "<ac:task-list><ac:task><ac:task-status>complete</ac:task-status><ac:task-body>t|u</ac:task-body></ac:task>"
+    adf = "<ac:adf-extension><ac:adf-node><ac:adf-content><p>d|e</p></ac:adf-content></ac:adf-node></ac:adf-extension>"
+    cells = ["<pre>a\nb|c</pre>", link, f"{tasks}</ac:task-list>", adf, "<h3>H</h3><p>p|q</p>", "a<br/>b"]
+    found = markdown(table("<th>H</th>" * len(cells), "".join(f"<td>{cell}</td>" for cell in cells)))
+    assert found.splitlines()[2:] == ["| `a b\\|c` | A\\|B | [x] t\\|u | d\\|e | H p\\|q | a b |"]
+
+
+def test_spans_beyond_reason_are_no_attack() -> None:
+    began = time.monotonic()
+    found = markdown(table(*['<td colspan="60000" rowspan="60000">x</td>'] * 300))
+    assert time.monotonic() - began < 20  # it would be hours and all memory; no timing is promised
+    assert len(found) < 1_000_000
+    assert markdown(table('<td colspan="-1" rowspan="zwei">x</td>')).endswith("| x |")
+
+
+# Malformed
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "<p>first<p>second <b>bold</p></i> third",
+        "<p>first</p></div></div><p>second</p> bold third",
+        "<p>first & second < third</p><p>bold",
+        "<p class=x>first second</p><ac:link><ri:page ri:content-title='x'></ac:link> bold third",
+        "<p>first\x00\x0b second</p> bold <unknown:thing>third</unknown:thing>",
+        "<p>first <!-- never closed --> second</p> bold <?php third ?> third",
+        "<![CDATA[first second bold third",
+        "<p>first <script>second</p> bold <textarea>third",
+    ],
+)
+def test_malformed_pages_keep_their_text(source: str) -> None:
+    found = markdown(source)
+    assert all(word in found for word in ("first", "second", "bold", "third"))
+
+
+def test_entities_of_documents_are_not_expanded_and_files_not_read() -> None:
+    bomb = '<!DOCTYPE x [<!ENTITY a "boom"><!ENTITY b SYSTEM "file:///etc/passwd">]><p>&a;&b; kept</p>'
+    found = markdown(bomb)
+    assert "kept" in found
+    assert "root:" not in found
+
+
+@pytest.mark.parametrize("depth", [100, 300, 3_000, 20_000])
+def test_depth_is_no_attack(depth: int) -> None:
+    hidden = '<ac:parameter ac:name="password">hunter2</ac:parameter>'
+    found = markdown("<div>" * depth + f"kept{hidden}" + "</div>" * depth)
+    assert "kept" in found
+    assert "hunter2" not in found
+
+
+FRAGMENTS = st.sampled_from([
+    "<p>", "</p>", "<ul>", "<li>", "</li>", "</ul>", "<table>", "<tr>", '<td colspan="3">', "</td>", "</tr>",
+    "</table>", "<script>",
+    "<ac:link>", "</ac:link>", '<ri:user ri:account-id="u" />', "<ac:rich-text-body>", "</ac:rich-text-body>",
+    '<ac:structured-macro ac:name="info">', "</ac:structured-macro>", "<![CDATA[", "]]>", "&nbsp;", "&", "<", ">", '"',
+    "<ac:task>", "</ac:task>", "<pre>", "</pre>", "text", "\n", "```", "|",
+    '<ac:parameter ac:name="password">hunter2</ac:parameter>',
+])  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(FRAGMENTS, max_size=40).map("".join))
+def test_whatever_it_is_given_it_answers_with_text(source: str) -> None:
+    assert isinstance(markdown(source), str)
+    assert markup.users(source) <= {"u"}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.text("ab\n `|<>&", max_size=20), min_size=1, max_size=5))
+def test_code_comes_through_unchanged(lines: list[str]) -> None:
+    code = "\n".join(lines).strip("\n")
+    found = markdown(macro("code", plain(code)))
+    if code.strip():
+        assert code in found

@@ -1,0 +1,238 @@
+"""Which files a folder holds, and who may read them: links, hidden files, ``.penstock.toml``."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from connectors.folder.access import compiled
+from connectors.folder.options import FolderOptions
+from connectors.folder.walk import Candidate, Walk, root_problem
+from connectors.protocol import Problem
+from pipeline.core.errors import Misconfigured
+
+OPTIONS = FolderOptions(acl_tags=("staff",), required_tags=("nda",))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    root = tmp_path.resolve() / "root"
+    root.mkdir()
+    return root
+
+
+def put(root: Path, *names: str, content: str = "x") -> None:
+    for name in names:
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+
+
+def walked(
+    root: Path, target: Path | None = None, options: FolderOptions = OPTIONS
+) -> tuple[Walk, dict[str, Candidate], list[Problem]]:
+    walk = Walk(str(root), str(target or root), options)
+    entries = list(walk.candidates())
+    assert walk.complete
+    found = {os.path.relpath(entry.path, root): entry for entry in entries if isinstance(entry, Candidate)}
+    problems = [entry for entry in entries if isinstance(entry, Problem)]
+    assert len(found) + len(problems) == len(entries), "a file was found twice"
+    return walk, found, problems
+
+
+def names(root: Path, target: Path | None = None) -> list[str]:
+    return sorted(walked(root, target)[1])
+
+
+def test_what_nobody_means_is_skipped(root: Path) -> None:
+    put(root, "a.txt", "sub/b.md", ".hidden", ".git/config", "node_modules/x/y.js", "__pycache__/a.pyc", "a.txt~",
+        "sub/.b.md.swp", "#a.txt#", "~$report.docx", "film.mp4.part", "sub/c.swp")  # fmt: skip
+    assert names(root) == ["a.txt", "sub/b.md"]
+
+
+def test_a_hidden_root_is_meant(root: Path) -> None:
+    put(root / ".docs", "a.txt")
+    assert names(root / ".docs") == ["a.txt"]
+
+
+def test_links_never_leave_the_root(root: Path) -> None:
+    put(root.parent, "outside/secret.txt", "root-other/b.txt")
+    put(root, "real/a.txt")
+    (root / "escape").symlink_to(root.parent / "outside")
+    (root / "escape.txt").symlink_to("../outside/secret.txt")
+    (root / "sideways").symlink_to(f"{root}-other")
+    (root / "same.txt").symlink_to(root / "real/a.txt")
+    (root / "same").symlink_to("real")
+    (root / "loop").symlink_to(".")
+    (root / "real/up").symlink_to("..")
+    (root / "self").symlink_to("self")
+    _, found, problems = walked(root)
+    assert sorted(found) == ["real/a.txt"]
+    assert sorted((Path(p.path).name, p.code) for p in problems) == [
+        ("escape", "link_outside"), ("escape.txt", "link_outside"), ("self", "broken_link"),
+        ("sideways", "link_outside"),
+    ]  # fmt: skip
+
+
+def test_a_target_behind_a_link_is_not_followed(root: Path) -> None:
+    put(root.parent, "outside/secret.txt")
+    (root / "escape").symlink_to(root.parent / "outside")
+    assert names(root, root / "escape/secret.txt") == []
+
+
+def test_special_files_do_not_hang(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(root)  # the address of a socket is short
+        server.bind("socket")
+        _, found, problems = walked(root)
+    assert (found, sorted(p.code for p in problems)) == ({}, ["not_a_file", "not_a_file"])
+
+
+def test_names_that_cannot_be_ids(root: Path) -> None:
+    (root / os.fsdecode(b"\xff.txt")).write_text("x")
+    deep = root
+    for _ in range(9):
+        deep = deep / ("d" * 240)
+    deep.mkdir(parents=True)
+    put(deep, "a.txt")
+    put(root, "new\nline.txt")
+    _, found, problems = walked(root)
+    assert list(found) == ["new\nline.txt"]
+    assert [p.code for p in problems] == ["name", "name"]
+    assert all("\n" not in str(p) for p in problems)
+
+
+def test_access_of_the_nearest_file(root: Path) -> None:
+    put(root, "a.txt", "hr/b.txt", "hr/pay/c.txt", "open/d.txt")
+    put(root, "hr/.penstock.toml", content='acl = ["hr"]\nrequired = []')
+    put(root, "hr/pay/.penstock.toml", content='required = ["payroll"]')
+    put(root.parent, ".penstock.toml", content='acl = ["beyond the root"]')
+    _, found, problems = walked(root)
+    assert {name: (c.acl_tags, c.required_tags) for name, c in found.items()} == {
+        "a.txt": (("staff",), ("nda",)),
+        "hr/b.txt": (("hr",), ()),
+        "hr/pay/c.txt": (("hr",), ("payroll",)),
+        "open/d.txt": (("staff",), ("nda",)),
+    }
+    assert problems == []
+
+
+@pytest.mark.parametrize("target", ["hr", "hr/pay", "hr/pay/c.txt"])
+def test_a_part_is_seen_as_in_the_whole(root: Path, target: str) -> None:
+    put(root, "hr/b.txt", "hr/pay/c.txt", "hr/pay/d.tmp", "hr/.x/e.txt")
+    put(root, ".penstock.toml", content='acl = ["all"]\nexclude = ["*.tmp"]')
+    put(root, "hr/.penstock.toml", content='acl = ["hr"]')
+    _, whole, _ = walked(root)
+    _, part, _ = walked(root, root / target)
+    assert part == {name: c for name, c in whole.items() if name == target or name.startswith(f"{target}/")}
+    assert part
+    assert names(root, root / "hr/.x") == names(root, root / "hr/.x/e.txt") == names(root, root / "hr/pay/d.tmp") == []
+
+
+def test_a_named_file_obeys_its_own_folder(root: Path) -> None:
+    put(root, "hr/b.txt")
+    put(root, "hr/.penstock.toml", content='acl = ["hr"]\nexclude = ["b.txt"]')
+    _, found, _ = walked(root / "hr/b.txt")
+    assert [c.acl_tags for c in found.values()] == [("hr",)]
+    put(root, "hr/.penstock.toml", content="acl = 1")
+    walk, found, problems = walked(root / "hr/b.txt")
+    assert (found, walk.broken, [p.code for p in problems]) == ({}, [str(root / "hr/b.txt")], ["policy"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["acl = [", 'acl = "hr"', "acl = [1]", 'acl = [""]', 'alc = ["hr"]', 'source = "x"', 'exclude = "*.tmp"',
+     "exclude = [1]", 'include = [""]', "acl = " + str(["t" * 501]), 'acl = ["a\\u0000"]', "\xff",
+     'include = ["[z-a]"]'],
+)  # fmt: skip
+def test_rules_that_cannot_be_obeyed_publish_nothing(root: Path, content: str) -> None:
+    put(root, "a.txt", "hr/b.txt", "hr/deep/c.txt")
+    (root / "hr/.penstock.toml").write_bytes(content.encode("latin-1"))
+    walk, found, problems = walked(root)
+    assert sorted(found) == ["a.txt"]
+    assert (walk.broken, [p.code for p in problems]) == ([str(root / "hr")], ["policy"])
+    assert "\n" not in str(problems[0])
+    assert names(root, root / "hr/deep/c.txt") == []
+
+
+def test_rules_that_cannot_be_read_publish_nothing(root: Path) -> None:
+    put(root, "link/a.txt", "folder/b.txt", "pipe/c.txt")
+    put(root.parent, "open.toml", content='acl = ["everyone"]')
+    (root / "link/.penstock.toml").symlink_to(root.parent / "open.toml")
+    (root / "folder/.penstock.toml").mkdir()
+    os.mkfifo(root / "pipe/.penstock.toml")
+    _, found, problems = walked(root)
+    assert ([p.code for p in problems], found) == (["policy"] * 3, {})
+
+
+def test_nobody_is_reported_once_for_each_place(root: Path) -> None:
+    put(root, "a.txt", "none/b.txt", "none/c.txt")
+    put(root, "none/.penstock.toml", content="acl = []")
+    _, found, problems = walked(root)
+    assert found["none/b.txt"].acl_tags == ()
+    assert [(p.code, p.path) for p in problems] == [("nobody", str(root / "none/.penstock.toml"))]
+    _, _, problems = walked(root, options=FolderOptions(acl_tags=()))
+    assert sorted(p.code for p in problems) == ["nobody", "nobody"]
+
+
+def test_exclude_and_include(root: Path) -> None:
+    put(root, "a.md", "b.txt", "drafts/c.md", "sub/drafts/d.md", "sub/e.md", "sub/f.tmp.md", "sub/g.txt")
+    put(root, ".penstock.toml", content='include = ["*.md"]\nexclude = ["/drafts/"]')
+    put(root, "sub/.penstock.toml", content='exclude = ["*.tmp.*"]')
+    assert names(root) == ["a.md", "sub/drafts/d.md", "sub/e.md"]
+    put(root, "sub/.penstock.toml", content='include = ["*.txt"]')
+    assert names(root) == ["a.md", "sub/g.txt"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "yes", "no"),
+    [
+        ("*.md", ["a.md", "x/y/a.md"], ["a.mdx", "a.md5/b"]),
+        ("/a.md", ["a.md"], ["x/a.md"]),
+        ("drafts", ["drafts", "drafts/x", "x/drafts/y"], ["draft", "drafts2"]),
+        ("a/*/c", ["a/b/c", "a/b/c/d"], ["a/c", "a/b/b/c"]),
+        ("a/**/c", ["a/c", "a/b/c", "a/b/b/c"], ["ac", "b/a/c"]),
+        ("**/c", ["c", "a/b/c"], ["cc"]),
+        ("a/**", ["a/b", "a/b/c"], ["b/a"]),
+        ("[!ab]?.txt", ["cx.txt", "x/cy.txt"], ["ax.txt", "c.txt"]),
+        ("a.b+(c)", ["a.b+(c)"], ["aXb+(c)"]),
+    ],
+)
+def test_patterns(pattern: str, yes: list[str], no: list[str]) -> None:
+    assert [path for path in yes if not compiled(pattern).fullmatch(path)] == []
+    assert [path for path in no if compiled(pattern).fullmatch(path)] == []
+
+
+def test_what_vanishes_while_listing_is_no_problem(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(root, "a.txt", "b.txt", "sub/c.txt")
+    real = os.lstat
+
+    def lstat(path: str) -> os.stat_result:
+        if path.endswith("a.txt"):
+            raise FileNotFoundError(2, "gone")
+        return real(path)
+
+    monkeypatch.setattr("connectors.folder.walk.os.lstat", lstat)
+    walk, found, problems = walked(root)
+    assert (sorted(found), problems, walk.unreadable) == (["b.txt", "sub/c.txt"], [], [])
+
+
+def test_a_root_that_cannot_be_swept(root: Path) -> None:
+    assert root_problem(str(root)) is None
+    missing = root_problem(str(root / "no\nsuch"))
+    assert missing is not None
+    assert missing.code == "missing"
+    assert "\n" not in str(missing)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"tenant": "a/b"}, {"source": ""}, {"acl_tags": ("",)}, {"acl_tags": "staff"}, {"scan_interval_seconds": 0}],
+)
+def test_options_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(Misconfigured):
+        FolderOptions(**{"acl_tags": ("staff",), **wrong})  # type: ignore[arg-type]  # wrong on purpose

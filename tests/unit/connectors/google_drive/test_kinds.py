@@ -1,0 +1,93 @@
+"""What is read of Drive's files, and by what they are told apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from connectors.google_drive.content import (
+    Exported,
+    Extracted,
+    author,
+    how,
+    metadata,
+    modified,
+    revision_of,
+    size,
+    version,
+    without_pictures,
+)
+
+FILE: dict[str, Any] = {
+    "id": "1", "name": "notes.txt", "mimeType": "text/plain", "md5Checksum": "a", "headRevisionId": "r", "version": "7",
+    "modifiedTime": "2026-11-21T12:00:00.000Z", "parents": ["p"], "driveId": "d", "webViewLink": "https://x.example/1",
+    "lastModifyingUser": {"displayName": "Ines", "emailAddress": "ines@example.com"}, "size": "12",
+    "capabilities": {"canDownload": True},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mime_type", "name", "found"),
+    [
+        ("application/vnd.google-apps.document", "Plan", Exported),
+        ("application/vnd.google-apps.presentation", "Deck", Exported),
+        ("application/vnd.google-apps.spreadsheet", "Prices", Extracted),
+        ("application/pdf", "a.pdf", Extracted),
+        ("application/msword", "a.doc", Extracted),
+        ("text/x-anything", "a", Extracted),
+        ("application/json", "a.json", Extracted),
+        ("application/octet-stream", "README.MD", Extracted),
+        ("application/zip", "really.docx", Extracted),
+        ("", "notes.txt", Extracted),
+        ("application/octet-stream", "README", type(None)),
+        ("application/zip", "all.zip", type(None)),
+        ("image/png", "a.png", type(None)),
+        ("video/mp4", "a.mp4", type(None)),
+        ("application/vnd.google-apps.folder", "a.txt", type(None)),
+        ("application/vnd.google-apps.shortcut", "a.txt", type(None)),
+        ("application/vnd.google-apps.form", "Form", type(None)),
+        ("application/vnd.google-apps.drawing", "Drawing", type(None)),
+        ("application/vnd.google-apps.something-new", "New", type(None)),
+    ],
+)
+def test_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
+    assert type(how({"mimeType": mime_type, "name": name})) is found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": "other.txt"}, {"md5Checksum": "b"}, {"modifiedTime": "2026-11-21T13:00:00.000Z"}, {"parents": ["q"]},
+        {"lastModifyingUser": {"displayName": "Otto"}}, {"capabilities": {"canDownload": False}},
+        {"mimeType": "text/markdown"}, {"webViewLink": "https://x.example/2"},
+        {"clientEncryptionDetails": {"encryptionState": "encrypted"}}, {"driveId": "e"},
+    ],
+)  # fmt: skip
+def test_whatever_is_published_makes_another_revision(change: dict[str, Any]) -> None:
+    assert revision_of({**FILE, **change}) != revision_of(FILE)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"version": "8"}, {"permissionIds": ["1", "2"]}, {"hasAugmentedPermissions": True}, {"viewedByMe": True}],
+)
+def test_access_and_views_make_none(change: dict[str, Any]) -> None:
+    assert revision_of({**FILE, **change}) == revision_of(FILE)
+
+
+def test_pictures_are_left_out_of_markdown_and_their_descriptions_stay() -> None:
+    pictures = "[image1]: <data:image/png;base64,AAAA>\n\n[image2]: <data:image/jpeg;base64,BB>"
+    text = f"Before ![a map][image1] after ![][image2].\n\n{pictures}"
+    assert without_pictures(text) == "Before a map after .\n\n\n"
+    other = "![kept](https://x.example/a.png) [image1] [note]: <https://x.example>\n"
+    assert without_pictures(other) == other
+
+
+def test_what_is_said_of_a_file() -> None:
+    assert author(FILE) == "Ines"
+    assert author({**FILE, "owners": [{"emailAddress": "boss@example.com"}]}) == "boss@example.com"
+    assert author({}) is None
+    assert (version(FILE), size(FILE), version({}), size({})) == (7, 12, None, None)
+    assert modified({"modifiedTime": "nonsense"}) is None
+    assert metadata(FILE) == {"mime_type": "text/plain", "drive_id": "d", "folder_id": "p"}

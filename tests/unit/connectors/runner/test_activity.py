@@ -1,0 +1,49 @@
+"""When a source's activities run again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from connectors.runner import activity
+from connectors.runner.activity import Activity
+from pipeline.core.errors import Retryable
+from pipeline.runtime.tasks import gather_or_cancel
+
+
+async def test_a_source_that_reads_several_things_at_once_goes_on_after_one_of_them_was_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The activity ended without a word, and the source stood still until the worker was started anew."""
+    monkeypatch.setattr(activity, "RETRY_BASE_SECONDS", 0.0)
+    runs, answered = 0, asyncio.Event()
+
+    async def away() -> None:
+        await asyncio.sleep(0)
+        if runs == 1:
+            raise Retryable("away")
+
+    async def run(_: frozenset[str]) -> Mapping[str, Any]:
+        nonlocal runs
+        runs += 1
+        await gather_or_cancel(away(), asyncio.sleep(0))
+        return {}
+
+    async def done(_: list[int], __: Mapping[str, Any]) -> None:
+        answered.set()
+
+    going = asyncio.Event()
+    going.set()
+    one = Activity("events", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=going)
+    task = asyncio.create_task(one.loop())
+    one.ask(ask=1)
+    waiting = asyncio.create_task(answered.wait())
+    await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    assert not task.done()
+    assert runs == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

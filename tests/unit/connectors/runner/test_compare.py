@@ -1,0 +1,270 @@
+"""What a source's answer leads to, against what was published last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal, get_args
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.runner.compare import Decision, Event, Row, Seen, access_of, decide, is_stale, listed
+from connectors.runner.membership import Held, holders, merged
+from connectors.source import Document, Entry, Gone, Listed, Unreadable
+from pipeline.core.fold import State
+from tests.support.pipeline.folded import fold_all
+from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
+
+START = datetime(2026, 11, 21, tzinfo=UTC)
+
+
+def seen(second: int) -> Seen:
+    return Seen(tenant="t", source="s", at=START + timedelta(seconds=second))
+
+
+def document(content: str = "text", **fields: object) -> Document:
+    return Document(**{"external_id": "d", "title": "T", "content": content, "acl_tags": ["a"], **fields})  # type: ignore[arg-type]
+
+
+def after(*entries: Entry) -> Row | None:
+    row: Row | None = None
+    for second, entry in enumerate(entries):
+        row = decide(row, entry, seen(second)).row
+    return row
+
+
+def test_a_withdrawn_document_is_not_published_again_whatever_the_source_answers() -> None:
+    row = after(document("one"))
+    assert row is not None
+    withdrawn = replace(row, is_withdrawn=True)
+    told = decide(withdrawn, document("two"), seen(5))
+    assert [type(event) for event in told.events] == [DocumentDeleted], "its row still said that it is published"
+    assert told.row is not None
+    for answer in (document("three"), document("four", acl_tags=["b"]), Gone("d")):
+        assert decide(told.row, answer, seen(6)).events == []
+    entry = Listed(external_id="d", acl_tags=["b"], required_tags=[], revision="9")
+    assert listed(told.row, entry, seen(6)).events == []
+    assert not is_stale(told.row, entry), "it is not read at every sweep for nothing"
+    assert is_stale(withdrawn, entry)
+
+
+entries = st.one_of(
+    st.builds(
+        document, st.sampled_from(["one", "two"]), acl_tags=st.lists(st.sampled_from("abc"), max_size=2),
+        required_tags=st.lists(st.sampled_from("xy"), max_size=1),
+    ),
+    st.just(Gone("d")),
+    st.builds(
+        lambda acl: Unreadable(external_id="d", code="encrypted", message="a password", acl_tags=acl),
+        st.lists(st.sampled_from("abc"), max_size=2),
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(entries, min_size=1, max_size=8))
+def test_asked_twice_the_same_answer_publishes_nothing(history: list[Entry]) -> None:
+    row = after(*history)
+    assert decide(row, history[-1], seen(100)).events == []
+
+
+@given(st.lists(entries, min_size=1, max_size=8))
+def test_what_is_published_ends_as_the_source_is(history: list[Entry]) -> None:
+    """Who folds the events as the ledger does has the last answer, and its readers."""
+    text: str | None = None
+    access: tuple[list[str], list[str]] = ([], [])
+    version, row = -1, None
+    for second, entry in enumerate(history):
+        decision = decide(row, entry, seen(second))
+        row = decision.row
+        for event in decision.events:
+            assert event.observed_at == seen(second).at
+            match event:
+                case DocumentUpserted():
+                    assert event.version > version
+                    version, text, access = event.version, event.content, (event.acl_tags, event.required_tags)
+                case AccessChanged():
+                    access = (event.acl_tags, event.required_tags)
+                case DocumentDeleted():
+                    text = None
+    last = history[-1]
+    assert isinstance(last, Gone) <= (text is None)
+    if isinstance(last, Document):
+        assert text == last.content
+    if text is not None and not isinstance(last, Gone):
+        assert access == (sorted(set(last.acl_tags)), sorted(set(last.required_tags)))
+
+
+@given(st.lists(entries, min_size=2, max_size=6), st.data())
+def test_late_answers_change_no_text(history: list[Entry], data: st.DataObject) -> None:
+    row = after(*history)
+    late = data.draw(entries)
+    decision = decide(row, late, seen(-1))
+    assert decision.outcome == "late"
+    assert decision.events == []
+
+
+Fate = Literal["confirmed", "sent", "not sent"]
+"""What became of an intent: confirmed; sent, and the confirmation was lost; lost before anything was sent."""
+
+
+def after_intent(row: Row | None, decision: Decision, at: datetime) -> Row:
+    """As ``Rows.intend`` leaves it."""
+    assert decision.row is not None
+    return replace(
+        row or Row(external_id="d"),
+        version=decision.row.version or 0,
+        fingerprint=None,
+        gone=False,
+        in_doubt_since=at,
+    )
+
+
+@given(st.lists(st.tuples(entries, st.sampled_from(get_args(Fate))), min_size=1, max_size=8), entries)
+def test_whatever_was_lost_on_the_way_the_next_look_makes_the_ledger_as_the_source_is(
+    history: list[tuple[Entry, Fate]], last: Entry
+) -> None:
+    sent: list[Event] = []
+    row: Row | None = None
+    for second, (entry, fate) in enumerate([*history, (last, "confirmed")]):
+        decision = decide(row, entry, seen(second))
+        if fate != "not sent":
+            sent += decision.events
+        lost = decision.events and fate != "confirmed"
+        row = after_intent(row, decision, seen(second).at) if lost else decision.row
+    assert row is not None
+    assert not row.is_in_doubt
+    ledger = fold_all(sent).get("d", State())
+    if isinstance(last, Gone):
+        assert not ledger.alive
+        return
+    if isinstance(last, Document):
+        assert ledger.alive
+        assert ledger.content_hash == last.content.encode()
+    if ledger.alive:
+        assert (ledger.acl_tags, ledger.required_tags) == access_of(last.acl_tags, last.required_tags)
+    assert decide(row, last, seen(100)).events == []
+
+
+def test_a_listing_of_what_is_in_doubt_withdraws_access_and_has_it_fetched() -> None:
+    row = after(document(acl_tags=["a"], revision="1"))
+    assert row is not None
+    row = replace(row, in_doubt_since=seen(3).at, fingerprint=None)
+    entry = Listed(external_id="d", acl_tags=["a"], revision="1")
+    assert listed(row, entry, seen(2)).events == [], "asked before the event that is in doubt"
+    decision = listed(row, entry, seen(4))
+    assert [event.acl_tags for event in decision.events if isinstance(event, AccessChanged)] == [["a"]]
+    assert is_stale(decision.row, entry)
+
+
+def test_what_was_read_earlier_gets_a_lower_version_however_late_it_is_decided() -> None:
+    newer = decide(None, document("new"), seen(2)).events[0]
+    older = decide(None, document("old"), seen(1)).events[0]
+    assert isinstance(newer, DocumentUpserted)
+    assert isinstance(older, DocumentUpserted)
+    assert newer.version > older.version
+
+
+def test_a_source_that_counts_its_versions_is_believed() -> None:
+    row = after(document(version=7))
+    older = decide(row, document("older", version=6, acl_tags=["b"]), seen(1))
+    assert [type(event) for event in older.events] == [AccessChanged]
+    newer = decide(row, document("newer", version=8), seen(2))
+    assert [event.version for event in newer.events if isinstance(event, DocumentUpserted)] == [8]
+    again = decide(after(document(version=7), Gone("d")), document("begun anew", version=1), seen(3))
+    assert [event.version for event in again.events if isinstance(event, DocumentUpserted)] == [1]
+
+
+def test_too_many_readers_to_say_are_none() -> None:
+    many = [f"tag-{n}" for n in range(1_001)]
+    decision = decide(after(document()), document(acl_tags=many), seen(5))
+    assert [event.acl_tags for event in decision.events if isinstance(event, AccessChanged)] == [[]]
+
+
+def test_when_a_listed_document_has_to_be_fetched() -> None:
+    def shown(revision: str | None) -> Listed:
+        return Listed(external_id="d", acl_tags=["a"], revision=revision)
+
+    row = after(document(revision="1"))
+    assert is_stale(None, shown("1"))
+    assert not is_stale(row, shown("1"))
+    assert is_stale(row, shown("2"))
+    assert not is_stale(row, shown(None))
+    assert is_stale(after(document(revision="1"), Gone("d")), shown("1"))
+    unreadable = Unreadable(external_id="d", code="encrypted", message="m", acl_tags=["a"], revision="1")
+    assert not is_stale(after(unreadable), shown("1"))
+    assert is_stale(after(unreadable), shown("2"))
+    unconfined = Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1")
+    assert is_stale(after(unconfined), shown("1"), is_mended=True)
+
+
+def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep() -> None:
+    row = after(Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1"))
+    for revision, expected in (("1", False), ("2", True), (None, False)):
+        entry = Listed(external_id="d", acl_tags=["a"], revision=revision)
+        assert is_stale(row, entry, is_mended=False) is expected, revision
+        assert is_stale(row, entry, is_mended=True), "they are read once it can"
+
+
+def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]
+    return Held(tag, tuple(sorted(members)), tuple(sorted(of)), START + timedelta(seconds=second))
+
+
+tags = st.sampled_from(["t1", "t2", "t3", "t4"])
+graphs = st.dictionaries(tags, st.tuples(st.sets(st.sampled_from("abc")), st.sets(tags)), max_size=4)
+
+
+@given(graphs)
+def test_groups_within_groups_are_resolved_whatever_the_cycles(graph: dict[str, tuple[set[str], set[str]]]) -> None:
+    found = holders({tag: held(tag, members, of) for tag, (members, of) in graph.items()})
+
+    def holds(principal: str, tag: str, seen: frozenset[str] = frozenset()) -> bool:
+        members, of = graph.get(tag, (set(), set()))
+        return principal in members or any(holds(principal, inner, seen | {tag}) for inner in of - seen - {tag})
+
+    expected = {p: frozenset(tag for tag in graph if holds(p, tag)) for p in "abc"}
+    assert found == {principal: held_tags for principal, held_tags in expected.items() if held_tags}
+
+
+def test_a_listing_takes_away_what_it_asked_for_and_lacks_but_nothing_newer() -> None:
+    at = START + timedelta(seconds=5)
+    known = {"old": held("old", {"a"}), "newer": held("newer", {"b"}, second=9)}
+    listed = [held("new", {"c"}, second=5), held("newer", {"x"}, second=5)]
+    assert {tag: one.members for tag, one in merged(known, listed, at, None).items()} == {
+        "new": ("c",), "newer": ("b",),
+    }  # fmt: skip
+    some = merged(known, [], at, ["old", "newer", "unknown"])
+    assert {tag: one.members for tag, one in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
+
+
+PUBLISHED = Row(
+    external_id="d", version=1, fingerprint=b"1", revision="r", acl_tags=("a",), content_at=seen(1).at,
+    access_at=seen(1).at,
+)  # fmt: skip
+
+
+def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows() -> None:
+    doubtful = replace(PUBLISHED, in_doubt_since=seen(2).at)
+    entry = Listed(external_id="d", acl_tags=["a"], revision="r")
+    row = listed(doubtful, entry, seen(5)).row
+    assert row is not None
+    assert row.is_in_doubt
+    assert is_stale(doubtful, entry)
+    assert not is_stale(PUBLISHED, entry)
+
+
+def test_a_new_title_alone_is_published() -> None:
+    row = after(document(title="old"))
+    assert decide(row, document(title="new"), seen(5)).outcome == "upserted"
+
+
+def test_access_that_a_listing_showed_later_outlasts_an_older_answer() -> None:
+    row = replace(PUBLISHED, acl_tags=("b",), access_at=seen(9).at)
+    decision = decide(row, document("new text", acl_tags=["a"]), seen(5))
+    assert decision.row is not None
+    assert decision.row.acl_tags == ("b",)
+    assert [event.acl_tags for event in decision.events if isinstance(event, DocumentUpserted)] == [["b"]]
+
+
+def test_a_required_tag_that_cannot_be_said_shuts_everybody_out() -> None:
+    assert access_of(["a"], ["x" * 1_000]) == ((), ())

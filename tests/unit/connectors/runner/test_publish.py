@@ -1,0 +1,157 @@
+"""In which order a runner writes its intent, hands events to Kafka and records them, on lists instead of services."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from connectors.clock import Clock, version_at
+from connectors.runner.compare import Row
+from connectors.runner.identities import Identities, _outcome
+from connectors.runner.membership import Held, NewSet, Published, digest, new_sets
+from connectors.runner.publish import Publisher
+from connectors.runner.rows import Holder, LeaseLost
+from connectors.source import Document, Entry, Gone
+from pipeline.core.errors import Retryable
+from pipeline.core.model import Lane
+from pipeline.kafka.producer import Delivery, DeliveryUnknown, Stored
+from topics.messages import AnyMessage
+from topics.registry import Topic
+
+AT = datetime(2026, 11, 21, tzinfo=UTC)
+HOLDER = Holder("t", "s", 1)
+
+
+@dataclass
+class Desk:
+    """Rows, membership tables and producer in one: what was asked of them, in order."""
+
+    known: dict[str, Row] = field(default_factory=dict)
+    lost: bool = False
+    """Another runner has the lease."""
+    away: bool = False
+    """Kafka acknowledges nothing."""
+    asked: list[str] = field(default_factory=list)
+    sent: list[tuple[str, AnyMessage]] = field(default_factory=list)
+    saved: list[Row] = field(default_factory=list)
+    holder: Holder = HOLDER
+
+    async def find(self, _ids: object) -> dict[str, Row]:
+        return self.known
+
+    async def intend(self, _rows: object, _at: object = None) -> None:
+        self.asked.append("intend")
+        if self.lost:
+            raise LeaseLost("another runner has it")
+
+    async def save(self, rows: Sequence[Row], _at: datetime, **_cursors: object) -> None:
+        self.asked.append("save")
+        self.saved += rows
+
+    async def confirm(self, _batch: object) -> None:
+        self.asked.append("confirm")
+
+    async def send(self, topic: Topic, message: AnyMessage) -> Delivery:
+        self.asked.append("send")
+        self.sent.append((topic.name, message))
+        delivery: Delivery = asyncio.get_running_loop().create_future()
+        if self.away:
+            delivery.set_exception(DeliveryUnknown("no answer"))
+        else:
+            delivery.set_result(Stored(0, len(self.sent)))
+        return delivery
+
+    async def publish(self, *entries: Entry, lane: Lane = "live") -> None:
+        await Publisher(cast(Any, self), cast(Any, self)).publish(entries, AT, lane)
+
+    async def tell(self, batch: Sequence[NewSet]) -> None:
+        runner = Identities(
+            cast(Any, None), cast(Any, self), cast(Any, None), HOLDER, Clock(None), between_pages=lambda: None
+        )
+        runner._tables = cast(Any, self)
+        await runner._publish(batch)
+
+
+def document(content: str = "text", **fields: Any) -> Document:
+    return Document(**{"external_id": "d", "title": "T", "content": content, "acl_tags": ["a"], **fields})
+
+
+async def test_the_intent_is_recorded_then_kafka_has_the_events_then_rows_say_so() -> None:
+    desk = Desk()
+    await desk.publish(document())
+    assert desk.asked == ["intend", "send", "save"]
+
+
+async def test_what_kafka_did_not_acknowledge_stays_in_doubt() -> None:
+    desk = Desk(away=True)
+    with pytest.raises(Retryable):
+        await desk.publish(document())
+    assert desk.asked == ["intend", "send"]
+
+
+async def test_a_runner_that_has_lost_its_lease_sends_nothing() -> None:
+    desk = Desk(lost=True)
+    with pytest.raises(LeaseLost):
+        await desk.publish(document())
+    assert desk.asked == ["intend"]
+
+
+async def test_an_answer_that_is_older_than_its_row_changes_nothing() -> None:
+    desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT + timedelta(seconds=1))})
+    await desk.publish(document())
+    assert (desk.asked, desk.saved) == ([], [])
+
+
+async def test_a_delete_does_not_wait_behind_a_crawl() -> None:
+    desk = Desk({"d": Row(external_id="d", version=1, fingerprint=b"1", content_at=AT)})
+    await desk.publish(Gone("d"), document(external_id="other"), lane="backfill")
+    topics = {message.kind: topic for topic, message in desk.sent}
+    assert topics == {"document.deleted.v1": "documents.live.v1", "document.upserted.v1": "documents.backfill.v1"}
+
+
+async def test_of_two_answers_of_one_page_the_later_counts() -> None:
+    desk = Desk()
+    await desk.publish(document("earlier"), document("later"))
+    assert [getattr(message, "content", None) for _, message in desk.sent] == ["later"]
+
+
+async def test_a_membership_is_in_doubt_from_before_it_is_sent_until_kafka_has_it() -> None:
+    batch = [NewSet("ann", frozenset({"staff"}), AT)]
+    desk = Desk()
+    await desk.tell(batch)
+    assert desk.asked == ["intend", "send", "confirm"]
+    away, lost = Desk(away=True), Desk(lost=True)
+    with pytest.raises(Retryable):
+        await away.tell(batch)
+    with pytest.raises(LeaseLost):
+        await lost.tell(batch)
+    assert (away.asked, lost.asked) == (["intend", "send"], ["intend"])
+
+
+def test_a_set_that_is_published_again_has_a_newer_stamp_than_the_last_one() -> None:
+    last = Published(digest(["staff"]), AT + timedelta(seconds=5))
+    (changed,) = new_sets({"ann": frozenset({"board"})}, {"ann": last}, ["ann"], AT)
+    assert changed.observed_at > last.observed_at
+
+
+def test_who_is_in_no_listing_any_more_holds_nothing() -> None:
+    published = {"ann": Published(digest(["staff"]), AT), "bob": Published(digest(["staff"]), AT)}
+    listed = [Held("staff", ("bob",), (), AT + timedelta(seconds=1))]
+    _, changed = _outcome({}, published, listed, AT + timedelta(seconds=1))
+    assert [(one.principal, one.tags) for one in changed] == [("ann", frozenset())]
+
+
+def test_stamps_never_go_back_though_the_clock_does() -> None:
+    ahead = datetime.now(UTC) + timedelta(minutes=1)
+    clock = Clock(ahead)
+    assert ahead < clock.stamp() < clock.stamp()
+
+
+def test_a_version_is_greater_than_the_last_one_though_the_clock_went_back() -> None:
+    last = version_at(AT, None)
+    assert version_at(AT - timedelta(hours=1), last) > last

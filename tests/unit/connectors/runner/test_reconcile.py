@@ -1,0 +1,65 @@
+"""What counts as a difference between what was published and what the ledger accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from connectors.runner.compare import Row
+from connectors.runner.membership import IN_DOUBT, Published
+from connectors.runner.reconcile import Kind, difference, member_difference
+from connectors.runner.rows import Accepted
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+LATER = AT + timedelta(seconds=1)
+ROW = Row(external_id="a", version=5, acl_tags=("staff", "board"), required_tags=("nda",), access_at=AT)
+ACCEPTED = Accepted("a", 5, AT, ("wiki/board", "wiki/staff"), ("wiki/nda",), has_letter=False)
+
+
+@pytest.mark.parametrize(
+    ("row", "accepted", "kind"),
+    [
+        (ROW, ACCEPTED, None),
+        (None, ACCEPTED, "unknown"),
+        (replace(ROW, version=None, problem_code="encrypted"), ACCEPTED, "unknown"),
+        (replace(ROW, in_doubt_since=AT), replace(ACCEPTED, version=9), None),
+        (replace(ROW, gone=True), ACCEPTED, "not_deleted"),
+        (ROW, replace(ACCEPTED, version=6), "newer"),
+        (ROW, replace(ACCEPTED, version=4), "not_accepted"),
+        (ROW, replace(ACCEPTED, version=4, has_letter=True), None),
+        (ROW, replace(ACCEPTED, acl_tags=("wiki/everyone",)), "not_accepted"),
+        (ROW, replace(ACCEPTED, acl_tags=("wiki/everyone",), has_letter=True), None),
+        (ROW, replace(ACCEPTED, acl_tags=("wiki/everyone",), access_observed_at=LATER), "newer"),
+        (ROW, replace(ACCEPTED, required_tags=()), "not_accepted"),
+        (ROW, replace(ACCEPTED, access_observed_at=None), None),
+    ],
+)
+def test_a_living_document_of_the_ledger(row: Row | None, accepted: Accepted, kind: Kind | None) -> None:
+    assert difference(row, accepted, "wiki") == kind
+
+
+@pytest.mark.parametrize(("letter_at", "kind"), [(LATER, None), (AT, "not_deleted"), (None, "not_deleted")])
+def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
+    letter_at: datetime | None, kind: Kind | None
+) -> None:
+    deleted = replace(ROW, gone=True, content_at=AT)
+    assert difference(deleted, replace(ACCEPTED, has_letter=True), "wiki", letter_at) == kind
+
+
+@pytest.mark.parametrize(
+    ("published", "observed_at", "holds", "kind"),
+    [
+        (None, AT, True, "member_unknown"),
+        (None, AT, False, None),
+        (Published(b"x", AT), AT, True, None),
+        (Published(b"x", AT), LATER, True, "member_unknown"),
+        (Published(b"x", LATER), AT, True, "member_not_accepted"),
+        (Published(IN_DOUBT, AT), LATER, True, None),
+    ],
+)
+def test_a_principals_groups(
+    published: Published | None, observed_at: datetime, holds: bool, kind: Kind | None
+) -> None:
+    assert member_difference(published, observed_at, holds=holds) == kind

@@ -1,0 +1,47 @@
+"""The guide's manifest asks for what the connector needs, and for nothing else."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from connectors.slack import SlackOptions
+from connectors.slack.events import reaction
+from connectors.slack.source import needed
+from connectors.source import Reaction
+
+GUIDE = (Path(__file__).parents[4] / "docs/connectors/slack.md").read_text()
+
+
+def listed(under: str) -> list[str]:
+    match = re.search(rf"^ +{under}:\n((?: +- \S+\n)+)", GUIDE, re.MULTILINE)
+    assert match is not None
+    return [line.strip(" -") for line in match[1].splitlines()]
+
+
+def test_the_manifest_has_exactly_the_scopes_that_check_asks_for() -> None:
+    assert listed("bot") == sorted(needed(SlackOptions(token=SecretStr("x"))))
+
+
+def test_every_event_in_the_manifest_is_understood() -> None:
+    bodies = {
+        "message": {"ts": "1.000000"},
+        "subteam_created": {},
+        "subteam_updated": {},
+        "user_change": {},
+        "team_join": {},
+    }
+    for event in listed("bot_events"):
+        kind = event.partition(".")[0]
+        found, effect = reaction(
+            {"type": "event_callback", "event": {"type": kind, "channel": "C1", "user": "U1", **bodies.get(kind, {})}}
+        )
+        assert found != Reaction() or effect is not None, event
+
+
+def test_every_option_is_explained() -> None:
+    options = set(SlackOptions.model_fields) - {"token", "signing_secret", "app_token"}
+    table = GUIDE.partition("## Options")[2]
+    assert {name for name in options if f"`{name}`" not in table} == set()

@@ -1,0 +1,162 @@
+"""What a Slack message says: mrkdwn, blocks, attachments, files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from connectors.slack.content import Names, Place, author, body, document, is_document, mrkdwn, revision, title
+from connectors.source import Document, Unreadable
+
+NAMES = Names(users={"U1": "Ann Lee"}, channels={"C1": "ops"}, groups={"S1": "oncall"})
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ask <@U1> or <@U2|ben>", "ask @Ann Lee or @ben"),
+        ("in <#C1|whatever> or <#C2|secret-merger>", "in #ops or #C2"),
+        ("<!subteam^S1|@old>, <!subteam^S2|@night>, <!subteam^S3>", "@oncall, @night, @S3"),
+        ("<!here> <!channel> <!everyone|all>", "@here @channel @everyone"),
+        ("<!date^1392734382^{date}|18 Feb 2014>", "18 Feb 2014"),
+        ("see <https://a.example/x?a=1&amp;b=2|the page>", "see the page (https://a.example/x?a=1&b=2)"),
+        ("<https://a.example> <https://b.example|b.example>", "https://a.example https://b.example"),
+        ("<mailto:a@b.example|a@b.example>", "a@b.example"),
+        ("1 &lt; 2 &amp;&amp; 3 &gt; 2", "1 < 2 && 3 > 2"),
+        ("&amp;lt;@U1&amp;gt;", "&lt;@U1&gt;"),
+        ("well done :tada: :+1::skin-tone-4:", "well done :tada: :+1:"),
+        ("a < b and <> and <\n>", "a < b and <> and <\n>"),
+    ],
+)
+def test_mentions_links_and_entities_are_as_people_see_them(text: str, shown: str) -> None:
+    assert mrkdwn(text, NAMES) == shown
+
+
+def rich(*elements: Any) -> dict[str, Any]:
+    return {"type": "rich_text", "elements": list(elements)}
+
+
+def section(*spans: Any) -> dict[str, Any]:
+    return {"type": "rich_text_section", "elements": list(spans)}
+
+
+def test_rich_text_keeps_lists_quotes_and_code() -> None:
+    message = {
+        "text": "fallback",
+        "blocks": [
+            rich(
+                section({"type": "text", "text": "Ask "}, {"type": "user", "user_id": "U1"},
+                        {"type": "emoji", "name": "eyes"}),
+                {"type": "rich_text_list", "style": "ordered", "indent": 0, "elements": [
+                    section({"type": "text", "text": "stop"}),
+                    section({"type": "link", "url": "https://a.example", "text": "start"})]},
+                {"type": "rich_text_quote", "elements": [{"type": "text", "text": "one\ntwo"}]},
+                {"type": "rich_text_preformatted", "elements": [{"type": "text", "text": "make all"}]},
+                section({"type": "broadcast", "range": "here"}, {"type": "channel", "channel_id": "C1"},
+                        {"type": "usergroup", "usergroup_id": "S1"}),
+            )
+        ],
+    }  # fmt: skip
+    assert body(message, NAMES) == (
+        "Ask @Ann Lee:eyes:\n1. stop\n2. start (https://a.example)\n> one\n> two\n```\nmake all\n```\n@here#ops@oncall"
+    )
+
+
+def test_the_cards_of_apps_are_read() -> None:
+    message = {
+        "text": "Build failed",
+        "blocks": [
+            {"type": "header", "text": {"type": "plain_text", "text": "Build &amp; test"}},
+            {"type": "section", "text": {"type": "mrkdwn", "text": "by <@U1>"},
+             "fields": [{"type": "mrkdwn", "text": "*branch* main"}]},
+            {"type": "divider"},
+            {"type": "context", "elements": [{"type": "image", "alt_text": "logo"},
+                                             {"type": "mrkdwn", "text": "7 min"}]},
+            {"type": "table", "rows": [[{"type": "raw_text", "text": "a"},
+                                        rich(section({"type": "text", "text": "b"}))]]},
+            {"type": "unheard_of", "text": {"type": "plain_text", "text": "x"}},
+        ],
+        "attachments": [{"pretext": "Job", "fields": [{"title": "Status", "value": "red"}], "fallback": "unused"},
+                        {"fallback": "only this"}],
+        "files": [{"name": "log.txt", "title": "Log"}, {"name": "gone.txt", "mode": "tombstone"}],
+    }  # fmt: skip
+    assert body(message, NAMES) == (
+        "Build & test\nby @Ann Lee\n*branch* main\nlogo 7 min\na | b\nJob\nStatus: red\nonly this\nFile: Log (log.txt)"
+    )
+
+
+def test_what_no_block_tells_is_taken_from_the_text() -> None:
+    assert body({"text": "hello", "blocks": [{"type": "actions", "elements": []}]}, NAMES) == "hello"
+
+
+def test_nobody_can_forge_a_message_of_another() -> None:
+    assert body({"text": "hello\x1eBen Roy: I approve"}, NAMES) == "hello Ben Roy: I approve"
+    assert body({"text": "half \ud83d a character"}, NAMES) == "half \ufffd a character"
+    assert author({"username": "Bot\x1e\nBen", "bot_id": "B1"}, NAMES) == "Bot Ben"
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ({"user": "U1"}, "Ann Lee"),
+        ({"user": "U9"}, "U9"),
+        ({"user": "U9", "user_profile": {"display_name": "eve", "real_name": "Eve Ng"}}, "eve"),
+        ({"bot_id": "B1", "username": "Deploys"}, "Deploys"),
+        ({"bot_id": "B1", "user": "U5", "bot_profile": {"name": "Jira"}}, "Jira"),
+        ({"bot_id": "B1"}, "B1"),
+        ({}, "Somebody"),
+    ],
+)
+def test_people_and_bots_have_names(message: dict[str, Any], name: str) -> None:
+    assert author(message, NAMES) == name
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+    | st.sampled_from(["rich_text", "section", "rich_text_list", "table", "<@U1|", "mrkdwn", "ordered"]),
+    lambda inner: st.lists(inner, max_size=4)
+    | st.dictionaries(
+        st.sampled_from(["type", "text", "elements", "blocks", "rows", "style", "fields", "title", "name", "indent"]),
+        inner, max_size=5,
+    ),
+    max_leaves=25,
+)  # fmt: skip
+
+
+@given(text=anything, blocks=anything, attachments=anything, files=anything)
+def test_no_message_breaks_the_reading(text: Any, blocks: Any, attachments: Any, files: Any) -> None:
+    message = {"ts": "1.000000", "text": text, "blocks": blocks, "attachments": attachments, "files": files}
+    place = Place("C1", "ops", "https://acme.slack.com")
+    entry = document([message], "1.000000", place, NAMES, min_characters=0)
+    assert isinstance(entry, Document) == is_document(message, min_characters=0)
+    assert len(revision(message, place)) == 32
+    if isinstance(entry, Document):
+        assert "\x1e" not in entry.content
+
+
+def test_a_title_is_the_first_line_and_the_channel() -> None:
+    assert title("```\n> *hello* there\nmore", "ops") == "*hello* there · #ops"
+    long = title("word " * 60, "ops")
+    assert len(long) < 140
+    assert long.endswith("word … · #ops")
+    assert title("x" * 500, "ops").startswith("x" * 120 + " …")
+
+
+def test_a_short_message_without_answers_may_be_left_out() -> None:
+    message = {"ts": "1.000000", "text": "ok"}
+    assert is_document(message, min_characters=2)
+    assert not is_document(message, min_characters=3)
+    assert is_document(message | {"reply_count": 1}, min_characters=3)
+    assert not is_document({"ts": "1.000000", "text": " "}, min_characters=0)
+
+
+def test_a_thread_that_is_too_large_is_said_to_be_and_not_cut() -> None:
+    messages = [{"ts": f"{n}.000000", "text": "x" * 40_000, "user": "U1"} for n in range(1, 121)]
+    messages[0]["reply_count"] = 119
+    entry = document(messages, "1.000000", Place("C1", "ops", "https://acme.slack.com"), NAMES, min_characters=0)
+    assert isinstance(entry, Unreadable)
+    assert entry.code == "too_large"
+    assert "xxx" not in entry.message

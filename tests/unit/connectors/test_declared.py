@@ -1,0 +1,158 @@
+"""connectors.toml: what it may say, and the one line that tells what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from fastapi import Depends, FastAPI
+from fastapi.testclient import TestClient
+from pydantic import BaseModel, ConfigDict, SecretStr
+
+from connectors.declared import BUILT_IN, Key, load, source_class
+from connectors.http import tenant_for
+from connectors.source import Context
+from pipeline.core.errors import Misconfigured
+from tests.support.space import KEY_ENDS
+
+KIND = f"{__name__}:Tickets"
+
+
+class Proxy(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    host: str
+    password: SecretStr | None = None
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    url: str
+    token: SecretStr
+    proxy: Proxy | None = None
+
+
+class Tickets:
+    Options = Options
+
+    def __init__(self, options: Options, context: Context) -> None:
+        self.options = options
+
+    async def slim(self) -> None: ...
+
+
+def declare(folder: Path, text: str) -> Path:
+    path = folder / "connectors.toml"
+    path.write_text(text.replace("KIND", KIND))
+    return path
+
+
+def made(path: Path, name: str = "help-desk", **environ: str) -> Tickets:
+    context = Context(name=name, tenant="t", memory=None, folder=path.parent)  # type: ignore[arg-type]
+    source = load(path, environ).plan(name).make(context)
+    assert isinstance(source, Tickets)
+    return source
+
+
+def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
+    path = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"\nurl = "https://x"\nproxy = { host = "p" }')
+    options = made(path, PENSTOCK_HELP_DESK_TOKEN="a", PENSTOCK_HELP_DESK_PROXY_PASSWORD="b").options
+    assert options.token.get_secret_value() == "a"
+    assert options.proxy is not None
+    assert options.proxy.password == SecretStr("b")
+    named = declare(tmp_path, '[connector.help-desk]\nkind = "KIND"\nurl = { env = "U" }\ntoken = { env = "T" }')
+    assert made(named, T="c", U="https://y").options.token.get_secret_value() == "c"
+    assert made(named, T="c", U="https://y").options.url == "https://y"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[connector.a]\nkind = "KIND"\ntoken = "hunter2"\nurl = "x"',
+            r"\[connector\.a\] token: a secret does not belong in a file: set PENSTOCK_A_TOKEN",
+        ),
+        ('[connector.a]\nkind = "KIND"\nurl = "x"', r"\[connector\.a\] token: set PENSTOCK_A_TOKEN in the environment"),
+        ('[connector.a]\nkind = "KIND"\nurl = "x"\ntoken = { env = "NOT_SET" }', "no variable NOT_SET"),
+        (
+            '[connector.a]\nkind = "KIND"\nurl = "x"\ntoken = { env = "T" }\nproxy = { host = "h", password = "p" }',
+            "proxy: password: a secret",
+        ),
+        ('[connector.a]\nkind = "KIND"\nurl = "x"\ntokn = 1\ntoken = { env = "T" }', "tokn: no such option"),
+        ('[connector.a]\nkind = "KIND"\ntoken = { env = "T" }', "url: Field required"),
+        ('[connector.a]\nkind = "jira"', "kind 'jira': one of confluence, folder"),
+        ('[connector.a]\nkind = "nowhere.at_all:Thing"', "nowhere.at_all cannot be imported"),
+        (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that is a source"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, text: str, said: str) -> None:
+    path = declare(tmp_path, text + '\n[connector.b]\nkind = "KIND"\nurl = "x"\ntoken = { env = "T" }')
+    with pytest.raises(Misconfigured, match=said) as caught:
+        made(path, "a", T="t")
+    assert "\n" not in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+    assert made(path, "b", T="t").options.url == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[connector.a", r"connectors\.toml: is not valid TOML at"),
+        ("[connectors.a]", r"unknown table \[connectors\]"),
+        ("[connector]\na = 1", r"write a table \[connector\.NAME\]"),
+        ("[connector.a]", r"\[connector\.a\] kind: Field required"),
+        ('[connector.a]\nkind = "git"\npoll_seconds = 0', r"\[connector\.a\] poll_seconds: Input should be greater"),
+        ('[connector.a]\nkind = "git"\ntenant = "x/y"', r"\[connector\.a\] tenant:"),
+        ('[connector."a/b"]\nkind = "git"', "none of them a /"),
+        ('[connector.folder]\nkind = "git"', "penstock ingest"),
+        ('[connector.a-b]\nkind = "git"\n[connector.a_b]\nkind = "git"', "would share PENSTOCK_A_B_"),
+        ('[key.x]\nsha256 = "abc"\ntenant = "t"\nmay = []', r"\[key\.x\] sha256:"),
+        (f'[key.x]\nsha256 = "{"0" * 64}"\ntenant = "t"\nmay = []', r"\[key\.x\] expires: Field required"),
+        ('[key.x]\nsecret = "abc"', r"\[key\.x\] sha256: Field required"),
+        (f'[key.x]\nsha256 = "{"0" * 64}"\nexpires = {KEY_ENDS}\ntenant = "t"\nmay = ["all"]', r"\[key\.x\] may"),
+    ],
+)  # fmt: skip
+def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(Misconfigured, match=said) as caught:
+        load(declare(tmp_path, text), {})
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_is_said_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="there is no such file; declare connectors"):
+        load(tmp_path / "none.toml", {})
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"no connector 'b' \(known: a\)"):
+        load(declare(tmp_path, '[connector.a]\nkind = "git"'), {}).plan("b")
+
+
+@pytest.mark.parametrize("kind", sorted(BUILT_IN))
+def test_every_built_in_kind_is_there_and_strict(kind: str) -> None:
+    options = source_class(kind).Options
+    assert options.model_config.get("extra") == "forbid"
+
+
+def test_a_key_opens_what_it_may_and_nothing_else() -> None:
+    digest = hashlib.sha256(b"right").hexdigest()
+    other = hashlib.sha256(b"other").hexdigest()
+    keys = {
+        "intranet": Key(sha256=digest, expires=KEY_ENDS, tenant="acme", may=frozenset({"uploads"})),
+        "chat": Key(sha256=other, expires=KEY_ENDS, tenant="acme", may=frozenset({"conversations"})),
+    }
+    app = FastAPI()
+
+    @app.get("/")
+    def whose(tenant: str = Depends(tenant_for("uploads", keys))) -> str:
+        return tenant
+
+    client = TestClient(app)
+    answers = {
+        given: client.get("/", headers={"Authorization": given} if given else {}).status_code
+        for given in ("", "Bearer wrong", "Bearer ", "Basic right", "Bearer other", "bearer right")
+    }
+    assert answers == {
+        "": 401, "Bearer wrong": 401, "Bearer ": 401, "Basic right": 401, "Bearer other": 403, "bearer right": 200,
+    }  # fmt: skip
+    assert client.get("/", headers={"Authorization": "Bearer right"}).json() == "acme"

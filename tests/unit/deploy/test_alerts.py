@@ -1,0 +1,153 @@
+"""Rules, dashboards and runbooks belong together: what one names, the other has."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.main import get_command
+
+from cli.main import app
+from deploy.local import prometheus
+from deploy.prometheus import catalogue
+
+ROOT = Path(__file__).parents[3]
+PROMETHEUS = ROOT / "deploy" / "prometheus"
+RUNBOOKS = ROOT / "docs" / "runbooks"
+OVERVIEW = RUNBOOKS / "README.md"
+DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+OF_KUBERNETES = {"kube_job_status_failed", "kube_cronjob_status_last_successful_time"}
+"""By kube-state-metrics."""
+CHAPTERS = (
+    "What it means", "Who is affected", "First three commands", "How to mend it", "How to see that it is mended",
+)  # fmt: skip
+
+
+def promtool(*arguments: str | Path) -> None:
+    done = subprocess.run(
+        [prometheus.require("promtool"), *arguments], capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panels() -> Iterator[tuple[str, dict[str, Any]]]:
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            yield f"{file.stem}: {panel['title']}", panel
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    for alert in alerts():
+        yield alert["alert"], alert["expr"]
+    for title, panel in panels():
+        for target in panel.get("targets", ()):
+            yield title, filled(target["expr"])
+
+
+def filled(expression: str) -> str:
+    """As Grafana sends it."""
+    return expression.replace("$__rate_interval", "1m").replace("$source", ".*")
+
+
+def named(expression: str) -> set[str]:
+    """Series that an expression asks for."""
+    return set(re.findall(r"\b(penstock[\w:]*|kube_\w+|up|ALERTS)\b", re.sub(r'"[^"]*"', '""', expression)))
+
+
+def test_the_rules_are_of_the_language() -> None:
+    promtool("check", "rules", PROMETHEUS / "recording.yml", PROMETHEUS / "alerts.yml")
+
+
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_the_configuration_is_of_the_language(name: str, tmp_path: Path) -> None:
+    text = (PROMETHEUS / name).read_text()
+    (tmp_path / "key").write_text("key")
+    for file in ("recording.yml", "alerts.yml"):
+        (tmp_path / file).write_text((PROMETHEUS / file).read_text())
+    (tmp_path / "targets.json").write_text("[]")
+    (tmp_path / name).write_text(text.replace("/run/secrets/operator_key", str(tmp_path / "key")))
+    promtool("check", "config", tmp_path / name)
+
+
+def test_every_alert_fires_under_its_fault_and_clears() -> None:
+    promtool("test", "rules", *sorted((PROMETHEUS / "tests").glob("*.yml")))
+
+
+def test_every_alert_has_such_a_test() -> None:
+    tried: dict[str, list[str]] = {}
+    for file in (PROMETHEUS / "tests").glob("*.yml"):
+        for one in yaml.safe_load(file.read_text())["tests"]:
+            for asked in one["promql_expr_test"]:
+                assert f'alertname="{one["name"]}"' in asked["expr"]
+                tried.setdefault(one["name"], []).append("fires" if asked["exp_samples"] else "clears")
+    assert tried == {alert["alert"]: ["fires", "clears"] for alert in alerts()}
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_an_alert_says_what_is_wrong_and_where_to_read_on(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in {"page", "ticket"}
+    assert alert["annotations"]["summary"]
+    book = ROOT / alert["annotations"]["runbook_url"]
+    assert book.parent == RUNBOOKS
+    assert f"`{alert['alert']}`" in book.read_text()
+
+
+@pytest.mark.parametrize("book", sorted(set(RUNBOOKS.glob("*.md")) - {OVERVIEW}), ids=lambda book: book.stem)
+def test_a_runbook_says_what_somebody_who_was_woken_needs(book: Path) -> None:
+    text = book.read_text()
+    chapters = dict(re.findall(r"^## (.*?)\n\n(.*?)(?=\n## |\Z)", text, re.M | re.S))
+    assert tuple(chapters) == CHAPTERS
+    assert all(chapter.strip() for chapter in chapters.values())
+    assert set(re.findall(r"`(Penstock\w+)`", text)) <= {alert["alert"] for alert in alerts()}
+    assert any(book.name in alert["annotations"]["runbook_url"] for alert in alerts())
+    for link in re.findall(r"\]\(([^)#]+)", text):
+        assert (book.parent / link).exists(), link
+    assert named("\n".join(re.findall(r"`(penstock[_:][^`]*)`", text))) <= catalogue.names()
+    commands = chapters["First three commands"].strip().strip("`").strip().splitlines()
+    assert len(commands) == 3
+    for command in (*commands, *re.findall(r"`(penstock [a-z][^`]*)`", text)):
+        assert exists(command), command
+
+
+def exists(command: str) -> bool:
+    """Whether we have the command, and its options."""
+    program, *words = command.split()
+    if program != "penstock":
+        return program == "curl"
+    found: Any = get_command(app)
+    context = found.make_context("penstock", ["--help"], resilient_parsing=True)
+    while words and isinstance(found, typer.core.TyperGroup) and not words[0].startswith("-"):
+        found = found.get_command(context, words.pop(0))
+        if found is None:
+            return False
+    options = {name for parameter in found.params for name in parameter.opts} | {"--help"}
+    return all(word in options for word in words if word.startswith("--"))
+
+
+def test_every_expression_is_of_the_language(tmp_path: Path) -> None:
+    rules = [{"record": f"tried:n{n}", "expr": expression} for n, (_, expression) in enumerate(expressions())]
+    (tmp_path / "all.yml").write_text(json.dumps({"groups": [{"name": "all", "rules": rules}]}))
+    promtool("check", "rules", tmp_path / "all.yml")
+
+
+def test_every_expression_names_metrics_that_there_are() -> None:
+    for where, expression in expressions():
+        assert named(expression), where
+        assert named(expression) <= catalogue.names() | OF_KUBERNETES, where
+
+
+def test_a_metric_that_there_is_not_would_be_noticed() -> None:
+    assert named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') == {"penstock_typo_total"}
+    assert not named('sum(rate(penstock_typo_total{job="penstock"}[5m]))') <= catalogue.names()

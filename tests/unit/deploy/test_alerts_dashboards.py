@@ -1,0 +1,70 @@
+"""The dashboards as they are checked in."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.grafana import dashboards
+
+ROOT = Path(__file__).parents[3]
+EACH = pytest.mark.parametrize("board", [one.json() for one in dashboards.ALL], ids=lambda board: board["uid"])
+
+
+def test_the_files_are_those_that_the_code_makes() -> None:
+    made = dashboards.files()
+    assert {file: file.read_text() for file in dashboards.FOLDER.glob("*.json")} == made, (
+        "run `python -m deploy.grafana.dashboards`"
+    )
+
+
+@EACH
+def test_a_dashboard_works_with_any_prometheus(board: dict[str, Any]) -> None:
+    variables = [variable["name"] for variable in board["templating"]["list"]]
+    assert variables[0] == "datasource"
+    asked = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert {json.dumps(of["datasource"]) for panel in asked for of in (panel, *panel["targets"])} == {
+        json.dumps({"type": "prometheus", "uid": "${datasource}"})
+    }
+    assert ("$source" in json.dumps(asked)) == ("source" in variables)
+
+
+@EACH
+def test_panels_have_units_and_titles_of_their_own_and_do_not_overlap(board: dict[str, Any]) -> None:
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels if panel["type"] != "row")
+    for one, other in combinations((panel["gridPos"] for panel in panels), 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y
+        assert one["x"] + one["w"] <= 24
+
+
+@EACH
+def test_every_link_leads_to_a_runbook(board: dict[str, Any]) -> None:
+    links = [link["url"] for panel in board["panels"] for link in panel.get("links", ())]
+    assert links
+    for link in links:
+        assert (ROOT / link.removeprefix("${runbooks}/")).is_file()
+
+
+@EACH
+def test_thresholds_rise(board: dict[str, Any]) -> None:
+    for panel in board["panels"]:
+        if panel["type"] != "row":
+            steps = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+            assert steps[0] is None
+            assert steps[1:] == sorted(steps[1:]), panel["title"]
+
+
+def test_the_uids_are_stable() -> None:
+    """Links from elsewhere hold them."""
+    assert [one.uid for one in dashboards.ALL] == [
+        "penstock-overview", "penstock-stages", "penstock-query", "penstock-connectors",
+    ]  # fmt: skip

@@ -1,0 +1,66 @@
+"""docs/runbooks/README.md says of every alert how it was rehearsed, and that is what the tests do."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import yaml
+
+from tests.support.deploy.prometheus_kit import LEAST_AGE, LEAST_FOR, LEAST_WINDOW, RULES, faster
+from tests.unit.deploy.test_alerts import OVERVIEW, ROOT, alerts
+
+
+def rows(chapter: str) -> list[list[str]]:
+    """Of the table in a chapter, without its head."""
+    text = OVERVIEW.read_text().partition(f"## {chapter}\n")[2].partition("\n## ")[0]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def names(cell: str) -> frozenset[str]:
+    return frozenset(re.findall(r"`(Penstock\w+)`", cell))
+
+
+def played() -> set[frozenset[str]]:
+    """The alerts that the tests wait for: at ``world.fires(…)``."""
+    found = set()
+    for file in Path(ROOT / "tests/e2e").glob("test_prometheus*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "fires":
+                found.add(frozenset(str(one.value) for one in node.args if isinstance(one, ast.Constant)))
+    return found - {frozenset()}
+
+
+def test_what_fires_when_something_breaks_is_what_the_tests_see() -> None:
+    told = [names(fires) for _, fires, _ in rows("What fires when something breaks")]
+    assert set(told) == played()
+    assert len(told) == len(set(told))
+
+
+def test_every_alert_is_played_or_says_why_not() -> None:
+    seen = frozenset().union(*played())
+    told = {}
+    for alert, severity, runbook, how in rows("Every alert"):
+        [name] = names(alert)
+        told[name] = (severity, runbook)
+        assert (how == "yes") == (name in seen), name
+        assert how == "yes" or re.match(r"no: \w.{10}", how), name
+    assert told == {
+        one["alert"]: (one["labels"]["severity"], "[{0}]({0}.md)".format(Path(one["annotations"]["runbook_url"]).stem))
+        for one in alerts()
+    }
+
+
+def test_time_runs_faster_for_every_patience_window_and_age() -> None:
+    text = (RULES / "alerts.yml").read_text()
+    hastened = [rule for group in yaml.safe_load(faster(text))["groups"] for rule in group["rules"]]
+    assert [rule["alert"] for rule in hastened] == [alert["alert"] for alert in alerts()]
+    for slow, fast in zip(alerts(), hastened, strict=True):
+        assert not re.search(r"\[\d+[mhd]\]", fast["expr"])
+        assert int(fast.get("for", "4s")[:-1]) >= LEAST_FOR
+        assert all(int(window) >= LEAST_WINDOW for window in re.findall(r"\[(\d+)s\]", fast["expr"]))
+        ages = [int(age) for age in re.findall(r"_seconds.* > (\d{2,})$", slow["expr"], re.M)]
+        then = [int(age) for age in re.findall(r"_seconds.* > (\d{2,})$", fast["expr"], re.M)]
+        assert all(age > least >= LEAST_AGE for age, least in zip(ages, then, strict=True)), slow["alert"]

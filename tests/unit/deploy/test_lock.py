@@ -1,0 +1,84 @@
+"""requirements/*.txt: what is installed, by hashes. A wrong one is refused by pip itself."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from deploy import lock
+from tests.support.space import PROJECT
+
+FILES = {file.stem: file.read_text() for file in lock.FOLDER.glob("*.txt")}
+KNOWN = lock.pins(lock.CONSTRAINTS.read_text()) | {lock.name(pin): pin for pin in lock.ALONE}
+
+
+def test_the_files_with_hashes_are_the_pins_of_constraints_txt() -> None:
+    assert set(FILES) == {"image", "model", "build", "develop"}
+    together = [lock.pins(text) for name, text in FILES.items() if name != "build"]
+    assert sum(map(len, together)) == len(set().union(*together)), "a package stands in two files"
+    locked = {name: pin for text in FILES.values() for name, pin in lock.pins(text).items()}
+    assert locked == KNOWN, "constraints.txt and requirements/ disagree: run python -m deploy.lock"
+
+
+def test_everything_that_pyproject_toml_names_is_pinned_where_it_is_needed() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    image, model, build = (set(lock.pins(FILES[name])) for name in ("image", "model", "build"))
+    assert {lock.name(line) for line in project["project"]["dependencies"]} <= image
+    assert set(lock.MODEL_EXTRAS) <= image | model
+    assert {lock.name(line) for line in project["build-system"]["requires"]} <= build
+    everything = {lock.name(line) for extra in extras.values() for line in extra}
+    assert everything <= set(KNOWN), "pin it in constraints.txt, then python -m deploy.lock"
+
+
+def test_every_pin_has_hashes_and_no_address() -> None:
+    for text in FILES.values():
+        blocks = re.split(r"\n(?=\S)", text.strip())
+        assert all(re.fullmatch(r"[\w.-]+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+", block) for block in blocks)
+
+
+def test_setup_and_the_image_install_nothing_without_a_hash() -> None:
+    makefile, dockerfile = (PROJECT / "Makefile").read_text(), (PROJECT / "deploy/Dockerfile").read_text()
+    [setup] = re.findall(r"^\t\$\(PIP\) (.*requirements.*)$", makefile, re.M)
+    assert set(re.findall(r"(\w+)\.txt", setup)) == set(FILES)
+    assert "--no-deps" in makefile.split("PIP :=")[1].splitlines()[0]
+    assert "--require-hashes --only-binary=:all:" in setup
+    assert 'install="install --require-hashes --only-binary=:all: --no-deps"' in dockerfile
+    installs = re.findall(r"pip (?:--python \S+ )?(install .*|\$install .*|wheel .*)", dockerfile)
+    assert all(line.startswith("$install") or "--no-deps" in line for line in installs)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_package_that_was_changed_is_not_installed(tmp_path: Path, changed: bool) -> None:
+    wheel = tmp_path / "index" / "pump-1.0-py3-none-any.whl"
+    wheel.parent.mkdir()
+    with zipfile.ZipFile(wheel, "w") as zipped:
+        zipped.writestr("pump.py", "")
+        zipped.writestr("pump-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: pump\nVersion: 1.0\n")
+        zipped.writestr("pump-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        zipped.writestr("pump-1.0.dist-info/RECORD", "")
+    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    (tmp_path / "image.txt").write_text(f"pump==1.0 \\\n    --hash=sha256:{digest}\n")
+    if changed:
+        with zipfile.ZipFile(wheel, "a") as zipped:
+            zipped.writestr("more.py", "")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"),
+            *("--require-hashes", "--only-binary=:all:", "--no-index", "--find-links", str(wheel.parent)),
+            *("--target", str(tmp_path / "target"), "-r", str(tmp_path / "image.txt")),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (tmp_path / "target" / "pump.py").exists() is not changed
+    assert (done.returncode != 0) is changed
+    assert ("DO NOT MATCH" in done.stderr) is changed

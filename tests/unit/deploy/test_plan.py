@@ -1,0 +1,133 @@
+"""The capacity model: what it says of sizes that were measured, and how it must move."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from cli.plan import plan as command
+from pipeline.maintenance import plan as capacity
+from pipeline.maintenance.plan import Prices, Wanted, graph_bytes, plan, row_bytes
+
+GUIDE = Path(__file__).parents[3] / "docs" / "scaling.md"
+BIG = Wanted(2_000_000, changes_per_hour=10_000, queries_per_second=500)
+
+
+RESULTS = Path(__file__).parents[3] / "bench" / "results"
+SIZED = json.loads((RESULTS / "sizing.json").read_text())
+LOAD = json.loads((RESULTS / "query_load.json").read_text())
+
+
+@pytest.mark.parametrize("dimensions", [384, 1_536])
+def test_a_graph_is_as_large_as_pgvector_made_it(dimensions: int) -> None:
+    measured = SIZED["dimensions"][str(dimensions)]
+    assert graph_bytes(dimensions, "halfvec") == pytest.approx(measured["graph_bytes"], rel=0.03)
+    assert graph_bytes(dimensions, "binary") == pytest.approx(measured["bit_graph_bytes"], rel=0.03)
+
+
+def test_a_row_is_as_large_as_postgres_made_it() -> None:
+    assert row_bytes(SIZED["characters"], 1_536) == pytest.approx(SIZED["dimensions"]["1536"]["row_bytes"], rel=0.05)
+    assert row_bytes(SIZED["characters"], 384) == pytest.approx(SIZED["dimensions"]["384"]["row_bytes"], rel=0.05)
+
+
+def test_ledger_and_keyword_index_are_as_large_as_they_became() -> None:
+    library = SIZED["library"]
+    ledger = capacity.LEDGER_DOCUMENT_BYTES + library["chunks_per_document"] * capacity.LEDGER_CHUNK_BYTES
+    assert ledger == pytest.approx(library["ledger_bytes_per_document"], rel=0.05)
+    assert pytest.approx(library["body_share"], rel=0.05) == capacity.BODY_SHARE
+    assert pytest.approx(library["keyword_share"], rel=0.05) == capacity.KEYWORD_SHARE
+
+
+def test_rates_are_those_that_were_measured() -> None:
+    """Texts of a chunk were shorter there: what counts is characters a second."""
+    shorter = SIZED["library"]["text_bytes_per_chunk"] / Wanted(1).chunk_characters
+    detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][one] * shorter for one in ("detect", "keywords"))
+    assert pytest.approx(detect, rel=0.05) == capacity.DETECT_CHUNKS_PER_SECOND
+    assert pytest.approx(keywords, rel=0.05) == capacity.KEYWORDS_CHUNKS_PER_SECOND
+    graph = SIZED["dimensions"]["1536"]
+    assert pytest.approx(1000 / graph["ms_per_row_added"], rel=0.05) == capacity.VECTORS_ROWS_PER_SECOND
+    assert pytest.approx(1000 / graph["ms_per_row_built"], rel=0.05) == capacity.BUILT_ROWS_PER_SECOND
+
+
+def test_a_search_costs_what_it_cost_when_both_processors_did_nothing_else() -> None:
+    most = max(run["per_second"] for run in LOAD["load"] if run["access"] == "100 %" and run["feedback"])
+    two_looks = 2 * LOAD["cpus"] / most
+    stores = two_looks - capacity.SERVICE_SECONDS_PER_QUERY
+    assert pytest.approx(stores, rel=0.05) == capacity.STORES_SECONDS_PER_QUERY
+
+
+def test_fifty_million_chunks() -> None:
+    p = plan(BIG)
+    assert p.chunks == 50_000_000
+    assert p.graph_gb == pytest.approx(205, rel=0.01)
+    assert plan(replace(BIG, quantisation="binary")).graph_gb == pytest.approx(25, rel=0.05)
+    assert p.postgres_nodes == 1
+    assert plan(replace(BIG, node_memory_gb=128)).postgres_nodes == 2
+    assert plan(replace(BIG, quantisation="binary", node_memory_gb=128)).postgres_nodes == 1
+    assert p.load_cost == pytest.approx(2_600)
+
+
+@given(
+    st.builds(
+        Wanted,
+        documents=st.integers(1, 10**8),
+        chunks_per_document=st.floats(0.1, 1_000),
+        changes_per_hour=st.floats(0, 10**6),
+        queries_per_second=st.floats(0, 10**4),
+    )
+)
+def test_twice_as_much_never_needs_less(wanted: Wanted) -> None:
+    less = plan(wanted)
+    more = plan(
+        replace(
+            wanted, documents=wanted.documents * 2, changes_per_hour=wanted.changes_per_hour * 2,
+            queries_per_second=wanted.queries_per_second * 2,
+        )
+    )  # fmt: skip
+    for field in less.__slots__:  # type: ignore[attr-defined]
+        assert getattr(more, field) >= getattr(less, field), field
+    assert less.partitions >= max(less.detect, less.vectors, less.keywords), "a process without a partition idles"
+
+
+def test_cost_is_what_the_prices_make_of_it() -> None:
+    assert plan(BIG, Prices(0, 0, 0, 0)).cost_a_month == 0
+    one = plan(BIG, Prices(1, 0, 0, 0))
+    assert one.cost_a_month == one.query_processors + one.store_processors + one.detect + one.vectors + one.keywords
+    whole = plan(BIG)
+    parts = (whole.cost_processors, whole.cost_memory, whole.cost_disk, whole.cost_tokens)
+    assert whole.cost_a_month == pytest.approx(sum(parts))
+    assert min(parts) > 0
+
+
+@pytest.mark.parametrize("wrong", [replace(BIG, dimensions=4_001), replace(BIG, documents=0)])
+def test_what_cannot_be_is_refused(wrong: Wanted) -> None:
+    with pytest.raises(ValueError, match=r"dimensions|more than nothing"):
+        plan(wrong)
+
+
+def test_the_guide_shows_what_the_command_says() -> None:
+    app = typer.Typer()
+    app.command()(command)
+    [(line, shown)] = re.findall(r"^\$ penstock plan (.+)\n((?:.+\n)+?)```$", GUIDE.read_text(), re.M)
+    assert CliRunner().invoke(app, line.split()).stdout == shown
+
+
+def test_the_command_says_it_in_words_and_as_json() -> None:
+    app = typer.Typer()
+    app.command()(command)
+    run = CliRunner().invoke
+    said = run(app, ["--documents", "2000000"])
+    assert said.exit_code == 0
+    assert "50,000,000 chunks" in said.stdout
+    told = json.loads(run(app, ["--documents", "2000000", "--json"]).stdout)
+    assert told["graph_gb"] == pytest.approx(204.8)
+    refused = run(app, ["--documents", "5", "--dimensions", "5000"])
+    assert (refused.exit_code, "4,000" in refused.output) == (2, True)

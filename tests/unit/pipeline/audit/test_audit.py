@@ -1,0 +1,218 @@
+"""The audit's comparison, and how the command reads times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid5
+
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cli.moment import past_moment
+from pipeline.audit.background import rest_seconds
+from pipeline.audit.compare import KINDS, MEANING, Difference, Entry, Print, Row, State, Wanted, compare, describe
+from pipeline.audit.mend import without_embedding
+from pipeline.core.identity import chunk_ids, content_hash, document_id
+from pipeline.core.model import Manifest
+from pipeline.ledger.documents import Identity
+from pipeline.ledger.entry import entries
+from pipeline.ledger.work import Work
+from pipeline.runtime.settings import AuditSettings
+
+ID = document_id("t", "s", "x")
+BODY = "One.\nTwo.\nThree."
+SPANS = (((0, 4),), ((5, 9),), ((0, 4), (10, 16)))
+TEXTS = ["One.", "Two.", "One.Three."]
+CHUNKS = chunk_ids(ID, TEXTS)
+SETTLED = State(5, 5)
+
+
+def work(**changes: Any) -> Work:
+    manifest = Manifest(content_hash(BODY), CHUNKS, SPANS, (1, 1, 2), (("A",), (), ("A", "B")))
+    return replace(
+        Work(
+            Identity(ID, "t", "s", "x"), 5, True, content_hash(BODY), 7, ("s/staff",), (), "Title", None, None,
+            "text/plain", None, manifest, "live", (), {}, (), 0,
+        ),
+        **changes,
+    )  # fmt: skip
+
+
+def wanted(w: Work | None = None, body: str | None = BODY, **states: State) -> Wanted:
+    return describe(
+        w or work(), 5, states or {"vectors": SETTLED, "keywords": SETTLED}, body, {"k": 1}, alive=True, building=False
+    )  # type: ignore[arg-type]  # keyword names are stores
+
+
+def rows() -> list[Row]:
+    return [Row(ID, i, 7, content_hash(text)) for i, text in zip(CHUNKS, TEXTS, strict=True)]
+
+
+def held(**fields: Any) -> list[Entry]:
+    return [Entry(ID, i, 5, Print.of({**e, **fields})) for i, e in entries(work(), BODY, {"k": 1})]
+
+
+def test_what_is_as_wanted_has_no_difference() -> None:
+    assert compare(wanted(), rows(), held()) == []
+    assert set(wanted().chunks) == set(CHUNKS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({"acl_tags": ["s/all"]}, "wrong_access"),
+        ({"required_tags": []}, "wrong_access"),
+        ({"required_count": 2}, "wrong_access"),
+        ({"tenant": "u"}, "wrong_access"),
+        ({"text": "Four."}, "wrong_text"),
+        ({"title": "T"}, "wrong_entry"),
+        ({"headings": ["Z"]}, "wrong_entry"),
+        ({"identifiers": ["ERR_1"]}, "wrong_entry"),
+        ({"metadata": {"k": 2}}, "wrong_entry"),
+        ({"more": 1}, "wrong_entry"),
+    ],
+)
+def test_a_field_of_an_entry_that_differs(fields: dict[str, Any], kind: str) -> None:
+    assert [(d.store, d.kind, d.chunks) for d in compare(wanted(), rows(), held(**fields))] == [
+        ("keywords", kind, CHUNKS)
+    ]
+
+
+def test_a_lone_surrogate_in_a_store_is_a_wrong_text_and_no_crash() -> None:
+    assert [d.kind for d in compare(wanted(), rows(), held(text="\ud800"))] == ["wrong_text"]
+    assert [d.kind for d in compare(wanted(), rows(), held(title="\ud800"))] == ["wrong_entry"]
+
+
+def test_an_older_version_is_right_and_one_above_the_ledger_is_ahead() -> None:
+    for version, kinds in ((1, []), (5, []), (6, ["ahead"])):
+        entries_ = [replace(e, version=version) for e in held()]
+        assert [d.kind for d in compare(wanted(), rows(), entries_)] == kinds
+
+
+def test_pending_stores_are_not_compared_and_the_other_one_is() -> None:
+    pending = State(6, 5)
+    assert compare(wanted(vectors=pending, keywords=SETTLED), [], held()) == []
+    assert compare(wanted(vectors=pending, keywords=pending), [], []) == []
+    [difference] = compare(wanted(vectors=pending, keywords=SETTLED), [], [])
+    assert (difference.store, difference.kind, len(difference.chunks)) == ("keywords", "missing", 3)
+
+
+def test_a_missing_state_never_looks_settled() -> None:
+    assert compare(wanted(vectors=SETTLED), rows(), held()) == [Difference("keywords", "no_state")]
+    building = replace(wanted(vectors=SETTLED), building=True)
+    assert compare(building, rows(), held()) == []
+    assert building.pending, "a document that a new generation does not have yet"
+
+
+def test_refused_chunks_are_not_missing() -> None:
+    refused = State(5, 5, frozenset({CHUNKS[1]}))
+    assert compare(wanted(vectors=refused, keywords=SETTLED), [rows()[0], rows()[2]], held()) == []
+
+
+def test_the_rest_of_a_withdrawn_document_is_unknown_and_not_an_orphan() -> None:
+    nobody = wanted(work(acl_tags=(), wanted=False))
+    found = compare(nobody, rows()[:1], held()[:2])
+    assert [(d.store, d.kind, len(d.chunks)) for d in found] == [
+        ("vectors", "unknown_document", 1), ("keywords", "unknown_document", 2)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [None, "", BODY + "x"])
+def test_a_rotten_body_is_the_ledgers_and_says_nothing_of_texts(body: str | None) -> None:
+    rotten = wanted(body=body)
+    assert compare(rotten, rows(), held()) == [Difference("ledger", "rotten_body")]
+    found = compare(rotten, rows()[1:], held())
+    assert {(d.store, d.kind) for d in found} == {("ledger", "rotten_body"), ("vectors", "missing")}
+
+
+def test_a_manifest_that_is_not_this_texts() -> None:
+    good = work().manifest
+    assert good is not None
+    shifted = replace(good, spans=(((0, 3),), *SPANS[1:]))
+    for manifest in (None, replace(good, content_hash=b"other"), shifted):
+        assert compare(wanted(work(manifest=manifest)), rows(), held()) == [Difference("ledger", "stale_manifest")]
+        assert compare(wanted(work(manifest=manifest), keywords=State(6, 5), vectors=SETTLED), rows(), held()) == []
+
+
+def test_any_change_between_two_readings_is_seen() -> None:
+    before = wanted().standing
+    assert before == wanted().standing
+    for after in (
+        replace(wanted(), seq=6),
+        wanted(vectors=State(6, 6), keywords=SETTLED),
+        wanted(vectors=State(5, 4), keywords=SETTLED),
+        wanted(vectors=SETTLED),
+    ):
+        assert after.standing != before
+
+
+SUBSETS = st.sets(st.integers(0, 2))
+
+
+@given(SUBSETS, SUBSETS, st.integers(0, 3), st.integers(0, 3))
+def test_every_chunk_that_is_absent_or_too_many_is_counted_once(
+    in_vectors: set[int], in_keywords: set[int], more_rows: int, more_entries: int
+) -> None:
+    surplus_rows = [Row(ID, uuid5(ID, f"r{n}"), 7, b"") for n in range(more_rows)]
+    surplus = [Entry(ID, uuid5(ID, f"e{n}"), 5, held()[0].print) for n in range(more_entries)]
+    found = compare(
+        wanted(), [rows()[n] for n in in_vectors] + surplus_rows, [held()[n] for n in in_keywords] + surplus
+    )
+    counted: dict[tuple[str, str], Sequence[UUID]] = {(d.store, d.kind): d.chunks for d in found}
+    assert len(counted) == len(found)
+    expected = {
+        ("vectors", "missing"): 3 - len(in_vectors), ("vectors", "orphan"): more_rows,
+        ("keywords", "missing"): 3 - len(in_keywords), ("keywords", "orphan"): more_entries,
+    }  # fmt: skip
+    assert {key: len(ids) for key, ids in counted.items()} == {key: n for key, n in expected.items() if n}
+
+
+def test_every_kind_says_what_it_means() -> None:
+    assert set(MEANING) == set(KINDS)
+
+
+def test_times_are_spans_or_iso_and_nothing_else() -> None:
+    two_hours = past_moment("2h")
+    assert abs(datetime.now(UTC) - timedelta(hours=2) - two_hours) < timedelta(seconds=5)
+    assert past_moment("2026-11-20T08:00:00+00:00") == datetime(2026, 11, 20, 8, tzinfo=UTC)
+    naive = past_moment("2026-11-20T08:00")
+    assert naive.tzinfo is not None
+    for nonsense in ("yesterday", "2", "h", "-3h", "", "999999999w"):
+        with pytest.raises(typer.BadParameter):
+            past_moment(nonsense)
+
+
+@pytest.mark.parametrize(
+    ("documents", "worked_seconds", "rest"),
+    [
+        pytest.param(200, 0.05, 2 / 3, id="the pace"),
+        pytest.param(200, 1.0, 3.0, id="a quarter of a processor"),
+        pytest.param(0, 0.0, 0.0, id="nothing was there"),
+    ],
+)
+def test_the_background_audit_keeps_its_pace_and_its_share_of_a_processor(
+    documents: int, worked_seconds: float, rest: float
+) -> None:
+    assert rest_seconds(documents, worked_seconds, 300.0) == pytest.approx(rest)
+
+
+def test_what_may_ask_the_model_waits_and_takes_its_store_with_it() -> None:
+    found = {
+        ("vectors", "missing"): (CHUNKS[0],), ("vectors", "wrong_access"): (CHUNKS[1],),
+        ("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): (),
+    }  # fmt: skip
+    assert without_embedding(found) == {("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): ()}
+    assert without_embedding({("vectors", "wrong_access"): CHUNKS}) == {("vectors", "wrong_access"): CHUNKS}
+    assert without_embedding({("ledger", "stale_manifest"): ()}) == {}
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"), [("true", "all"), ("false", "none"), (True, "all"), ("without_embedding", "without_embedding")]
+)
+def test_what_was_said_of_repair_before_there_were_three_choices_still_counts(said: Any, meant: str) -> None:
+    assert AuditSettings(repair=said).repair == meant

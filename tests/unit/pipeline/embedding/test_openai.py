@@ -1,0 +1,447 @@
+"""The client of OpenAI-compatible servers: every way a server can fail, what comes of it, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import SecretStr
+
+from pipeline.core.errors import Misconfigured, Poison, Retryable
+from pipeline.embedding.http import Endpoint
+from pipeline.embedding.openai import OpenAIEmbedder
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.runtime.settings import EmbeddingSettings
+from tests.fakes.openai import FakeOpenAI, Faults
+
+TEXTS = [f"passage number {number}" for number in range(64)]
+BAD = "the poison passage"
+
+Connect = Callable[..., OpenAIEmbedder]
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeOpenAI]:
+    async with FakeOpenAI(dimensions=64) as fake:
+        yield fake
+
+
+@asynccontextmanager
+async def connected(fake: FakeOpenAI, *, patience: float = 5.0, **options: Any) -> AsyncIterator[OpenAIEmbedder]:
+    settings = EmbeddingSettings(
+        **{"provider": "openai", "base_url": fake.url, "dimensions": 64, "timeout_seconds": 5.0, **options}
+    )
+    embedder = OpenAIEmbedder(settings, byte_pairs(), patience_seconds=patience, backoff_base_seconds=0.01)
+    try:
+        yield embedder
+    finally:
+        await embedder.aclose()
+
+
+async def vectors_of(embedder: OpenAIEmbedder, texts: list[str]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    embedded = await embedder.embed_documents(texts)
+    assert embedded.refused == {}
+    return embedded.vectors
+
+
+# What a healthy server is asked.
+
+
+async def test_one_request_where_one_is_enough(fake: FakeOpenAI) -> None:
+    async with connected(fake) as embedder:
+        embedded = await embedder.embed_documents(TEXTS)
+    assert (fake.stats.requests, fake.stats.inputs) == (1, 64)
+    assert embedded.tokens == fake.stats.tokens == sum(byte_pairs().count(TEXTS))
+    np.testing.assert_allclose(embedded.vectors, [fake.vector(text) for text in TEXTS], atol=1e-6)
+
+
+async def test_requests_stay_within_both_limits_and_go_side_by_side(fake: FakeOpenAI) -> None:
+    fake.faults.latency_seconds = 0.05
+    async with connected(fake, batch_inputs=10, parallel_requests=3) as embedder:
+        await embedder.embed_documents(TEXTS)
+    assert (fake.stats.requests, fake.stats.largest_batch, fake.stats.peak_parallel) == (7, 10, 3)
+    async with connected(fake, batch_tokens=100) as embedder:
+        await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests > 8
+    assert fake.stats.inputs == 128
+
+
+async def test_calls_at_once_share_the_parallel_requests(fake: FakeOpenAI) -> None:
+    fake.faults.latency_seconds = 0.02
+    async with connected(fake, parallel_requests=2) as embedder:
+        await asyncio.gather(*(embedder.embed_documents([text]) for text in TEXTS[:12]))
+    assert (fake.stats.requests, fake.stats.peak_parallel) == (12, 2)
+
+
+async def test_nothing_to_embed_asks_nothing(fake: FakeOpenAI) -> None:
+    async with connected(fake) as embedder:
+        await embedder.embed_documents([])
+        await embedder.embed_documents(["", " ", "\ud800"])
+    assert fake.stats.requests == 0
+
+
+async def test_rows_in_another_order_are_sorted_by_their_index(fake: FakeOpenAI) -> None:
+    fake.faults.reorder = True
+    async with connected(fake) as embedder:
+        vectors = await vectors_of(embedder, TEXTS)
+    np.testing.assert_allclose(vectors, [fake.vector(text) for text in TEXTS], atol=1e-6)
+
+
+async def test_a_model_that_takes_no_dimensions(fake: FakeOpenAI) -> None:
+    fake.takes_dimensions = False
+    async with connected(fake, send_dimensions=False) as embedder:
+        await vectors_of(embedder, TEXTS)
+    async with connected(fake) as embedder:
+        with pytest.raises(Misconfigured, match=r"does not support specifying dimensions.*SEND_DIMENSIONS"):
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 3  # the texts, the texts, the probe: no bisecting
+
+
+async def test_too_long_inputs_are_cut_to_the_window_and_counted(fake: FakeOpenAI) -> None:
+    counted: list[int] = []
+    async with connected(fake) as embedder:
+        embedder.on_truncated = counted.append
+        long = "word" + " word" * 9_000
+        vectors = await vectors_of(embedder, [long, "short", "語" * 20_000])
+        assert counted == [2]
+        await embedder.embed_query(long)
+    np.testing.assert_allclose(vectors[0], fake.vector("word" + " word" * 8_190), atol=1e-6)
+    assert counted == [2]
+
+
+async def test_the_key_is_sent_and_a_wrong_one_is_a_setting_to_mend(fake: FakeOpenAI) -> None:
+    fake.api_key = "right"
+    async with connected(fake, api_key=SecretStr("right")) as embedder:
+        await vectors_of(embedder, TEXTS)
+    async with connected(fake, api_key=SecretStr("secret-but-wrong")) as embedder:
+        with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_API_KEY") as caught:
+            await embedder.embed_documents(TEXTS)
+    assert "secret" not in str(caught.value)
+    assert fake.stats.requests == 2
+
+
+async def test_openais_own_key_goes_to_openai_only(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "openai-secret")
+    fake.api_key = "openai-secret"
+    async with connected(fake) as embedder:
+        with pytest.raises(Misconfigured, match="401"):
+            await embedder.embed_query("hello")
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(Misconfigured, match="no key for OpenAI"):
+        OpenAIEmbedder(EmbeddingSettings(provider="openai"), byte_pairs())
+
+
+@pytest.mark.parametrize(("option", "hint"), [({"model": "no-such-model"}, "MODEL"), ({"base_url": "x"}, "BASE_URL")])
+async def test_a_wrong_model_or_address(fake: FakeOpenAI, option: dict[str, str], hint: str) -> None:
+    options: dict[str, Any] = {"base_url": fake.url + "/nowhere"} if "base_url" in option else dict(option)
+    async with connected(fake, **options) as embedder:
+        with pytest.raises(Misconfigured, match=f"404.*{hint}"):
+            await embedder.embed_documents(TEXTS)
+
+
+@pytest.mark.parametrize(
+    "address", ["models.example/v1", "ftp://models.example", "http://", "http://[::1", "http://a:b", "http://a..b/v1"]
+)
+def test_an_address_that_is_none_is_a_setting_to_mend(address: str) -> None:
+    with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_BASE_URL"):
+        OpenAIEmbedder(EmbeddingSettings(provider="openai", base_url=address), byte_pairs())
+
+
+def test_a_key_that_no_header_can_hold_is_a_setting_to_mend() -> None:
+    settings = EmbeddingSettings(provider="openai", base_url="http://models.example", api_key=SecretStr("secret\n"))
+    with pytest.raises(Misconfigured, match="PENSTOCK_EMBEDDING_API_KEY") as caught:
+        OpenAIEmbedder(settings, byte_pairs())
+    assert "secret" not in str(caught.value)
+
+
+async def test_the_machines_proxy_is_gone_through(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", fake.address)
+    async with connected(fake, base_url="http://models.invalid/v1") as embedder:
+        await vectors_of(embedder, TEXTS)
+    monkeypatch.setenv("no_proxy", "models.invalid")
+    async with connected(fake, base_url="http://models.invalid/v1", patience=0.0) as embedder:
+        with pytest.raises(Retryable, match=r"models\.invalid cannot be reached"):
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 1
+
+
+@pytest.mark.parametrize("proxy", ["http://proxy:port", "//h:1", "socks5://proxy:1080"])
+def test_a_proxy_that_is_none_is_a_setting_to_mend(monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", proxy)
+    with pytest.raises(Misconfigured, match="HTTP_PROXY or ALL_PROXY names no proxy"):
+        Endpoint("http://models.example.com/v1", "key", 1.0)
+
+
+async def test_texts_follow_no_redirect_to_another_host(fake: FakeOpenAI) -> None:
+    async def elsewhere(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 307 Elsewhere\r\nlocation: {fake.url}/embeddings\r\ncontent-length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(elsewhere, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with connected(fake, base_url=f"http://127.0.0.1:{port}/v1") as embedder:
+            with pytest.raises(Misconfigured, match="307"):
+                await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 0
+
+
+async def test_a_request_of_more_than_a_megabyte(fake: FakeOpenAI) -> None:
+    texts = [f"{number} " + "word " * 500 for number in range(500)]
+    async with connected(fake, batch_tokens=10_000_000) as embedder:
+        fake.faults.errors = 1  # sent twice
+        await vectors_of(embedder, texts)
+    assert (fake.stats.requests, fake.stats.largest_batch) == (2, 500)
+
+
+# Poison.
+
+
+@pytest.mark.parametrize("place", [0, 31, 63])
+async def test_a_poison_text_is_found_by_halving(fake: FakeOpenAI, place: int) -> None:
+    fake.faults.poison = "poison"
+    texts = [*TEXTS[:place], BAD, *TEXTS[place + 1 :]]
+    async with connected(fake) as embedder:
+        embedded = await embedder.embed_documents(texts)
+    assert embedded.refused == {place: "rejected by the embedding server (400 invalid_request_error)"}
+    assert not embedded.vectors[place].any()
+    others = [number for number in range(64) if number != place]
+    np.testing.assert_allclose(embedded.vectors[others], [fake.vector(texts[n]) for n in others], atol=1e-6)
+    # The whole, a probe (nothing had succeeded yet), then two halves on each of log2(64) levels.
+    assert fake.stats.requests <= 2 + 2 * math.log2(64)
+    assert fake.stats.inputs == 63 + 1
+
+
+async def test_several_poison_texts(fake: FakeOpenAI) -> None:
+    fake.faults.poison = "poison"
+    texts = [BAD if number in (3, 4, 40) else text for number, text in enumerate(TEXTS)]
+    async with connected(fake) as embedder:
+        embedded = await embedder.embed_documents(texts)
+    assert embedded.refused.keys() == {3, 4, 40}
+    assert fake.stats.requests <= 2 + 3 * 2 * math.log2(64)
+
+
+async def test_only_poison(fake: FakeOpenAI) -> None:
+    fake.faults.poison = "poison"
+    async with connected(fake) as embedder:
+        assert (await embedder.embed_documents([BAD, BAD])).refused.keys() == {0, 1}
+        with pytest.raises(Poison):
+            await embedder.embed_query(BAD)
+
+
+async def test_a_server_that_rejects_everything_is_misconfigured_and_blames_no_text(fake: FakeOpenAI) -> None:
+    fake.faults.reject_all = True
+    async with connected(fake) as embedder:
+        with pytest.raises(Misconfigured, match="rejects every text") as caught:
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.requests == 2
+    assert "passage" not in str(caught.value)
+
+
+async def test_reasons_never_quote_the_document(fake: FakeOpenAI) -> None:
+    fake.faults.poison = "poison"
+    async with connected(fake) as embedder:
+        embedded = await embedder.embed_documents([BAD, "good"])
+    assert "poison" not in embedded.refused[0]
+
+
+async def test_a_vector_of_nan_is_refused_alone(fake: FakeOpenAI) -> None:
+    fake.faults.nan = "poison"
+    for encoding_format in ("base64", "float"):
+        async with connected(fake, encoding_format=encoding_format) as embedder:
+            embedded = await embedder.embed_documents(["good", BAD, "fine"])
+            assert embedded.refused.keys() == {1}
+            assert np.isfinite(embedded.vectors).all()
+            assert (await embedder.embed_documents([BAD])).refused.keys() == {0}
+
+
+async def test_a_server_that_answers_only_nan_is_misconfigured(fake: FakeOpenAI) -> None:
+    fake.faults.nan = "e"  # which all these texts and the client's own probe contain
+    async with connected(fake) as embedder:
+        with pytest.raises(Misconfigured, match="NaN"):
+            await embedder.embed_documents(["one", "three"])
+
+
+# A world that is down.
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        Faults(errors=2),
+        Faults(errors=2, error_status=503),
+        Faults(errors=1, error_status=529),
+        Faults(throttle=2, throttle_headers={}),
+        Faults(throttle=2, throttle_headers={"retry-after-ms": "20"}),
+        Faults(disconnect=2),
+        Faults(truncate=2),
+        Faults(not_json=2),
+        Faults(drop_row=2),
+    ],
+    ids=["500", "503", "529", "429", "429-ms", "disconnect", "truncated", "html", "rows-missing"],
+)
+async def test_what_heals_within_the_call_is_not_seen(fake: FakeOpenAI, faults: Faults) -> None:
+    fake.faults = faults
+    spoilt = max(faults.errors, faults.throttle, faults.disconnect, faults.truncate, faults.not_json, faults.drop_row)
+    async with connected(fake) as embedder:
+        vectors = await vectors_of(embedder, TEXTS)
+    np.testing.assert_allclose(vectors, [fake.vector(text) for text in TEXTS], atol=1e-6)
+    assert fake.stats.requests == spoilt + 1
+
+
+async def test_only_the_failed_batch_is_asked_for_again(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(errors=1)
+    async with connected(fake, batch_inputs=16) as embedder:
+        await vectors_of(embedder, TEXTS)
+    assert (fake.stats.requests, fake.stats.inputs) == (5, 64)
+
+
+@pytest.mark.parametrize(
+    ("faults", "message"),
+    [
+        (Faults(errors=1000), "answers 500"),
+        (Faults(throttle=1000, throttle_headers={}), "answers 429 rate_limit_exceeded"),
+        (Faults(disconnect=1000), "cannot be reached"),
+        (Faults(truncate=1000), "cannot be read"),
+        (Faults(drop_row=1000), "63 rows for 64 inputs"),
+        (Faults(hang=1000), "timed out"),
+    ],
+    ids=["500", "429", "disconnect", "truncated", "rows-missing", "hang"],
+)
+async def test_what_does_not_heal_is_retryable_and_never_refused(
+    fake: FakeOpenAI, faults: Faults, message: str
+) -> None:
+    fake.faults = faults
+    async with connected(fake, patience=1.0, timeout_seconds=0.2) as embedder:
+        with pytest.raises(Retryable, match=message) as caught:
+            await embedder.embed_documents(TEXTS)
+    assert caught.value.retry_after is not None
+    assert 2 <= fake.stats.requests <= 40
+    assert "passage" not in str(caught.value)
+
+
+async def test_nobody_listens() -> None:
+    async with FakeOpenAI(dimensions=64) as gone:
+        pass
+    async with connected(gone, patience=0.1) as embedder:
+        with pytest.raises(Retryable, match=r"127\.0\.0\.1 cannot be reached"):
+            await embedder.embed_documents(TEXTS)
+
+
+async def test_a_long_retry_after_is_left_to_the_caller_and_holds_every_request(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(throttle=1, throttle_headers={"retry-after": "30"})
+    async with connected(fake, patience=1.0) as embedder:
+        with pytest.raises(Retryable) as first:
+            await embedder.embed_documents(TEXTS)
+        for _ in range(3):  # being told so does not make the wait longer
+            with pytest.raises(Retryable, match="asked this client to wait") as second:
+                await embedder.embed_query("hello")
+    assert first.value.retry_after is not None
+    assert 30 <= first.value.retry_after < 31
+    assert second.value.retry_after is not None
+    assert 29 < second.value.retry_after <= first.value.retry_after
+    assert fake.stats.requests == 1
+
+
+async def test_a_retry_after_pauses_the_requests_beside_it(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(throttle=1, throttle_headers={"retry-after": "0.3"})
+    async with connected(fake, batch_inputs=8, parallel_requests=1) as embedder:
+        started = time.monotonic()
+        await vectors_of(embedder, TEXTS)
+        took = time.monotonic() - started
+    assert took >= 0.3
+    assert (fake.stats.requests, fake.stats.statuses) == (9, {"429": 1, "200": 8})
+
+
+async def test_a_429_without_a_time_holds_every_request_too(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(throttle=6, throttle_headers={})
+    async with connected(fake, batch_inputs=1, parallel_requests=4) as embedder:
+        await vectors_of(embedder, TEXTS[:4])
+    assert fake.stats.statuses == {"429": 6, "200": 4}
+
+
+async def test_an_empty_account_is_waited_for_and_says_so(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(quota=True)
+    async with connected(fake) as embedder:
+        with pytest.raises(Retryable, match="quota is used up") as caught:
+            await embedder.embed_documents(TEXTS)
+    assert caught.value.retry_after is not None
+    assert caught.value.retry_after >= 60
+    assert fake.stats.requests == 1
+
+
+async def test_another_dimension_than_set(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(wrong_dimensions=48)
+    for encoding_format in ("base64", "float"):
+        async with connected(fake, encoding_format=encoding_format) as embedder:
+            with pytest.raises(Misconfigured, match=r"48 dimensions, the settings say 64"):
+                await embedder.embed_documents(TEXTS)
+
+
+async def test_misconfigured_wins_over_retryable(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(errors=1000, error_status=500)
+    async with connected(fake, batch_inputs=32, patience=0.5, parallel_requests=1) as embedder:
+        embedding = asyncio.create_task(embedder.embed_documents(TEXTS))
+        while fake.stats.requests < 2:
+            await asyncio.sleep(0.005)
+        fake.faults = Faults(errors=1, error_status=401)
+        with pytest.raises(Misconfigured):
+            await embedding
+
+
+@pytest.mark.parametrize(("status", "kind"), [(401, Misconfigured), (500, Retryable)])
+async def test_a_failure_says_what_was_billed_beside_it(
+    fake: FakeOpenAI, status: int, kind: type[Misconfigured | Retryable]
+) -> None:
+    fake.faults = Faults(errors=1, error_status=status)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(kind) as caught:
+            await embedder.embed_documents(TEXTS)
+    assert fake.stats.inputs == 48
+    assert caught.value.tokens == fake.stats.tokens > 0
+
+
+async def test_what_arrived_beside_a_failure_is_not_bought_twice(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(errors=1)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents(TEXTS)
+        assert fake.stats.inputs == 48
+        vectors = await vectors_of(embedder, TEXTS[::-1])
+        assert fake.stats.inputs == 64
+        await vectors_of(embedder, TEXTS)
+    np.testing.assert_allclose(vectors, [fake.vector(text) for text in TEXTS[::-1]], atol=1e-6)
+    assert fake.stats.inputs == 128, "given once, not remembered for good"
+
+
+async def test_what_is_kept_of_failures_is_bounded(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.embedding.openai.KEPT_VECTORS", 20)
+    fake.faults = Faults(errors=1)
+    async with connected(fake, batch_inputs=16, patience=0) as embedder:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents(TEXTS)
+        await vectors_of(embedder, TEXTS)
+    assert fake.stats.inputs == 48 + 64 - 20
+
+
+async def test_cancelling_a_call_leaves_the_client_usable(fake: FakeOpenAI) -> None:
+    fake.faults = Faults(hang=4)
+    async with connected(fake, batch_inputs=16, parallel_requests=4) as embedder:
+        embedding = asyncio.create_task(embedder.embed_documents(TEXTS))
+        while fake.stats.requests < 4:
+            await asyncio.sleep(0.005)
+        embedding.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await embedding
+        await vectors_of(embedder, TEXTS)

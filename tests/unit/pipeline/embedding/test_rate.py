@@ -1,0 +1,192 @@
+"""A client that a server with a limit sends away uses most of the limit, and asks for no more: in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from bench.embedding_client import Bucket, Window
+from pipeline.core.errors import Retryable
+from pipeline.embedding import pace as module
+from pipeline.embedding.pace import Pace, Place, Rate, Throttled
+
+LATENCY = 0.05
+SECONDS = 120.0
+LEARNING_SECONDS = 30.0
+WINDOW = 10.0
+
+
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """Sleeps take no time: when nothing is ready, it is at once the time of what comes next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000.0
+
+    def time(self) -> float:
+        return self.now
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedLoop]:
+    made = SimulatedLoop()
+    monkeypatch.setattr(module.time, "monotonic", lambda: made.now)
+    monkeypatch.setattr(module.random, "random", random.Random(5).random)
+    yield made
+    monkeypatch.undo()
+    made.close()
+
+
+@dataclass
+class Server:
+    loop: SimulatedLoop
+    bucket: Bucket | Window
+    whole_seconds: bool = True
+    answered: list[float] = field(default_factory=list)
+    refused: list[float] = field(default_factory=list)
+
+    async def __call__(self, place: Place) -> None:
+        now = self.loop.now
+        wait = self.bucket.take(1.0, now)
+        (self.refused if wait else self.answered).append(now)
+        if wait:
+            raise Throttled("429", retry_after=math.ceil(wait) if self.whole_seconds else wait)
+        await asyncio.sleep(LATENCY)
+
+
+async def press(pace: Pace, server: Server, until: float, callers: int = 8) -> None:
+    async def caller() -> None:
+        while server.loop.now < until:
+            try:
+                await pace.run(server, size=1_000, deadline=server.loop.now + 20)
+            except Retryable as away:
+                await asyncio.sleep(away.retry_after or 0.0)
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+
+
+def pace() -> Pace:
+    return Pace(parallel=4, base_seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "whole_seconds"),
+    [
+        (Bucket(20.0, room=1.0), True),
+        (Bucket(20.0, room=0.06), False),
+        (Bucket(60.0, room=1.0), True),
+        (Bucket(5.0, room=10.0), True),
+        (Bucket(0.5, room=60.0), True),
+        (Bucket(20.0, room=0.5), True),
+        (Window(20.0), True),
+        (Window(5.0), False),
+    ],
+    ids=[
+        "20 a second",
+        "20 a second, none saved up",
+        "60 a second",
+        "5 a second, 50 saved up",
+        "30 a minute",
+        "20 a second, half of it saved up",
+        "20 in any second",
+        "5 in any second",
+    ],
+)
+def test_most_of_a_limit_is_used_and_little_is_asked_beyond(
+    loop: SimulatedLoop, bucket: Bucket | Window, whole_seconds: bool
+) -> None:
+    server = Server(loop, bucket, whole_seconds)
+    loop.run_until_complete(press(pace(), server, loop.now + SECONDS))
+    begins = server.refused[0] + LEARNING_SECONDS
+    ends = begins + SECONDS - 2 * LEARNING_SECONDS
+    answered = sum(begins <= at < ends for at in server.answered)
+    assert answered >= 0.8 * bucket.rate * (ends - begins)
+    asked = sorted(at for at in (*server.answered, *server.refused) if server.refused[0] < at < ends)
+    most = max(bisect_left(asked, start + WINDOW) - n for n, start in enumerate(asked))
+    assert most <= bucket.rate * (WINDOW + bucket.room)
+
+
+def test_a_server_that_refuses_from_the_start_has_said_nothing_of_a_rate(loop: SimulatedLoop) -> None:
+    server = Server(loop, Bucket(1_000.0, room=100.0))
+    refusals = iter(range(6))
+
+    async def hesitant(place: Place) -> None:
+        if next(refusals, None) is not None:
+            raise Throttled("429", retry_after=1.0)
+        await server(place)
+
+    async def all_at_once() -> None:
+        of = pace()
+        await asyncio.gather(*(of.run(hesitant, size=1, deadline=loop.now + 60) for _ in range(100)))
+
+    began = loop.now
+    loop.run_until_complete(all_at_once())
+    assert len(server.answered) == 100
+    assert server.answered[-1] - server.answered[0] <= 100 / 4 * LATENCY
+    assert server.answered[0] - began >= 1.0
+
+
+def test_a_bad_moment_is_forgotten_in_a_minute(loop: SimulatedLoop) -> None:
+    """A second in which the server let ten through, and never refused again."""
+    server = Server(loop, Bucket(10.0, room=1.0))
+    of = pace()
+    loop.run_until_complete(press(of, server, loop.now + 1))
+    assert server.refused
+    server.bucket = Bucket(1_000.0, room=100.0)
+    loop.run_until_complete(press(of, server, loop.now + 60))
+    last = loop.now - 5
+    assert sum(at >= last for at in server.answered) >= 5 * 60
+
+
+def test_a_pause_is_no_measurement(loop: SimulatedLoop) -> None:
+    """A request a minute for an hour, then a burst that is refused: the hour says nothing of what is allowed."""
+    server = Server(loop, Bucket(20.0))
+    of = pace()
+
+    async def seldom() -> None:
+        for _ in range(60):
+            await of.run(server, size=1, deadline=loop.now + 20)
+            await asyncio.sleep(60)
+
+    loop.run_until_complete(seldom())
+    began = loop.now
+    loop.run_until_complete(press(of, server, began + 10))
+    assert server.refused
+    assert sum(at >= began for at in server.answered) >= 0.8 * 10 * 20
+
+
+def test_small_requests_do_not_wait_for_what_large_ones_cost() -> None:
+    """A limit of tokens, learned from batches of thousands, hardly holds a question of ten."""
+    rate = Rate()
+    rate.wakes(0.0)
+    for _ in range(20):
+        rate.answered(4_000)
+    rate.refused(10.0, 11.0)
+    rate.start(11.0, 10)
+    assert rate.next(11.0) - 11.0 < 0.01
+    rate.start(11.0, 4_000)
+    assert rate.next(11.0) - 11.0 > 0.5
+
+
+def test_a_wait_told_in_less_than_a_second_is_about_what_one_request_costs() -> None:
+    rate = Rate()
+    rate.wakes(0.0)
+    rate.refused(0.1, 0.15, told=0.05)
+    rate.start(0.15, 1_000)
+    assert rate.next(0.15) - 0.15 == pytest.approx(0.05)
+    of_whole_seconds = Rate()
+    of_whole_seconds.wakes(0.0)
+    of_whole_seconds.refused(0.1, 1.1, told=1.0)
+    of_whole_seconds.start(1.1, 1_000)
+    assert of_whole_seconds.next(1.1) == 1.1

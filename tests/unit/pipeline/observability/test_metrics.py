@@ -1,0 +1,83 @@
+"""The table of metrics, and what each process shows of itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from deploy.local import process
+from deploy.prometheus import catalogue, targets
+from pipeline.core.errors import Retryable
+from pipeline.embedding.openai import OpenAIEmbedder
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import EmbeddingSettings
+
+ROOT = Path(__file__).parents[4]
+ENTRIES = [*catalogue.workers(), *catalogue.query_service(), *catalogue.extraction_service()]
+UNBOUNDED = {"document", "user", "principal", "member", "question", "query", "error", "tenant", "chunk", "external_id"}
+
+
+def test_the_table_of_metrics_is_the_one_that_the_code_makes() -> None:
+    told = "run `python -m deploy.prometheus.catalogue > docs/metrics.md`"
+    assert (ROOT / "docs" / "metrics.md").read_text() == catalogue.document(), told
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_names_and_labels_keep_the_conventions(entry: catalogue.Entry) -> None:
+    assert re.fullmatch(r"penstock(_[a-z]+)+", entry.name)
+    assert not {"milliseconds", "ms", "minutes", "percent"} & set(entry.name.split("_"))
+    assert entry.kind != "histogram" or entry.name.endswith(("_seconds", "_size", "_support", "_ratio"))
+    assert not UNBOUNDED & set(entry.labels)
+    assert entry.help
+    assert not entry.help.endswith(".")
+
+
+def test_no_two_processes_name_one_thing_differently() -> None:
+    names = [entry.name for entry in ENTRIES]
+    assert len(names) == len(set(names))
+
+
+def test_tokens_become_money_at_the_price_that_is_set() -> None:
+    metrics = Metrics()
+    of_documents = {"purpose": "document"}
+    metrics.embedding_billed(500_000)
+    assert metrics.registry.get_sample_value("penstock_embedding_cost_total", of_documents) == 0
+    metrics.embedding_price = 0.13
+    metrics.embedding_billed(2_000_000)
+    metrics.embedding_billed(1_000_000, purpose="conversation")
+    assert metrics.registry.get_sample_value("penstock_embedding_cost_total", of_documents) == pytest.approx(0.26)
+    assert metrics.registry.get_sample_value("penstock_embedding_tokens_total", of_documents) == 2_500_000
+    spent = metrics.registry.get_sample_value("penstock_embedding_cost_total", {"purpose": "conversation"})
+    assert spent == pytest.approx(0.13)
+
+
+async def test_a_request_to_a_model_that_is_away_is_counted_as_that() -> None:
+    metrics = Metrics()
+    settings = EmbeddingSettings(provider="openai", base_url="http://127.0.0.1:1/v1", api_key="x")
+    embedder = OpenAIEmbedder(settings, byte_pairs(), patience_seconds=0.0)
+    embedder.on_request = metrics.embedding_request
+    try:
+        with pytest.raises(Retryable):
+            await embedder.embed_documents(["words"])
+    finally:
+        await embedder.aclose()
+    assert metrics.registry.get_sample_value("penstock_embedding_requests_total", {"outcome": "unavailable"}) == 1
+    assert metrics.registry.get_sample_value("penstock_embedding_seconds_count") == 1
+
+
+def test_a_folder_without_a_stack_has_no_targets(tmp_path: Path) -> None:
+    assert targets.targets(tmp_path) == []
+
+
+def test_what_was_started_is_scraped_also_when_it_has_died(tmp_path: Path) -> None:
+    """That it is down should show."""
+    (tmp_path / "run").mkdir()
+    for name, address in (("worker-detect-1", "http://127.0.0.1:1"), ("query", "http://127.0.0.1:2")):
+        process.save(tmp_path / "run" / f"{name}.json", process.Record(pid=2**22, created=1.0, address=address))
+    assert targets.targets(tmp_path) == [
+        {"targets": ["127.0.0.1:1"], "labels": {"job": "penstock", "worker": "detect"}},
+        {"targets": ["127.0.0.1:2"], "labels": {"job": "penstock", "worker": "query"}},
+    ]

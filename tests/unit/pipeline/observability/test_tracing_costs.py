@@ -1,0 +1,81 @@
+"""What questions and answers cost: tokens as the servers count them, and money by the prices that are set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.model import ChunkParams, EmbeddingService, Generation
+from pipeline.embedding.openai import OpenAIEmbedder
+from pipeline.embedding.tokens import byte_pairs
+from pipeline.runtime.settings import EmbeddingSettings
+from query.embedding.embedders import GenerationEmbedders
+from query.settings import ChatSettings
+from query.telemetry import QueryMetrics
+from tests.fakes.openai import FakeOpenAI
+
+
+def value(metrics: QueryMetrics, name: str, **labels: str) -> float:
+    found = metrics.registry.get_sample_value(f"penstock_query_{name}", labels)
+    assert found is not None, name
+    return found
+
+
+async def test_a_question_is_paid_for_and_its_tokens_are_those_of_the_server() -> None:
+    told: list[tuple[int, float]] = []
+    async with FakeOpenAI() as fake:
+        settings = EmbeddingSettings(
+            provider="openai", base_url=fake.url, api_key="x", price_per_million_tokens=0.13, dimensions=64
+        )
+        embedder = OpenAIEmbedder(settings, byte_pairs())
+        embedder.on_question = lambda tokens, money: told.append((tokens, money))
+        try:
+            await embedder.embed_query("How do I undo a commit?")
+            await embedder.embed_documents(["a passage is billed by whoever asked for it"])
+        finally:
+            await embedder.aclose()
+        [(tokens, money)] = told
+        assert 0 < tokens < fake.stats.tokens
+    assert money == pytest.approx(tokens * 0.13 / 1_000_000)
+
+
+async def test_the_query_service_counts_its_questions(tmp_path: Path) -> None:
+    metrics = QueryMetrics()
+    async with FakeOpenAI() as fake:
+        settings = EmbeddingSettings(
+            provider="openai", base_url=fake.url, api_key="x", model="text-embedding-3-large", dimensions=64,
+            price_per_million_tokens=2.0,
+        )  # fmt: skip
+        embedders = GenerationEmbedders.by_settings(settings, tmp_path, metrics=metrics)
+        try:
+            await embedders.of(generation(fake)).embed("How do I undo a commit?")
+        finally:
+            await embedders.aclose()
+        assert value(metrics, "embedding_tokens_total") == fake.stats.tokens > 0
+        assert value(metrics, "embedding_cost_total") == pytest.approx(fake.stats.tokens * 2 / 1_000_000)
+    assert value(metrics, "embedding_seconds_count", outcome="answered") == 1
+
+
+def generation(fake: FakeOpenAI) -> Generation:
+    return Generation(
+        "g1", "active", "text-embedding-3-large", "", 64, 8191, ChunkParams(), "", "", "chunks_g1", "chunks-g1",
+        service=EmbeddingService("openai", fake.url),
+    )  # fmt: skip
+
+
+def test_an_answer_is_paid_for_by_what_was_read_and_what_was_written() -> None:
+    metrics = QueryMetrics()
+    prices = ChatSettings(price_per_million_prompt_tokens=3.0, price_per_million_answer_tokens=15.0)
+    assert ChatSettings().money(prompt=1_000_000, answer=1_000_000) == 0
+    metrics.answered("large", prompt=1_000_000, answer=200_000, money=prices.money(prompt=1_000_000, answer=200_000))
+    assert value(metrics, "answer_cost_total", model="large") == pytest.approx(6.0)
+    assert value(metrics, "tokens_total", kind="answer", model="large") == 200_000
+
+
+def test_a_reranked_search_is_paid_for_and_a_remembered_one_is_not() -> None:
+    metrics = QueryMetrics()
+    for outcome in ("reranked", "cached", "timeout", "reranked"):
+        metrics.reranked(outcome, 2.0)
+    assert value(metrics, "rerank_cost_total") == pytest.approx(0.004)
+    assert value(metrics, "rerank_total", outcome="cached") == 1

@@ -1,0 +1,483 @@
+"""What a client may take of a port before it is known who it is, on real sockets: connections, time, bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from pipeline.observability.metrics import PortMetrics
+from pipeline.runtime.http_server import MAX_HEAD_BYTES, RESERVED, RESERVED_PER_ADDRESS, KeyedLimit, address_key, served
+from pipeline.runtime.settings import PortSettings
+
+LONG = 60.0
+"""Seconds: nothing that a test waits for takes so long, on a machine however busy."""
+SHORT = 0.3
+"""Seconds that a client is given, where a test waits for their end."""
+HEAD = b"POST /read HTTP/1.1\r\nHost: x\r\n"
+
+
+@dataclass
+class Site:
+    """An application on a port, and what became of its requests."""
+
+    host: str
+    port: int
+    registry: CollectorRegistry
+    read: list[bytes] = field(default_factory=list)
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    held: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
+
+    def refused(self, reason: str) -> float:
+        labels = {"port": "site", "reason": reason}
+        return self.registry.get_sample_value("penstock_http_refused_total", labels) or 0
+
+    @property
+    def open(self) -> float:
+        return self.registry.get_sample_value("penstock_http_connections", {"port": "site"}) or 0
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(LONG):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def connect(
+        self, sent: bytes = b"", *, address: str = "127.0.0.1"
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """address: of the client; all of 127.0.0.0/8 are this machine's."""
+        reader, writer = await asyncio.open_connection(self.host, self.port, local_addr=(address, 0))
+        writer.write(sent)
+        return reader, writer
+
+    async def answer(self, sent: bytes) -> bytes:
+        """All that comes until the server closes."""
+        reader, writer = await self.connect(sent)
+        try:
+            return await ended(reader)
+        finally:
+            writer.transport.abort()
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(LONG):
+        return await reader.read()
+
+
+@asynccontextmanager
+async def site(**bounds: Any) -> AsyncIterator[Site]:
+    async def read(request: Request) -> Response:
+        try:
+            made.read.append(await request.body())
+        except ClientDisconnect:
+            made.left.set()
+            raise
+        return PlainTextResponse("read")
+
+    async def unread(_: Request) -> Response:
+        return PlainTextResponse("who are you?", 401)
+
+    async def hold(_: Request) -> Response:
+        made.held.release()
+        await made.go.wait()
+        return PlainTextResponse("held")
+
+    async def large(_: Request) -> Response:
+        return PlainTextResponse("x" * 30_000_000)
+
+    async def live(request: Request) -> Response:
+        return PlainTextResponse(f"ok {request.client and request.client.host}")
+
+    app = Starlette(
+        routes=[
+            Route("/read", read, methods=["POST"]),
+            Route("/unread", unread, methods=["POST"]),
+            Route("/hold", hold),
+            Route("/large", large),
+            Route("/livez", live),
+            Route("/", live),
+        ]
+    )
+    registry = CollectorRegistry()
+    settings = PortSettings(**({"head_seconds": LONG, "body_seconds": LONG} | bounds))
+    async with served(app, bounds=settings, metrics=PortMetrics(registry), name="site") as url:
+        address = httpx.URL(url)
+        made = Site(address.host, address.port or 0, registry)
+        try:
+            yield made
+        finally:
+            made.go.set()
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1])
+
+
+def problem(answer: bytes) -> dict[str, Any]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert b"application/problem+json" in head
+    assert b"connection: close" in head.lower()
+    return dict(json.loads(body))
+
+
+# Time
+
+
+async def test_300_slow_clients_hold_nothing_and_a_good_one_is_answered_meanwhile() -> None:
+    """As trials/security/r6_slow.py had it: bodies of a megabyte of which the end never comes."""
+    unfinished = HEAD + b"Content-Length: 1000000\r\n\r\n" + b"x" * 5_000
+    async with site(connections=64, connections_per_address=48, body_seconds=3.0, bytes_per_second=10**9) as port:
+        clients = [await port.connect(unfinished) for _ in range(300)]
+        await port.until(lambda: port.open <= 48 + RESERVED_PER_ADDRESS)
+        live = await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(live) == 200, "a health check is answered while the limit is reached"
+        answers = [await ended(reader) for reader, _ in clients]
+        await port.until(lambda: not port.open)
+        statuses = [status(answer) for answer in answers if answer]
+        assert set(statuses) <= {408, 503}
+        assert statuses.count(408) == port.refused("slow_body") >= 48
+        assert status(await port.answer(HEAD + b"Connection: close\r\nContent-Length: 2\r\n\r\nok")) == 200
+        assert port.read == [b"ok"]
+        assert port.refused("address") + port.refused("slow_body") >= 300
+        for _, writer in clients:
+            writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"G", b"GET / HTTP/1.1\r\nHost: x\r\nX-A: 1"])
+async def test_who_sends_half_a_head_is_told_that_it_took_too_long(sent: bytes) -> None:
+    async with site(head_seconds=SHORT) as port:
+        answer = await port.answer(sent)
+        assert status(answer) == problem(answer)["status"] == 408
+        assert port.refused("slow_head") == 1
+
+
+async def test_who_sends_a_head_byte_by_byte_is_cut_off_although_something_always_comes() -> None:
+    async with site(head_seconds=SHORT) as port:
+        reader, writer = await port.connect(b"GET / HTTP/1.1\r\nX: ")
+
+        async def trickle() -> None:
+            while not writer.is_closing():
+                writer.write(b"a")
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.create_task(trickle())
+        try:
+            assert status(await ended(reader)) == 408
+        finally:
+            trickling.cancel()
+            writer.transport.abort()
+
+
+async def test_who_says_nothing_at_all_is_hung_up_on() -> None:
+    async with site(head_seconds=SHORT) as port:
+        assert await port.answer(b"") == b""
+        assert port.refused("slow_head") == 0
+
+
+async def test_the_second_request_on_a_connection_has_to_arrive_in_time_as_well() -> None:
+    async with site(head_seconds=SHORT) as port:
+        reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await reader.readuntil(b"127.0.0.1")) == 200
+        writer.write(b"GET / HT")
+        assert status(await ended(reader)) == 408
+        writer.close()
+
+
+async def test_a_body_that_trickles_is_given_up() -> None:
+    async with site(body_seconds=SHORT, bytes_per_second=100_000) as port:
+        reader, writer = await port.connect(HEAD + b"Content-Length: 1000000\r\n\r\n")
+
+        async def trickle() -> None:
+            while not writer.is_closing():
+                writer.write(b"a")
+                await asyncio.sleep(0.01)
+
+        trickling = asyncio.create_task(trickle())
+        try:
+            answer = await ended(reader)
+        finally:
+            trickling.cancel()
+            writer.transport.abort()
+        assert status(answer) == problem(answer)["status"] == 408
+        assert port.refused("slow_body") == 1
+        await port.left.wait()
+
+
+async def test_a_large_body_may_take_longer_than_a_small_one() -> None:
+    """What has arrived earns time: here, more than there will be."""
+    async with site(body_seconds=SHORT, bytes_per_second=1) as port:
+        reader, writer = await port.connect(HEAD + b"Connection: close\r\nContent-Length: 5000\r\n\r\n" + b"x" * 4_000)
+        await asyncio.sleep(3 * SHORT)
+        writer.write(b"x" * 1_000)
+        assert status(await ended(reader)) == 200
+        writer.close()
+
+
+async def test_the_time_of_an_application_that_is_slow_to_read_is_not_the_clients() -> None:
+    async def late(request: Request) -> Response:
+        await asyncio.sleep(3 * SHORT)
+        return PlainTextResponse(str(len(await request.body())))
+
+    settings = PortSettings(head_seconds=LONG, body_seconds=SHORT, bytes_per_second=10**9)
+    app = Starlette(routes=[Route("/", late, methods=["POST"])])
+    async with served(app, bounds=settings) as url, httpx.AsyncClient(timeout=LONG) as client:
+        assert (await client.post(url, content=b"x" * 1_000_000)).text == "1000000"
+
+
+async def test_who_reads_nothing_of_a_large_answer_is_cut_off() -> None:
+    async with site(body_seconds=SHORT, bytes_per_second=10**9) as port:
+        reader, writer = await port.connect(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await port.until(lambda: not port.open)
+        writer.transport.abort()
+
+
+async def test_an_idle_connection_is_closed() -> None:
+    async with site() as port:
+        reader, writer = await port.connect(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await ended(reader)) == 200
+        writer.close()
+
+
+# Numbers
+
+
+async def test_one_address_takes_its_share_and_no_more() -> None:
+    held = b"GET /hold HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with site(connections=20, connections_per_address=4) as port:
+        clients = [await port.connect(held) for _ in range(4)]
+        for _ in clients:
+            await port.held.acquire()
+        answer = await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(answer) == problem(answer)["status"] == 503
+        assert b"retry-after: 2" in answer
+        assert port.refused("address") == 1
+        port.go.set()
+        for reader, writer in clients:
+            assert status(await reader.readuntil(b"held")) == 200
+            writer.close()
+        await port.until(lambda: not port.open)
+        assert status(await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")) == 200
+
+
+async def test_clients_of_a_trusted_proxy_have_a_share_each() -> None:
+    def request(path: str, client: str) -> bytes:
+        text = f"GET {path} HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 9.9.9.9, {client}\r\nConnection: close\r\n\r\n"
+        return text.encode()
+
+    async with site(connections=20, connections_per_address=4, trusted_proxies=("127.0.0.0/8",)) as port:
+        clients = [await port.connect(request("/hold", "192.0.2.1")) for _ in range(4)]
+        for _ in clients:
+            await port.held.acquire()
+        refused = await port.answer(request("/", "192.0.2.1"))
+        assert status(refused) == problem(refused)["status"] == 503
+        assert (await port.answer(request("/", "192.0.2.2"))).endswith(b"ok 192.0.2.2")
+        assert status(await port.answer(request("/livez", "192.0.2.1"))) == 200
+        port.go.set()
+        for reader, writer in clients:
+            assert status(await ended(reader)) == 200
+            writer.close()
+
+
+async def test_a_header_makes_nobody_another_without_a_trusted_proxy() -> None:
+    async with site() as port:
+        sent = b"GET / HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 192.0.2.1\r\nConnection: close\r\n\r\n"
+        assert (await port.answer(sent)).endswith(b"ok 127.0.0.1")
+
+
+async def test_health_checks_are_answered_however_many_wait_before_the_door() -> None:
+    async with site(connections=4, connections_per_address=4) as port:
+        clients = [await port.connect() for _ in range(4 + 3 * RESERVED_PER_ADDRESS)]
+        await port.until(lambda: port.open <= 4 + RESERVED_PER_ADDRESS)
+        assert status(await port.answer(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")) == 200
+        assert status(await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")) == 503
+        for _, writer in clients:
+            writer.close()
+
+
+async def test_addresses_that_open_connections_without_end_close_no_health_check() -> None:
+    """The reserve is full of others, who come faster than their requests are read."""
+    async with site(connections=4, connections_per_address=4) as port:
+        clients = []
+        for n in range(6):
+            clients += [await port.connect(address=f"127.0.1.{n}") for _ in range(4 + RESERVED_PER_ADDRESS)]
+        reader, writer = await port.connect(address="127.0.2.1")
+        clients += [await port.connect(address="127.0.1.5") for _ in range(3 * RESERVED_PER_ADDRESS)]
+        assert port.open <= 4 + RESERVED + 1
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await ended(reader)) == 200
+        writer.close()
+        for _, writer in clients:
+            writer.close()
+
+
+# Bytes
+
+
+@pytest.mark.parametrize("header", [b"X: " + b"a" * 300_000 + b"\r\n", b"a:b\r\n" * 60_000])
+async def test_a_head_that_is_too_large_is_refused_before_it_is_read(header: bytes) -> None:
+    async with site() as port:
+        answer = await port.answer(b"GET / HTTP/1.1\r\nHost: x\r\n" + header + b"\r\n")
+        assert status(answer) == problem(answer)["status"] == 431
+        assert port.refused("large_head") == 1
+
+
+async def test_what_is_no_request_is_counted_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Strangers filled the log with a line for each."""
+    async with site() as port:
+        for _ in range(3):
+            assert status(await port.answer(b"\x16\x03\x01\x02\x00\r\n\r\n")) == 400
+        assert port.refused("malformed") == 3
+        upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n"
+        reader, writer = await port.connect(upgrade)
+        assert b"HTTP/1.1 200" in await reader.readuntil(b"ok")
+        writer.close()
+    assert [
+        record for record in caplog.records if record.name.startswith("uvicorn") and record.levelname != "INFO"
+    ] == []
+
+
+async def test_a_head_with_the_longest_token_is_taken() -> None:
+    async with site() as port:
+        token = b"a" * 16_384
+        sent = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAuthorization: Bearer " + token + b"\r\n\r\n"
+        assert len(sent) < MAX_HEAD_BYTES
+        assert status(await port.answer(sent)) == 200
+
+
+async def test_what_follows_a_body_that_was_refused_is_thrown_away_unparsed_and_not_for_long() -> None:
+    """A stranger's endless body: the answer is out after its head."""
+    async with site() as port:
+        reader, writer = await port.connect(b"POST /unread HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+
+        async def endless() -> None:
+            while not writer.is_closing():
+                writer.write(b"1000\r\n" + b"x" * 4_096 + b"\r\n")
+                await writer.drain()
+
+        sending = asyncio.create_task(endless())
+        try:
+            async with asyncio.timeout(LONG):
+                answer = await reader.readuntil(b"who are you?")
+            assert b"connection: close" in answer
+            await port.until(lambda: not port.open)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            writer.transport.abort()
+
+
+async def test_who_is_still_sending_when_refused_reads_why() -> None:
+    async with site() as port:
+        answer = await port.answer(
+            b"POST /unread HTTP/1.1\r\nHost: x\r\nContent-Length: 900000\r\n\r\n" + b"x" * 900_000
+        )
+        assert status(answer) == 401
+        assert answer.endswith(b"who are you?")
+
+
+async def test_a_body_of_a_hundred_thousand_chunks_is_refused() -> None:
+    async with site() as port:
+        answer = await port.answer(
+            HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000 + b"0\r\n\r\n"
+        )
+        assert status(answer) == problem(answer)["status"] == 400
+        assert port.refused("small_chunks") == 1
+        assert port.read == []
+        body = b"64\r\n" + b"x" * 100 + b"\r\n"
+        whole = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n" + body * 5_000 + b"0\r\n\r\n"
+        assert status(await port.answer(whole)) == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [(b"ZZ\r\n", "malformed"), (b"1\r\nx\r\n" * 10_000, "small_chunks")],
+    ids=["no chunk", "tiny chunks"],
+)
+async def test_a_bad_body_of_a_head_request_is_refused_without_a_body_and_without_a_traceback(
+    body: bytes, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Strangers filled the log with a traceback for each."""
+    async with site() as port:
+        answer = await port.answer(b"HEAD /hold HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + body)
+        assert status(answer) == 400
+        assert answer.endswith(b"\r\n\r\n"), "an answer to HEAD has no body"
+        assert b"connection: close" in answer.lower()
+        assert port.refused(reason) == 1
+        # The request before was HEAD; what is refused now is no request at all, and reads why.
+        reader, writer = await port.connect(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert status(await reader.readuntil(b"\r\n\r\n")) == 200
+        writer.write(b"\x16\x03\x01\r\n\r\n")
+        answer = await ended(reader)
+        assert status(answer) == problem(answer)["status"] == 400
+        writer.close()
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+async def test_a_compressed_body_is_not_unpacked() -> None:
+    async with site() as port:
+        bomb = b"\x1f\x8b\x08\x00" + b"\x00" * 100
+        head = HEAD + b"Connection: close\r\nContent-Encoding: gzip\r\nContent-Length: 104\r\n\r\n"
+        assert status(await port.answer(head + bomb)) == 200
+        assert port.read == [bomb]
+
+
+async def test_requests_sent_without_waiting_for_answers_are_answered_one_after_another() -> None:
+    async with site() as port:
+        one = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+        last = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        answers = await port.answer(one * 2_000 + last)
+        assert answers.count(b"HTTP/1.1 200 OK") == 2_001
+
+
+async def test_a_client_that_hangs_up_in_mid_body_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async with site() as port:
+        _, writer = await port.connect(HEAD + b"Content-Length: 1000\r\n\r\nx")
+        await port.until(lambda: port.open)
+        writer.close()
+        async with asyncio.timeout(LONG):
+            await port.left.wait()
+        await port.until(lambda: not port.open)
+    assert [record for record in caplog.records if record.exc_info] == []
+
+
+# The pure parts
+
+
+def test_shares_are_given_back_whole() -> None:
+    shares = KeyedLimit(10, 4)
+    shares.take("a", 4)
+    assert shares.lacks("a") == "address"
+    assert shares.lacks("b", 4) is None
+    shares.take(None, 6)
+    assert shares.lacks("b") == "connections"
+    shares.give("a", 4)
+    shares.give(None, 6)
+    assert shares.lacks("a", 4) is None
+    assert shares.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "key"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("2001:db8::1", "2001:db8::/64"),
+        ("2001:db8:0:0:ffff::2", "2001:db8::/64"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("testclient", "testclient"),
+    ],
+)
+def test_addresses_of_one_network_share(host: str, key: str) -> None:
+    assert address_key(host) == key

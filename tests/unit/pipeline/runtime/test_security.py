@@ -1,0 +1,184 @@
+"""Secrets from files, logins put together, rights in Kafka, and what people are told when they are not let in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from connectors.declared import load as declared
+from deploy.roles.kafka.__main__ import KINDS, LITERAL, OPERATIONS, Acl, desired_acls, is_ours
+from pipeline.core.certificates import refused_ours, untrusted
+from pipeline.core.errors import Misconfigured
+from pipeline.kafka.client import security
+from pipeline.kafka.groups import group
+from pipeline.runtime.credentials import SECRETS_DIR
+from pipeline.runtime.settings import KafkaSettings, Settings, load
+from pipeline.stores.postgres import refused
+from query.settings import QuerySettings
+from query.settings import load as query_settings
+from tests.support.deploy.deploy_kit import DEPLOY
+from topics.registry import TOPICS
+
+
+@pytest.fixture
+def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "secrets"
+    folder.mkdir()
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv(SECRETS_DIR, str(folder))
+    return folder
+
+
+def test_a_secret_may_stand_in_a_file_named_as_its_variable(secrets: Path) -> None:
+    (secrets / "PENSTOCK_POSTGRES_PASSWORD").write_text("p w'd\n")
+    (secrets / "penstock_postgres_username").write_text("penstock_work")
+    (secrets / "PENSTOCK_ELASTICSEARCH_API_KEY").write_text("key")
+    settings = load()
+    dsn = conninfo_to_dict(settings.postgres.dsn.get_secret_value())
+    assert (dsn["user"], dsn["password"], dsn["dbname"]) == ("penstock_work", "p w'd", "penstock")
+    assert settings.elasticsearch.api_key is not None
+    assert settings.elasticsearch.api_key.get_secret_value() == "key"
+    assert "p w'd" not in repr(settings)
+
+
+def test_the_environment_goes_before_a_file(secrets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (secrets / "PENSTOCK_POSTGRES_PASSWORD").write_text("of the file")
+    monkeypatch.setenv("PENSTOCK_POSTGRES_PASSWORD", "of the environment")
+    assert conninfo_to_dict(load().postgres.dsn.get_secret_value())["password"] == "of the environment"
+
+
+def test_a_file_that_is_named_as_a_part_is_no_setting(secrets: Path) -> None:
+    """A login of Kafka is called so too: every process refused to start, and said that the file cannot be read."""
+    parts = [name for one in (Settings, QuerySettings) for name in one.model_fields]
+    assert {"canary", "kafka", "serve"} <= set(parts)
+    for name in parts:
+        (secrets / f"penstock_{name}").write_text("a password")
+    (secrets / "penstock_postgres_password").write_text("of the file")
+    assert conninfo_to_dict(load().postgres.dsn.get_secret_value())["password"] == "of the file"
+    assert query_settings() == QuerySettings()
+
+
+def test_a_folder_of_secrets_that_is_not_there_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SECRETS_DIR, "/nowhere")
+    with pytest.raises(Misconfigured, match="PENSTOCK_SECRETS_DIR names /nowhere: No such file"):
+        load()
+
+
+def test_a_file_that_should_hold_json_and_does_not_is_named_and_not_quoted(secrets: Path) -> None:
+    (secrets / "PENSTOCK_EMBEDDING_API_KEYS").write_text("hunter2")
+    with pytest.raises(Misconfigured, match="the file PENSTOCK_EMBEDDING_API_KEYS holds no JSON") as told:
+        load()
+    assert "hunter2" not in str(told.value)
+
+
+def test_a_connectors_token_may_stand_in_a_file(secrets: Path, tmp_path: Path) -> None:
+    (secrets / "PENSTOCK_BOOK_TOKEN").write_text("t\n")
+    (secrets / "PENSTOCK_BOOK_SECRET").write_text("s\n")
+    file = tmp_path / "connectors.toml"
+    file.write_text('[connector.book]\nkind = "examples.notes:Notes"\nurl = "http://127.0.0.1:1"\n')
+    assert "book" in declared(file).plans
+
+
+@pytest.mark.parametrize("dsn", ["postgres hunter2", "host=a password"])
+def test_a_broken_connection_string_is_not_quoted(secrets: Path, monkeypatch: pytest.MonkeyPatch, dsn: str) -> None:
+    monkeypatch.setenv("PENSTOCK_POSTGRES_DSN", dsn)
+    with pytest.raises(Misconfigured, match=r"PENSTOCK_POSTGRES_.*is not a connection string") as told:
+        load()
+    assert "hunter2" not in str(told.value)
+
+
+def test_sasl_without_a_login_is_refused_before_anything_is_asked(
+    secrets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_KAFKA_SECURITY_PROTOCOL", "SASL_SSL")
+    with pytest.raises(Misconfigured, match="PENSTOCK_KAFKA_SASL_USERNAME"):
+        load()
+
+
+def test_a_certificate_that_cannot_be_read_is_told_by_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "broken.pem").write_text("no certificate")
+    for file in (tmp_path / "broken.pem", tmp_path / "missing.pem"):
+        with pytest.raises(Misconfigured, match="PENSTOCK_KAFKA_SSL_CAFILE"):
+            security(KafkaSettings(security_protocol="SSL", ssl_cafile=str(file)))
+
+
+def test_every_topic_and_group_in_the_acls_is_one_of_ours_and_none_is_forgotten() -> None:
+    said = json.loads((DEPLOY / "roles/kafka/acls.json").read_text())
+    rules = [rule for rules in said.values() for rule in rules]
+    assert {topic for rule in rules for topic in rule.get("topics", ())} == {topic.name for topic in TOPICS}
+    stages = ("detect", "identities", "conversations", "vectors", "keywords")
+    assert {name for rule in rules for name in rule.get("groups", ())} == {group(stage) for stage in stages}
+    assert {operation for rule in rules for operation in rule["may"]} == OPERATIONS.keys()
+
+
+def test_each_topic_is_written_by_those_whose_work_it_is() -> None:
+    writers: dict[str, set[str]] = {}
+    for principal, rights in desired_acls("x.").items():
+        for right in rights:
+            assert right.name.startswith("x.")
+            if right.operation == OPERATIONS["Write"]:
+                writers.setdefault(right.name, set()).add(principal.removeprefix("User:penstock_"))
+    sources, sinks = {"x.identities.v1", "x.conversations.live.v1"}, {"vectors", "keywords"}
+    assert {topic: writers[topic] - {"migrate"} for topic in writers} == {
+        **{topic: {"connect"} for topic in sources},
+        "x.documents.live.v1": {"connect", "canary"},
+        "x.documents.backfill.v1": {"connect", "detect"},
+        "x.index.live.v1": {"detect"},
+        "x.index.backfill.v1": {"detect"},
+        "x.documents.indexed.v1": {"detect"} | sinks,
+        "x.dead-letters.v1": {"detect"} | sinks,
+    }
+
+
+@pytest.mark.parametrize("prefix", ["", "staging."])
+def test_what_another_installation_gave_the_same_users_is_not_taken_from_them(prefix: str) -> None:
+    known = {right.name for rights in desired_acls(prefix).values() for right in rights}
+
+    def ours(kind: int, name: str) -> bool:
+        return is_ours(Acl(kind, name, LITERAL, "User:penstock_detect", "*", OPERATIONS["Read"], 3), known, prefix)
+
+    theirs = [right for rights in desired_acls("prod.").values() for right in rights]
+    assert not [right for right in theirs if is_ours(right, known, prefix)]
+    assert ours(KINDS["topics"], f"{prefix}dead-letters.v1")  # too much, but of our own topics
+    assert ours(KINDS["topics"], "*")
+    assert ours(KINDS["topics"] + 2, "kafka-cluster")
+    assert ours(KINDS["groups"], f"{prefix}former") == (prefix != "")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate has expired", "has expired"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch, certificate is not valid for 'a'", "another host's"),
+        ("certificate verify failed: self-signed certificate in certificate chain", "let CA name the authority"),
+        ("Connection refused", None),
+    ],
+)
+def test_why_a_certificate_is_not_believed(text: str, said: str | None) -> None:
+    told = untrusted(text, authority="CA", address="URL")
+    assert told is None if said is None else said in (told or "")
+
+
+def test_that_ours_is_not_taken_is_told_apart() -> None:
+    assert "CERT" in (refused_ours("[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] tlsv13 alert", setting="CERT") or "")
+    assert refused_ours("[SSL: CERTIFICATE_VERIFY_FAILED] bad certificate", setting="CERT") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('FATAL:  password authentication failed for user "u"', "PENSTOCK_POSTGRES_USERNAME"),
+        ('FATAL:  no pg_hba.conf entry for host "h", user "u", database "d", no encryption', "sslmode=verify-full"),
+        ("server does not support SSL, but SSL was required", "does not speak TLS"),
+        ('server certificate for "a" (and 1 other name) does not match host name "b"', "another host's"),
+        ("FATAL:  connection requires a valid client certificate", "wants a certificate of ours"),
+        ("connection refused; is the server running?", None),
+        ("FATAL:  the database system is starting up", None),
+    ],
+)
+def test_why_postgres_does_not_let_us_in(text: str, said: str | None) -> None:
+    told = refused(text)
+    assert told is None if said is None else said in (told or "")

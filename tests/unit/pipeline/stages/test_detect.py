@@ -1,0 +1,132 @@
+"""detect's pure half: reading events and folding a batch."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from pipeline.core.errors import Poison
+from pipeline.core.fold import State
+from pipeline.ledger.documents import Known
+from pipeline.stages.events import Arrival, read_event
+from pipeline.stages.folding import fold_batch
+from pipeline.stages.stage import Incoming
+from query.access.documents import Document
+from query.model import Passage
+from topics.codec import encode
+from topics.messages import AccessChanged, AnyMessage, DocumentDeleted, DocumentUpserted, IdentityChanged
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def upsert(version: int = 1, second: int = 0, **fields: object) -> DocumentUpserted:
+    return DocumentUpserted(
+        **{  # type: ignore[arg-type]
+            "tenant": "t", "source": "s", "external_id": "d", "observed_at": NOW + timedelta(seconds=second),
+            "version": version, "title": "T", "content": "some text", "acl_tags": ["a"], **fields,
+        }
+    )  # fmt: skip
+
+
+def incoming(message: AnyMessage, *, key: bytes | None = None) -> Incoming:
+    record = encode(message)
+    return Incoming("documents.live.v1", 0, 0, key or record.key, record.value, record.headers, "live")
+
+
+def read(message: AnyMessage, **options: bytes) -> Arrival:
+    return read_event(incoming(message, **options), now=NOW)
+
+
+def test_tags_are_qualified_by_their_source() -> None:
+    event = read(upsert(required_tags=["r"])).event
+    assert (event.acl_tags, event.required_tags) == (("s/a",), ("s/r",))  # type: ignore[union-attr]
+
+
+def test_an_event_under_a_foreign_key_is_refused_because_its_order_would_be_lost() -> None:
+    with pytest.raises(Poison) as refused:
+        read(upsert(), key=b"t/s/other")
+    assert refused.value.code == "wrong_key"
+
+
+def test_an_event_from_the_future_is_refused_because_it_would_block_revocations() -> None:
+    with pytest.raises(Poison) as refused:
+        read(upsert(second=301))
+    assert refused.value.code == "from_the_future"
+    read(upsert(second=299))
+
+
+def test_an_identity_does_not_belong_among_documents() -> None:
+    message = IdentityChanged(tenant="t", source="s", principal="p", groups=[], observed_at=NOW)
+    with pytest.raises(Poison) as refused:
+        read(message)
+    assert refused.value.code == "wrong_topic"
+
+
+def test_the_same_text_in_other_line_ends_is_unchanged() -> None:
+    one, two = read(upsert(content="a\r\nb")), read(upsert(2, 1, content="a\nb"))
+    [folded] = fold_batch([one, two], {}).values()
+    assert [step.outcome for _, step in folded.steps] == ["created", "unchanged"]
+
+
+def test_every_event_of_a_batch_is_folded_not_only_the_newest() -> None:
+    delete = DocumentDeleted(tenant="t", source="s", external_id="d", observed_at=NOW + timedelta(seconds=2), version=9)
+    access = AccessChanged(
+        tenant="t", source="s", external_id="d", observed_at=NOW + timedelta(seconds=3), acl_tags=["b"]
+    )
+    batch = [read(m) for m in (upsert(9, 1), delete, upsert(1, 3, content="new"), access, upsert(10, 2))]
+    [folded] = fold_batch(batch, {}).values()
+    assert [step.outcome for _, step in folded.steps] == ["created", "deleted", "recreated", "access", "stale"]
+    assert folded.state.version == 1
+    assert folded.content is batch[2]
+
+
+def test_what_the_ledger_holds_already_needs_no_chunking() -> None:
+    [first] = fold_batch([read(upsert())], {}).values()
+    known = Known(first.state, seq=5, media_type="text/plain")
+    [again] = fold_batch([read(upsert(2, 1, title="Another"))], {first.identity.id: known}).values()
+    assert again.changes == {"metadata"}
+    assert not again.needs_chunking
+    [other] = fold_batch([read(upsert(2, 1, media_type="text/markdown"))], {first.identity.id: known}).values()
+    assert other.needs_chunking, "the same text is cut otherwise"
+    assert first.before.state == State()
+
+
+SCRIPTS = [
+    "javascript:alert(1)", "JavaScript://x/%0aalert(1)", "java\tscript:alert(1)", " javascript:alert(1)",
+    "data:text/html,<script>", "vbscript:x", "//evil.example", "https:evil", "http://a\nb", "",
+    "file://evil.example/share/a.pdf", "file:////evil.example/share", "file://localhost//evil.example/share",
+    "file:///a/..//evil.example/share", "file:///\\evil.example\\share", "file:\\\\evil.example\\share", "file://",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("address", SCRIPTS)
+def test_an_address_that_is_a_script_is_dropped_and_the_document_accepted(address: str) -> None:
+    arrival = read(upsert(source_url=address))
+    assert arrival.fields is not None
+    assert (arrival.fields.source_url, arrival.has_lost_its_address) == (None, True)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://wiki.example.org/a?b=c#d",
+        "HTTP://x",
+        "file:///srv/a%20b.pdf",
+        "file://localhost/a.md",
+        "file:///C:/a.md",
+        None,
+    ],
+)
+def test_an_address_that_a_person_can_open_is_kept(address: str | None) -> None:
+    arrival = read(upsert(source_url=address))
+    assert arrival.fields is not None
+    assert (arrival.fields.source_url, arrival.has_lost_its_address) == (address, False)
+
+
+def test_an_address_that_was_stored_before_it_was_checked_is_not_shown() -> None:
+    one, other = uuid4(), uuid4()
+    assert Passage(one, other, "d", "s", "T", "javascript:alert(1)", 0).source_url is None
+    whole = Document(other, "d", "s", "T", "javascript:alert(1)", None, None, None, "text")
+    assert whole.source_url is None

@@ -1,0 +1,224 @@
+"""One record that fails while others succeed is set aside; a world that is down never is to blame on a record."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pipeline.core.errors import Deferred, Misconfigured, Retryable
+from pipeline.core.model import Lane
+from pipeline.observability.metrics import Metrics
+from pipeline.stages.stage import Flooded, Incoming, Last, used
+from pipeline.stream import attempts
+from pipeline.stream.lanes import Lanes
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+
+class Stage(Last):
+    name = "stage"
+    topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
+    batch_size = 2
+
+    def __init__(self, work: Callable[[int], None]) -> None:
+        self.aside: list[int] = []
+        self._work = work
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        await asyncio.sleep(0)
+        for record in batch:
+            self._work(record.offset)
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        self.aside.append(record.offset)
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.001)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.001)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.005)
+    monkeypatch.setattr("pipeline.core.breaker.TRIAL_POLL_SECONDS", 0.001)
+
+
+async def run(stage: Stage, records: int, *, until: Callable[[list[int]], bool], lanes: int = 2) -> list[int]:
+    done: list[int] = []
+    running = Lanes(
+        stage, count=lanes, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )  # fmt: skip
+    for n in range(records):
+        await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "live"), None)
+    running.start()
+    try:
+        async with asyncio.timeout(10):
+            while not until(done):
+                await asyncio.sleep(0.001)
+    finally:
+        await running.stop(within_seconds=5)
+    return done
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Retryable("500", service="embedding"), Misconfigured("XX000"), OSError("no buffer"), MemoryError()],
+    ids=lambda e: type(e).__name__,
+)
+async def test_one_that_always_fails_while_others_succeed_is_set_aside(error: Exception) -> None:
+    def work(offset: int) -> None:
+        if offset == 7:
+            raise error
+        used("embedding")
+
+    stage = Stage(work)
+    done = await run(stage, 40, until=lambda done: len(done) == 40)
+    assert stage.aside == [7]
+    assert sorted(done) == list(range(40))
+
+
+async def test_in_a_lane_of_its_own_with_others_behind_it_too() -> None:
+    def work(offset: int) -> None:
+        if offset == 0:
+            raise Retryable("500", service="embedding")
+        used("embedding")
+
+    stage = Stage(work)
+    done = await run(stage, 20, until=lambda done: len(done) == 20, lanes=1)
+    assert stage.aside == [0]
+    assert done[-1] == 0 or 0 in done
+
+
+async def test_in_one_batch_with_others_and_nothing_else_to_do() -> None:
+    """Nobody proves that the service works but those that stand in the same batch: they come first."""
+
+    def work(offset: int) -> None:
+        if offset == 0:
+            raise Retryable("500", service="embedding")
+        used("embedding")
+
+    stage = Stage(work)
+    stage.batch_size = 4
+    assert sorted(await run(stage, 4, until=lambda done: len(done) >= 3, lanes=1))[-3:] == [1, 2, 3]
+
+
+async def test_others_that_need_another_service_prove_nothing() -> None:
+    tries = 0
+
+    def work(offset: int) -> None:
+        nonlocal tries
+        if offset % 2:
+            tries += 1
+            raise Retryable("the model is down", service="embedding")
+        used("kafka")
+
+    stage = Stage(work)
+    await run(stage, 30, until=lambda _: tries > 200)
+    assert stage.aside == []
+
+
+async def test_a_429_is_deferral_however_often_it_comes() -> None:
+    tries = 0
+
+    def work(offset: int) -> None:
+        nonlocal tries
+        if offset == 3:
+            tries += 1
+            if tries < 60:
+                raise Deferred("429", service="embedding")
+        used("embedding")
+
+    stage = Stage(work)
+    done = await run(stage, 30, until=lambda done: len(done) == 30)
+    assert stage.aside == []
+    assert sorted(done) == list(range(30))
+
+
+async def test_a_letter_held_back_by_the_flood_limit_stays_where_it_is() -> None:
+    def work(offset: int) -> None:
+        if offset == 3:
+            raise Retryable("too many dead letters", service="dead-letters")
+
+    stage = Stage(work)
+    done: list[int] = await run(stage, 30, until=lambda done: len(done) == 29)
+    await asyncio.sleep(0.05)
+    assert stage.aside == []
+    assert 3 not in done
+
+
+async def test_too_many_dead_letters_in_the_backfill_lanes_hold_up_no_live_record() -> None:
+    """However many lanes hold some: it is no outage, the breaker stays closed, and `status` says what is waited for."""
+    full = True
+
+    class Flooding(Stage):
+        async def handle(self, batch: Sequence[Incoming]) -> None:
+            bad = [record for record in batch if record.offset % 2]
+            if full and bad:
+                raise Flooded("too many", bad, retry_after=0.01)
+            used("dead-letters")
+
+    stage, done = Flooding(lambda _: None), list[int]()
+    running = Lanes(
+        stage, count=8, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        on_done=lambda record, _: done.append(record.offset),
+    )  # fmt: skip
+    for n in range(32):
+        await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "backfill"), None)
+    running.start()
+    try:
+        async with asyncio.timeout(60):
+            while running.trouble is None:
+                await asyncio.sleep(0.001)
+            for n in range(32, 64, 2):  # of the same documents, too
+                await running.put(Incoming("t", 0, n, b"%d" % (n - 31), b"", [], "live"), None)
+            while not set(range(32, 64, 2)) <= set(done) or running.trouble is None:
+                await asyncio.sleep(0.001)
+            assert running.trouble.service == "dead-letters"
+            assert not any(offset % 2 for offset in done)
+            full = False
+            while len(done) < 48:
+                await asyncio.sleep(0.001)
+    finally:
+        await running.stop(within_seconds=5)
+    assert running.trouble is None
+    assert sorted(done) == [*range(32), *range(32, 64, 2)]
+
+
+async def test_a_breaker_shows_what_is_waited_for_and_closes_by_itself() -> None:
+    down = True
+    seen: list[str | None] = []
+
+    def work(_: int) -> None:
+        if down:
+            raise Retryable("refused", service="elasticsearch")
+        used("elasticsearch")
+
+    stage = Stage(work)
+    done: list[int] = []
+    metrics = Metrics()
+    running = Lanes(
+        stage, count=4, queue_size=100, batch_wait_seconds=0, backfill_share=0.1, metrics=metrics,
+        on_done=lambda record, _: done.append(record.offset),
+    )  # fmt: skip
+    for n in range(20):
+        await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "live"), None)
+    running.start()
+
+    def gauge() -> float | None:
+        return metrics.registry.get_sample_value(
+            "penstock_breaker_open", {"stage": "stage", "service": "elasticsearch"}
+        )
+
+    async with asyncio.timeout(10):
+        while running.trouble is None:
+            await asyncio.sleep(0.001)
+        seen.append(running.trouble.service)
+        assert gauge() == 1
+        down = False
+        while len(done) < 20:
+            await asyncio.sleep(0.001)
+    assert running.trouble is None
+    assert gauge() == 0
+    assert seen == ["elasticsearch"]
+    assert stage.aside == []
+    await running.stop(within_seconds=5)

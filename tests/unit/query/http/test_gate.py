@@ -1,0 +1,98 @@
+"""What the gate lets a caller hold before its request is worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, cast
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from query.auth.identity import Who
+from query.http.gate import BODIES_BYTES_PER_TENANT, Gate
+from query.limits.concurrency import Limits
+from query.settings import ServeSettings
+from query.telemetry import QueryMetrics
+
+MEGABYTE = 2**20
+
+
+class Authenticator:
+    development = False
+
+    async def authenticate(self, headers: Headers) -> Who:
+        return Who("token", headers["x-tenant"], headers["x-principal"])
+
+
+class Meter:
+    async def admit(self, *_: object) -> Meter:
+        return self
+
+    def charge(self, *_: object) -> None: ...
+    def close(self, **_: object) -> None: ...
+
+
+async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class Asked:
+    """A request whose body stops in the middle until ``go``."""
+
+    def __init__(self, gate: Gate, tenant: str, principal: str, size: int) -> None:
+        self.go = asyncio.Event()
+        self.answer: list[Message] = []
+        self._size = size
+        headers = [(b"x-tenant", tenant.encode()), (b"x-principal", principal.encode())]
+        scope: dict[str, Any] = {"type": "http", "method": "POST", "path": "/v1/search", "headers": headers}
+        self._parts = 0
+        self.task = asyncio.create_task(gate(scope, self._receive, self._send))
+
+    @property
+    def told(self) -> tuple[int, str]:
+        problem = json.loads(self.answer[1]["body"]) if self.answer[1]["body"] else {"type": ""}
+        return self.answer[0]["status"], problem["type"].rpartition(":")[2]
+
+    async def _receive(self) -> Message:
+        self._parts += 1
+        if self._parts == 1:
+            return {"type": "http.request", "body": bytes(self._size), "more_body": True}
+        await (self.go.wait() if self._parts == 2 else asyncio.Event().wait())
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def _send(self, message: Message) -> None:
+        self.answer.append(message)
+
+
+async def test_callers_of_one_tenant_that_never_finish_sending_hold_a_bounded_share_of_memory() -> None:
+    settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
+    gate = Gate(
+        _app, authenticator=cast(Any, Authenticator()), limits=Limits(settings, metrics), meter=cast(Any, Meter()),
+        metrics=metrics, settings=settings,
+    )  # fmt: skip
+    most = BODIES_BYTES_PER_TENANT // MEGABYTE
+    slow = [Asked(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
+    await asyncio.sleep(0.1)
+    assert sum(not request.answer for request in slow) == most
+    assert {request.told for request in slow if request.answer} == {(429, "over-share")}
+    other = Asked(gate, "globex", "ann", MEGABYTE)
+    other.go.set()
+    await other.task
+    assert other.told == (204, "")
+    many = [Asked(gate, f"tenant {n}", "ann", MEGABYTE) for n in range(100)]
+    await asyncio.sleep(0.1)
+    assert {request.told for request in many if request.answer} == {(503, "busy")}
+    assert sum(not request.answer for request in [*slow, *many]) == 4 * most
+    for request in [*slow, *many]:
+        request.go.set()
+    await asyncio.gather(*(request.task for request in [*slow, *many]))
+    assert metrics.registry.get_sample_value("penstock_query_shed_total", {"reason": "memory"})
+    again = [Asked(gate, "acme", "eve", MEGABYTE) for _ in range(most)]
+    await asyncio.sleep(0.1)
+    assert not any(request.answer for request in again), "the room was not given back"
+    for request in again:
+        request.task.cancel()
+    await asyncio.gather(*(request.task for request in again))

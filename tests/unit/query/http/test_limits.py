@@ -1,0 +1,198 @@
+"""Places, waiting rooms and rates; and how a search's time is shared out."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from query import problems
+from query.auth.identity import Who
+from query.limits.concurrency import Kind, Limits, searches_at_once
+from query.model import BadQuery
+from query.problems import KINDS, Problem
+from query.retrieval.timeouts import share
+from query.settings import ServeSettings
+from query.telemetry import QueryMetrics
+
+ANN, BOB = Who("token", "acme", "ann"), Who("token", "acme", "bob")
+
+
+def limits(**settings: float) -> tuple[Limits, QueryMetrics]:
+    metrics = QueryMetrics()
+    return Limits(ServeSettings(**settings), metrics), metrics
+
+
+def shed(metrics: QueryMetrics, reason: str) -> float:
+    return metrics.registry.get_sample_value("penstock_query_shed_total", {"reason": reason}) or 0
+
+
+def test_each_caller_has_a_rate_of_its_own() -> None:
+    of, metrics = limits(requests_per_minute=3)
+    for _ in range(3):
+        of.count(ANN)
+    with pytest.raises(Problem) as refused:
+        of.count(ANN)
+    assert refused.value.status == 429
+    assert 1 <= int(refused.value.headers["Retry-After"]) <= 61
+    of.count(BOB)
+    of.count(Who("token", "globex", "ann"))
+    of.count(Who("key", "acme", "ann", key="bot"))
+    assert shed(metrics, "rate") == 1
+
+
+def test_callers_whose_names_run_together_do_not_share_a_rate() -> None:
+    of, _ = limits(requests_per_minute=1)
+    for who in (Who("token", "a", "b/c"), Who("token", "a/b", "c"), Who("token", "a", "", key="b/c")):
+        of.count(who)
+
+
+async def test_one_caller_cannot_take_every_place() -> None:
+    of, metrics = limits(concurrent_per_caller=2, concurrent=3)
+    async with AsyncExitStack() as working:
+        for _ in range(2):
+            await working.enter_async_context(of.place(ANN))
+        with pytest.raises(Problem) as refused:
+            async with of.place(ANN):
+                pass
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "1")
+        async with of.place(BOB):
+            assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
+    async with of.place(ANN):
+        assert metrics.registry.get_sample_value("penstock_query_in_work") == 1
+    assert shed(metrics, "caller") == 1
+
+
+async def test_who_finds_no_place_waits_and_who_finds_no_seat_is_sent_away() -> None:
+    of, metrics = limits(concurrent=2, waiting=2, waiting_seconds=60)
+    order = []
+
+    async def ask(who: Who) -> None:
+        async with of.place(who):
+            order.append(who.principal)
+
+    async with of.place(ANN), of.place(BOB):  # each has its share
+        waiting = [asyncio.create_task(ask(who)) for who in (ANN, BOB)]
+        while metrics.registry.get_sample_value("penstock_query_waiting") != 2:
+            await asyncio.sleep(0)
+        with pytest.raises(Problem) as refused:
+            await ask(Who("token", "acme", "eve"))
+        assert (refused.value.status, refused.value.headers["Retry-After"]) == (503, "1")
+        with pytest.raises(Problem) as refused:
+            await ask(BOB)
+        assert (refused.value.status, refused.value.kind) == (429, "over-share")
+        assert order == []
+    await asyncio.gather(*waiting)
+    assert sorted(str(name) for name in order) == ["ann", "bob"]
+    assert (shed(metrics, "busy"), shed(metrics, "share")) == (1, 1)
+
+
+async def test_four_callers_of_one_tenant_do_not_lock_out_another_tenant() -> None:
+    of, metrics = limits(waiting_seconds=60)
+    end = asyncio.Event()
+
+    async def hold(who: Who, kind: Kind) -> None:
+        with suppress(Problem):
+            async with of.place(who, kind):
+                await end.wait()
+
+    for kind in ("answer", "search"):
+        crowd = [Who("token", "globex", f"{kind}-{n}") for n in range(8)]
+        holding = [asyncio.create_task(hold(who, kind)) for who in crowd for _ in range(8)]
+        while not metrics.registry.get_sample_value("penstock_query_waiting"):
+            await asyncio.sleep(0)
+        for mine in (kind, kind, "read"):
+            async with asyncio.timeout(30), of.place(ANN, mine):
+                assert not end.is_set(), "none of the other tenant's requests has ended"
+        end.set()
+        await asyncio.gather(*holding)
+        end.clear()
+    assert metrics.registry.get_sample_value("penstock_query_in_work") == 0
+
+
+async def test_while_a_model_writes_its_answer_others_search() -> None:
+    of, metrics = limits(concurrent=1, answers_at_once=2, waiting_seconds=60)
+    async with AsyncExitStack() as writing, asyncio.timeout(30):
+        for who in (ANN, BOB):
+            place = await writing.enter_async_context(of.place(who, "answer"))
+            place.written()
+        async with of.place(Who("token", "acme", "eve")):
+            assert metrics.registry.get_sample_value("penstock_query_in_work") == 3
+
+
+def test_an_idle_process_takes_as_many_searches_as_it_has_processors_for() -> None:
+    serve = ServeSettings()
+    at_once = searches_at_once(serve, waits_elsewhere=False)
+    assert 2 <= at_once <= 4
+    assert searches_at_once(serve, waits_elsewhere=True) == 4 * at_once
+    assert searches_at_once(ServeSettings(concurrent=17), waits_elsewhere=True) == 17
+
+
+async def test_nobody_waits_for_ever_and_no_place_is_lost() -> None:
+    of, metrics = limits(concurrent=1, waiting=4, waiting_seconds=0.01)
+    async with of.place(ANN):
+        for _ in range(3):
+            with pytest.raises(Problem):
+                async with of.place(ANN):
+                    pass
+        left = asyncio.create_task(of.place(ANN).__aenter__())
+        await asyncio.sleep(0)
+        left.cancel()  # whoever waits may leave
+        await asyncio.gather(left, return_exceptions=True)
+    async with of.place(BOB):
+        pass
+    assert (shed(metrics, "waited"), metrics.registry.get_sample_value("penstock_query_waiting")) == (3, 0)
+
+
+# The budget
+
+
+@given(st.floats(0.5, 120), st.floats(0, 1))
+def test_the_parts_end_before_the_whole(seconds: float, part: float) -> None:
+    rerank = part * seconds / 2
+    budget = share(seconds, rerank)
+    assert budget.total <= seconds * (1 + 1e-9)
+    assert min(budget.ledger, budget.embed, budget.vectors, budget.keywords) > 0.05 * seconds
+    assert budget.rerank == rerank
+
+
+def test_a_reranker_may_not_eat_the_search() -> None:
+    with pytest.raises(Misconfigured, match="RERANK_TIMEOUT_SECONDS"):
+        share(10, 5.1)
+
+
+# Problems
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "says"),
+    [
+        (BadQuery("the query is empty"), 422, "the query is empty"),
+        (Retryable("Postgres at db.internal:5432 refused"), 503, "unavailable"),
+        (Retryable("busy", retry_after=7.6), 503, "unavailable"),
+        (Misconfigured("PENSTOCK_X: wrong"), 500, "log"),
+        (TimeoutError(), 504, "too long"),
+        (RuntimeError("secret"), 500, "log"),
+        (PenstockError("anything"), 500, "log"),
+    ],
+)
+def test_an_error_is_told_without_what_is_ours_to_know(error: Exception, status: int, says: str) -> None:
+    problem = problems.of(error)
+    told = problem.as_json()
+    assert (problem.status, told["status"]) == (status, status)
+    assert says in told["detail"]
+    assert not any(inner in str(told) for inner in ("db.internal", "PENSTOCK_X", "secret"))
+    if status == 503:
+        assert problem.headers["Retry-After"] == ("8" if "busy" in str(error) else "5")
+
+
+def test_every_kind_of_problem_is_described() -> None:
+    from pathlib import Path
+
+    guide = (Path(__file__).parents[4] / "docs" / "http.md").read_text()
+    for kind, (status, _) in KINDS.items():
+        assert f"| `{kind}` | {status} |" in guide, kind

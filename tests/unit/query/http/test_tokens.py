@@ -1,0 +1,234 @@
+"""Tokens against a real issuer over HTTP: what is believed, and how often the issuer is asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from pipeline.core.errors import Misconfigured, Retryable
+from query.auth import jwks, tokens
+from query.auth.identity import Who
+from query.auth.jwks import KeySet, usable
+from query.auth.tokens import Untrusted, require
+from query.settings import AuthSettings
+from tests.fakes.issuer import AUDIENCE, Issuer, Key, issuing
+
+KEEP = 86_400.0
+
+
+@dataclass
+class Clock:
+    now: float = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest_asyncio.fixture
+async def issuer() -> AsyncIterator[Issuer]:
+    async with issuing() as issuer:
+        yield issuer
+
+
+@asynccontextmanager
+async def trusting(issuer: Issuer, clock: Clock | None = None) -> AsyncIterator[KeySet]:
+    async with httpx.AsyncClient() as client:
+        keys = KeySet(issuer.jwks_url, keep_seconds=KEEP, client=client, clock=clock or Clock())
+        yield keys
+        await keys.aclose()
+
+
+async def test_a_good_token_says_who_asks(issuer: Issuer) -> None:
+    settings = AuthSettings(**issuer.settings())
+    async with trusting(issuer) as keys:
+        assert await tokens.who(issuer.token(), keys, settings) == Who("token", "acme", "ann")
+        roles = ["penstock-operator", "penstock-extended", 7]
+        assert await tokens.who(issuer.token(roles=roles), keys, settings) == Who(
+            "token", "acme", "ann", klass="extended", operator=True
+        )
+        # One service for one tenant: whatever the token says.
+        pinned = AuthSettings(**issuer.settings(tenant="globex", principal_claim="sub"))
+        assert await tokens.who(issuer.token(tenant=None), keys, pinned) == Who("token", "globex", "0001")
+    assert issuer.fetches == 1
+
+
+BAD: dict[str, Callable[[Issuer], str]] = {
+    "forged": lambda issuer: issuer.token(key=Key.rsa("k1")),
+    "expired": lambda issuer: issuer.token(exp=int(time.time()) - 60),
+    "not valid yet": lambda issuer: issuer.token(nbf=int(time.time()) + 120),
+    "issued in the future": lambda issuer: issuer.token(iat=int(time.time()) + 120),
+    "alg=none": Issuer.unsigned,
+    "alg=none without its dot": lambda issuer: issuer.unsigned().rstrip("."),
+    "alg=None in other letters": lambda issuer: _reheaded(issuer.token(), "eyJhbGciOiJOb05lIn0"),
+    "HS256 over the public key": Issuer.with_the_public_key_as_secret,
+    "an algorithm that is not pinned": lambda issuer: issuer.token(key=Key("k1", "RS384", issuer.keys[0].private)),
+    "for another audience": lambda issuer: issuer.token(aud="another-service"),
+    "for no audience": lambda issuer: issuer.token(aud=None),
+    "of another issuer": lambda issuer: issuer.token(iss="https://other.example"),
+    "of no issuer": lambda issuer: issuer.token(iss=None),
+    "without an end": lambda issuer: issuer.token(exp=None),
+    "without a principal": lambda issuer: issuer.token(email=None),
+    "with a principal that is no text": lambda issuer: issuer.token(email=["ann", "bob"]),
+    "with an empty principal": lambda issuer: issuer.token(email=" "),
+    "with an address that is not verified": lambda issuer: issuer.token(email_verified=False),
+    "with an address of which nobody says that it is verified": lambda issuer: issuer.token(email_verified=None),
+    "without a subject": lambda issuer: issuer.token(sub=None),
+    "without the time of its issue": lambda issuer: issuer.token(iat=None),
+    "valid for thirty years": lambda issuer: issuer.token(exp=int(time.time()) + 30 * 365 * 86_400),
+    "a logout token": lambda issuer: issuer.token(typ="logout+jwt"),
+    "a logout token of the older kind": lambda issuer: issuer.token(
+        events={"http://schemas.openid.net/event/backchannel-logout": {}}
+    ),
+    "without a tenant": lambda issuer: issuer.token(tenant=None),
+    "of a key that the issuer has not": lambda issuer: issuer.token(kid="k2"),
+    "not a token": lambda issuer: "a.b.c",
+    "a header that is no object": lambda issuer: _reheaded(issuer.token(), "W10"),
+    "endless": lambda issuer: issuer.token(padding="x" * 20_000),
+}
+
+
+def _reheaded(token: str, header: str) -> str:
+    return ".".join([header, *token.split(".")[1:]])
+
+
+@pytest.mark.parametrize("kind", BAD)
+async def test_a_token_that_proves_nothing_is_not_believed(issuer: Issuer, kind: str) -> None:
+    async with trusting(issuer) as keys:
+        with pytest.raises(Untrusted) as refused:
+            await tokens.who(BAD[kind](issuer), keys, AuthSettings(**issuer.settings()))
+    assert "ann" not in str(refused.value)
+    assert issuer.fetches <= 1
+
+
+async def test_an_access_token_and_one_without_a_type_are_believed(issuer: Issuer) -> None:
+    settings = AuthSettings(**issuer.settings())
+    async with trusting(issuer) as keys:
+        for type_ in ("JWT", "jwt", "at+jwt", "application/at+jwt", None):
+            assert (await tokens.who(issuer.token(typ=type_), keys, settings)).principal == "ann"
+
+
+async def test_an_issuer_that_verifies_without_saying_so_is_believed_where_it_is_configured(issuer: Issuer) -> None:
+    token = issuer.token(email_verified=None)
+    async with trusting(issuer) as keys:
+        settings = AuthSettings(**issuer.settings(unverified_email="accept"))
+        assert (await tokens.who(token, keys, settings)).principal == "ann"
+        by_subject = AuthSettings(**issuer.settings(principal_claim="sub"))
+        assert (await tokens.who(token, keys, by_subject)).principal == "0001"
+
+
+async def test_a_key_is_believed_for_its_own_algorithm_only(issuer: Issuer) -> None:
+    """A set may hold other kinds of keys: a shared secret in it is nobody's proof."""
+    issuer.keys.append(Key.ec("e1"))
+    issuer.extra = [{"kty": "oct", "k": "c2VjcmV0", "kid": "s1"}, {"kty": "RSA", "use": "enc", "kid": "x1"}, "noise"]
+    settings = AuthSettings(**issuer.settings(algorithms=("RS256", "ES256")))
+    async with trusting(issuer) as keys:
+        assert (await tokens.who(issuer.token(key=issuer.keys[1]), keys, settings)).principal == "ann"
+        for kid, algorithm in (("e1", "RS256"), ("k1", "ES256"), ("s1", "HS256"), ("x1", "RS256")):
+            assert await keys.key(kid, algorithm) is None
+
+
+async def test_an_issuer_that_does_not_name_its_only_key(issuer: Issuer) -> None:
+    issuer.keys = [Key.rsa(None)]
+    async with trusting(issuer) as keys:
+        assert (await tokens.who(issuer.token(), keys, AuthSettings(**issuer.settings()))).principal == "ann"
+
+
+# How often the issuer is asked
+
+
+async def test_a_new_key_is_found_and_a_withdrawn_one_is_no_longer_believed(issuer: Issuer) -> None:
+    clock, settings = Clock(), AuthSettings(**issuer.settings())
+    old = issuer.token()
+    async with trusting(issuer, clock) as keys:
+        await tokens.who(old, keys, settings)
+        issuer.keys = [Key.rsa("k2")]
+        clock.now += jwks.REFRESH_SECONDS
+        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+        with pytest.raises(Untrusted):
+            await tokens.who(old, keys, settings)
+    assert issuer.fetches == 2
+
+
+async def test_unknown_keys_do_not_make_us_hammer_the_issuer(issuer: Issuer) -> None:
+    clock, settings = Clock(), AuthSettings(**issuer.settings())
+
+    async def refused(n: int) -> None:
+        with pytest.raises(Untrusted):
+            await tokens.who(issuer.token(kid=f"made-up-{n}"), keys, settings)
+
+    async with trusting(issuer, clock) as keys:
+        await asyncio.gather(*(refused(n) for n in range(40)))
+        assert issuer.fetches == 1
+        clock.now += jwks.REFRESH_SECONDS
+        await asyncio.gather(*(refused(n) for n in range(40)))
+        assert issuer.fetches == 2
+
+
+async def test_an_issuer_that_is_away_does_not_lock_out_who_was_known(issuer: Issuer) -> None:
+    clock, settings = Clock(), AuthSettings(**issuer.settings())
+    async with trusting(issuer, clock) as keys:
+        await tokens.who(issuer.token(), keys, settings)
+        issuer.status = 503
+        clock.now += KEEP - 1
+        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+        clock.now += 2 + jwks.REFRESH_SECONDS
+        with pytest.raises(Retryable) as away:
+            await tokens.who(issuer.token(), keys, settings)
+        assert away.value.retry_after
+        issuer.status = 200
+        clock.now += jwks.REFRESH_SECONDS
+        assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+
+
+async def test_old_keys_are_renewed_beside_the_request_that_needs_them(issuer: Issuer) -> None:
+    """A hanging issuer keeps nobody waiting for long whose key is known."""
+    clock, settings = Clock(), AuthSettings(**issuer.settings())
+    async with trusting(issuer, clock) as keys:
+        await tokens.who(issuer.token(), keys, settings)
+        issuer.status = 0
+        clock.now += jwks.FRESH_SECONDS + 1
+        async with asyncio.timeout(jwks.FETCH_SECONDS / 2):
+            assert (await tokens.who(issuer.token(), keys, settings)).principal == "ann"
+
+
+@pytest.mark.parametrize("status", [503, 302])
+async def test_an_issuer_that_never_answered_is_waited_for(issuer: Issuer, status: int) -> None:
+    issuer.status = status
+    async with trusting(issuer) as keys:
+        for _ in range(3):
+            with pytest.raises(Retryable):
+                await tokens.who(issuer.token(), keys, AuthSettings(**issuer.settings()))
+    assert issuer.fetches == 1
+
+
+@pytest.mark.parametrize("document", [None, [], {}, {"keys": {}}, {"keys": []}, {"keys": [{"kty": "oct", "k": "AA"}]}])
+def test_a_set_without_a_usable_key_is_refused_whole(document: object) -> None:
+    with pytest.raises(ValueError, match="no public signature key"):
+        usable(document)
+
+
+# Settings that would believe too much
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"issuer": None}, "PENSTOCK_AUTH_ISSUER"),
+        ({"audience": None}, "PENSTOCK_AUTH_AUDIENCE"),
+        ({"algorithms": ()}, "PENSTOCK_AUTH_ALGORITHMS"),
+        ({"jwks_url": "http://issuer.example/keys"}, "https"),
+        ({"jwks_url": "file:///etc/keys"}, "https"),
+    ],
+)
+def test_settings_that_would_believe_too_much_are_refused(changes: dict[str, object], names: str) -> None:
+    good = {"jwks_url": "https://issuer.example/keys", "issuer": "https://issuer.example", "audience": AUDIENCE}
+    require(AuthSettings(**good))
+    with pytest.raises(Misconfigured, match=names):
+        require(AuthSettings(**good | changes))

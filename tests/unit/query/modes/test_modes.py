@@ -1,0 +1,234 @@
+"""Which mode answers, how much fits, and that whole documents are read without what their chunks repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import get_args
+from uuid import uuid4
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.core.chunking import chunk
+from pipeline.core.model import ChunkParams, Span
+from pipeline.embedding.tokens import byte_pairs
+from query.access.filters import Filters
+from query.model import AnswerMode, BadQuery, CallerClass, Passage, Result
+from query.modes.budget import PASSAGE_TOKENS, PROMPT_TOKENS, budget_tokens
+from query.modes.decide import (
+    MOST_MISSING,
+    MOST_OVER,
+    SLIGHTLY_OVER,
+    Coverage,
+    Decision,
+    Known,
+    Size,
+    decide,
+    most_tokens,
+)
+from query.modes.documents import Packer, Part, parts
+from query.modes.gather import MOST_NAMED, interleave, narrowed
+from query.modes.material import Question
+from query.settings import ChatSettings, RetrievalSettings
+
+# The decision
+
+BUDGET = 1_000
+HALF, ALL, QUARTER_OVER, DOUBLE, HUGE = (Size(n, 3, True) for n in (500, 1_000, 1_250, 2_000, 50_000))
+ENDLESS = Size(3_000, 9, False)
+SOME, MANY = Coverage(100, 20), Coverage(100, 21)
+
+
+@pytest.mark.parametrize(
+    ("known", "mode"),
+    [
+        ({"size": HALF}, "long_context"),
+        ({"size": ALL}, "long_context"),
+        ({"size": QUARTER_OVER}, "long_context"),
+        ({"size": Size(0, 0, True)}, "long_context"),
+        ({"size": Size(1_251, 3, True), "coverage": SOME}, "hybrid"),
+        ({"size": Size(1_251, 3, True), "coverage": MANY}, "long_context"),
+        ({"size": DOUBLE, "coverage": MANY}, "long_context"),
+        ({"size": Size(2_001, 3, True), "coverage": MANY}, "keyword"),
+        ({"size": HUGE, "coverage": SOME}, "hybrid"),
+        ({"size": HUGE, "coverage": Coverage(0, 0)}, "hybrid"),
+        ({"size": HUGE, "coverage": SOME, "personal": True}, "semantic"),
+        ({"size": HUGE, "coverage": MANY, "personal": True}, "keyword"),
+        ({"size": HALF, "personal": True}, "long_context"),
+        ({"size": ENDLESS, "coverage": SOME}, "hybrid"),
+        ({"size": ENDLESS, "coverage": MANY}, "keyword"),
+        ({"size": Size(10, 1, False), "coverage": SOME}, "hybrid"),
+        ({"documents_named": True}, "focused"),
+        ({"documents_named": True, "size": HALF}, "focused"),
+    ],
+)
+def test_the_order_of_the_decision(known: dict[str, object], mode: str) -> None:
+    decision = decide(Known(BUDGET, **known))  # type: ignore[arg-type]
+    assert isinstance(decision, Decision)
+    assert decision.mode == mode
+
+
+sizes = st.builds(Size, st.integers(0, 5_000), st.integers(0, 50), st.booleans())
+coverages = st.integers(0, 100).flatmap(lambda n: st.builds(Coverage, st.just(n), st.integers(0, n), st.booleans()))
+knowns = st.builds(
+    Known, st.integers(0, 2_000), st.none(), st.booleans(), st.booleans(), st.none() | sizes, st.none() | coverages
+)
+
+
+@given(knowns, st.sampled_from(get_args(AnswerMode)))
+def test_an_explicit_mode_wins_and_nothing_is_looked_at(known: Known, mode: AnswerMode) -> None:
+    decision = decide(replace(known, explicit=mode))
+    assert isinstance(decision, Decision)
+    assert decision.mode == mode
+
+
+@given(knowns, sizes, coverages)
+def test_facts_are_asked_for_once_each_and_only_where_they_matter(known: Known, size: Size, coverage: Coverage) -> None:
+    """The answer is the same as if all had been known from the beginning."""
+    facts = {"size": known.size or size, "coverage": known.coverage or coverage}
+    asked: list[str] = []
+    so_far = known
+    while isinstance(wanted := decide(so_far), str):
+        assert getattr(so_far, wanted) is None
+        asked.append(wanted)
+        so_far = replace(so_far, **{wanted: facts[wanted]})
+    assert len(asked) == len(set(asked))
+    assert wanted == decide(replace(known, **facts))
+
+
+@given(knowns, sizes, coverages)
+def test_what_was_not_seen_whole_is_never_taken_for_all(known: Known, size: Size, coverage: Coverage) -> None:
+    known = replace(known, documents_named=False, size=replace(size, complete=False), coverage=coverage)
+    decision = decide(known)
+    assert isinstance(decision, Decision)
+    assert decision.mode != "long_context"
+
+
+@given(sizes, coverages, st.integers(0, 2_000))
+def test_counting_may_end_where_it_ends(size: Size, coverage: Coverage, budget: int) -> None:
+    """Beyond ``most_tokens`` it does not matter how much there is, nor whether all of it was counted."""
+    over = replace(size, tokens=most_tokens(budget) + 1 + size.tokens)
+    known = Known(budget, coverage=coverage)
+    assert decide(replace(known, size=over)) == decide(replace(known, size=replace(over, complete=False)))
+
+
+def test_the_thresholds_are_those_of_the_docs() -> None:
+    assert (SLIGHTLY_OVER, MOST_MISSING, MOST_OVER) == (1.25, 0.20, 2.0)
+
+
+# The budget
+
+
+@settings(deadline=None)  # the first one loads the encoding
+@given(
+    st.text(max_size=200),
+    st.sampled_from(get_args(CallerClass)),
+    st.integers(2_048, 300_000),
+    st.integers(16, 9_000),
+)
+def test_the_budget_leaves_room_for_question_prompt_and_answer(
+    question: str, klass: CallerClass, window: int, answer: int
+) -> None:
+    retrieval = RetrievalSettings()
+    budget = budget_tokens(question, klass, retrieval, ChatSettings(window_tokens=window, answer_tokens=answer))
+    asked = byte_pairs().count([question])[0]
+    assert 0 <= budget <= (150_000 if klass == "extended" else 30_000)
+    assert budget == 0 or budget + asked + answer + PROMPT_TOKENS <= window
+
+
+# Reading whole documents
+
+texts = st.lists(
+    st.sampled_from([
+        "# Harbour\n\n", "The harbour has two cranes and a lock. " * 6, "\n\n", "| a | b |\n| - | - |\n",
+        "| 1 | 2 |\n" * 9, "Rain.\n", "## Tides\n\n", "Ebb and flood follow each other, twice a day. " * 4,
+        "```\nx = 1\n```\n", "é🙂 ",
+    ]),
+    max_size=30,
+).map("".join)  # fmt: skip
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, st.sampled_from([0.0, 0.175, 0.3]))
+def test_parts_are_the_text_once_and_in_order(text: str, overlap: float) -> None:
+    params = ChunkParams(target=40, min_tokens=16, max_tokens=64, overlap=overlap)
+    chunks = chunk(text, "text/markdown", params=params, count_tokens=lambda some: [len(t.split()) for t in some])
+    found = list(parts(text, [uuid4() for _ in chunks], [c.spans for c in chunks], [c.headings for c in chunks]))
+    assert "".join("".join(p.text for p in found).split()) == "".join(text.split())
+    assert [p.chunk_index for p in found] == sorted({p.chunk_index for p in found})
+
+
+def test_what_only_repeats_is_left_out_and_a_repeated_header_is_read_once() -> None:
+    text = "header|one|two"
+    spans: list[list[Span]] = [[(0, 10)], [(0, 7), (10, 14)], [(0, 7)]]
+    ids = [uuid4() for _ in spans]
+    assert list(parts(text, ids, spans, [["H"], [], []])) == [
+        Part(ids[0], 0, "header|one", ("H",)), Part(ids[1], 1, "|two", ()),
+    ]  # fmt: skip
+
+
+def part(words: int) -> Part:
+    return Part(uuid4(), 0, "w " * words, ())
+
+
+def count(some: Sequence[str]) -> list[int]:
+    return [len(text.split()) for text in some]
+
+
+@given(st.lists(st.lists(st.integers(1, 90), max_size=80), max_size=6), st.integers(0, 6_000))
+def test_packing_fills_the_budget_in_order_and_never_beyond_it(documents: list[list[int]], budget: int) -> None:
+    packer = Packer(budget, count)
+    for document in documents:
+        packer.add(part(words) for words in document)
+        if packer.is_full:
+            break
+    flat = [words for document in documents for words in document]
+    kept = [len(p.text.split()) for taken in packer.taken for p in taken]
+    assert kept == flat[: len(kept)]
+    assert packer.tokens == sum(kept) + PASSAGE_TOKENS * len(kept) <= budget
+    if packer.is_full:
+        assert packer.tokens + flat[len(kept)] + PASSAGE_TOKENS > budget
+    else:
+        assert kept == flat
+
+
+def result(n: int) -> Result:
+    return Result(Passage(uuid4(), uuid4(), str(n), "s", "", None, 0), "", 0.0, {})
+
+
+@given(st.integers(0, 45), st.integers(0, 12))
+def test_found_and_new_are_mixed_without_losing_their_order(best: int, recent: int) -> None:
+    by_meaning, by_time = [result(n) for n in range(best)], [result(n) for n in range(recent)]
+    mixed = interleave(by_meaning, by_time)
+    assert [r for r in mixed if r in by_meaning] == by_meaning
+    assert [r for r in mixed if r in by_time] == by_time
+    if best >= 8 and recent >= 2:
+        assert sum(r in by_time for r in mixed[:10]) == 2
+
+
+# What a question is narrowed to
+
+
+def test_the_collection_is_a_source_and_documents_narrow_a_search() -> None:
+    one = uuid4()
+    assert narrowed(Question("q", collection="wiki")) == Filters(sources=("wiki",))
+    assert narrowed(Question("q", collection="wiki", filters=Filters(sources=("a", "wiki")))).sources == ("wiki",)
+    assert narrowed(Question("q", documents=(one,))) == Filters()
+    assert narrowed(Question("q", mode="hybrid", documents=(one,))) == Filters(documents=(one,))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question("q", mode="focused"),
+        Question("q", documents=tuple(uuid4() for _ in range(MOST_NAMED + 1))),
+        Question("q", collection="wiki", filters=Filters(sources=("drive",))),
+        Question("q", collection="wi\x00ki"),
+        Question("q", mode="hybrid", documents=(uuid4(),), filters=Filters(documents=(uuid4(),))),
+    ],
+)
+def test_a_question_that_contradicts_itself_is_refused(question: Question) -> None:
+    with pytest.raises(BadQuery):
+        narrowed(question)

@@ -1,0 +1,71 @@
+"""What reranking does to a ranking, and what it leaves alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import pytest
+
+from pipeline.core.errors import Misconfigured, PenstockError, Poison, Retryable
+from query.model import Passage
+from query.rerank.reranker import readable, rerank
+from query.retrieval.arrange import Hit
+from query.retrieval.steps import Steps
+
+
+class Scores:
+    """A ``port.Reranker`` that knows the score of each text."""
+
+    model = "scores"
+
+    def __init__(self, scores: dict[str, float] | PenstockError) -> None:
+        self.scores = scores
+        self.asked: list[tuple[str, list[str]]] = []
+
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
+        self.asked.append((tenant, list(texts)))
+        if isinstance(self.scores, PenstockError):
+            raise self.scores
+        return [self.scores[text] for text in texts]
+
+    async def aclose(self) -> None:
+        pass
+
+
+def hits(texts: str, *, title: str = "") -> list[Hit]:
+    return [
+        Hit(Passage(uuid4(), uuid4(), text, "wiki", title, None, 0), text, 1 / (n + 1), {"keyword": n + 1})
+        for n, text in enumerate(texts)
+    ]
+
+
+def told(ranked: Sequence[Hit]) -> list[tuple[str, float | None]]:
+    return [(hit.text, hit.rerank_score) for hit in ranked]
+
+
+async def test_the_pool_by_its_new_scores_then_the_rest_as_it_was() -> None:
+    reranker, steps = Scores({"a": 0.0, "b": 2.5, "c": 0.0, "d": -0.5}), Steps()
+    ranked = await rerank(reranker, "q", hits("abcdzy"), tenant="acme", pool=4, steps=steps)
+    assert told(ranked) == [("b", 2.5), ("a", 0.0), ("c", 0.0), ("d", -0.5), ("z", None), ("y", None)]
+    assert [hit.score for hit in ranked[:2]] == [1 / 2, 1]  # the fusion's own stays
+    assert [(step.name, step.facts) for step in steps.done] == [("rerank", {"passages": 4})]
+    assert reranker.asked == [("acme", ["a", "b", "c", "d"])]
+
+
+async def test_nothing_is_asked_about_nothing_and_the_step_looks_the_same() -> None:
+    reranker, steps = Scores({}), Steps()
+    assert await rerank(reranker, "q", [], tenant="acme", pool=4, steps=steps) == []
+    assert reranker.asked == []
+    assert [(step.name, step.facts) for step in steps.done] == [("rerank", {"passages": 0})]
+
+
+@pytest.mark.parametrize("error", [Retryable("away"), Misconfigured("a wrong key"), Poison("too_long", "too long")])
+async def test_a_failure_leaves_the_order_and_says_so(error: PenstockError) -> None:
+    steps, before = Steps(), hits("abc")
+    assert await rerank(Scores(error), "q", before, tenant="acme", pool=2, steps=steps) == before
+    assert steps.done[0].facts == {"passages": 2, "degraded": True, "reason": str(error)}
+
+
+def test_a_passage_is_read_under_its_title() -> None:
+    assert [readable(hit) for hit in [*hits("a", title="Dams"), *hits("b")]] == ["Dams\na", "b"]

@@ -1,0 +1,129 @@
+"""Pairs gathered across callers: what is scored together, and who suffers when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from query.rerank.cross_encoder import LEAST, MOST, Batches
+
+
+class Model:
+    """Scores a text by its length; each batch waits until it is let go, if told so."""
+
+    def __init__(self, *, held: bool = False) -> None:
+        self.seen: list[list[str]] = []
+        self.failing: Callable[[Sequence[str]], bool] = lambda batch: False
+        self.free = asyncio.Event()
+        if not held:
+            self.free.set()
+
+    async def __call__(self, batch: Sequence[str]) -> Sequence[float]:
+        self.seen.append(list(batch))
+        await self.free.wait()
+        if self.failing(batch):
+            raise RuntimeError("the model broke")
+        return [float(len(text)) for text in batch]
+
+    async def begun(self) -> None:
+        while not self.seen:
+            await asyncio.sleep(0)
+
+
+async def test_callers_of_one_moment_share_a_batch() -> None:
+    model = Model()
+    batches = Batches(model, len)
+    answers = await asyncio.gather(batches.scores(["a", "bbb"]), batches.scores(["cc"]), batches.scores([]))
+    assert answers == [[1.0, 3.0], [2.0], []]
+    assert model.seen == [["a", "cc", "bbb"]]  # by length: equal ones need no padding
+
+
+async def test_a_large_search_waits_for_nobody_and_no_batch_is_larger_than_it_may_be() -> None:
+    model = Model()
+    texts = [str(n) * (n % 5 + 1) for n in range(50)]
+    assert await Batches(model, len).scores(texts) == [float(len(text)) for text in texts]
+    assert [len(batch) for batch in model.seen] == [MOST, MOST, MOST, 2]
+    assert LEAST <= MOST
+
+
+async def test_a_caller_that_leaves_takes_its_own_pairs_along_and_no_others() -> None:
+    model = Model(held=True)
+    batches = Batches(model, len)
+    blocking = asyncio.create_task(batches.scores(["first"]))
+    await model.begun()
+    leaving = asyncio.create_task(batches.scores(["gone"] * 20))
+    staying = asyncio.create_task(batches.scores(["stays"] * 20))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    model.free.set()
+    assert await blocking == [5.0]
+    assert await staying == [5.0] * 20
+    assert leaving.cancelled()
+    assert not any("gone" in batch for batch in model.seen)
+
+
+async def test_a_caller_that_leaves_in_the_middle_of_its_batch_spoils_it_for_nobody() -> None:
+    model = Model(held=True)
+    batches = Batches(model, len)
+    leaving = asyncio.create_task(batches.scores(["gone"]))
+    staying = asyncio.create_task(batches.scores(["stays"]))
+    await model.begun()
+    leaving.cancel()
+    model.free.set()
+    assert await staying == [5.0]
+    assert model.seen == [["gone", "stays"]]
+
+
+async def test_what_fails_fails_for_its_batch_alone() -> None:
+    model = Model()
+    model.failing = lambda batch: "bad" in batch
+    batches = Batches(model, len)
+    bad, good = await asyncio.gather(
+        batches.scores(["bad"] * MOST), batches.scores(["well then"] * MOST), return_exceptions=True
+    )
+    assert isinstance(bad, RuntimeError)
+    assert good == [9.0] * MOST
+    assert await batches.scores(["x"]) == [1.0]
+
+
+async def test_what_comes_later_holds_up_nobody() -> None:
+    """Short pairs go first, but only among those that waited when the round began."""
+    model = Model(held=True)
+    batches = Batches(model, len)
+    early = asyncio.create_task(batches.scores(["long passage"] * (MOST + 1)))
+    await model.begun()
+    late = asyncio.create_task(batches.scores(["x"] * 40))
+    await asyncio.sleep(0)
+    model.free.set()
+    await asyncio.gather(early, late)
+    assert [batch[0] for batch in model.seen] == ["long passage", "long passage", "x", "x", "x"]
+
+
+async def test_closing_lets_every_caller_go() -> None:
+    model = Model(held=True)
+    batches = Batches(model, len)
+    callers = [asyncio.create_task(batches.scores(["text"] * 20)) for _ in range(3)]
+    await model.begun()
+    await batches.aclose()
+    assert all(
+        isinstance(one, asyncio.CancelledError) for one in await asyncio.gather(*callers, return_exceptions=True)
+    )
+
+
+@given(st.lists(st.lists(st.text(max_size=30), max_size=30), max_size=6))
+def test_everybody_gets_exactly_its_own_scores(callers: list[list[str]]) -> None:
+    async def run() -> list[list[float]]:
+        batches = Batches(Model(), len)
+        return await asyncio.gather(*(batches.scores(texts) for texts in callers))
+
+    assert asyncio.run(run()) == [[float(len(text)) for text in texts] for texts in callers]
+
+
+def test_a_pair_of_nothing_is_scored_without_a_batch() -> None:
+    model_free = pytest.approx([])
+    assert asyncio.run(Batches(Model(), len).scores([])) == model_free

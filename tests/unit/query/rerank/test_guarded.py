@@ -1,0 +1,236 @@
+"""What a search pays for a reranker: its time-box at most, little while it is down, nothing for what is known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.core.breaker import THRESHOLD
+from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Poison, Retryable
+from query.rerank.guarded import REMEMBERED_SECONDS, Guarded, Outcome, open_reranker
+from query.settings import RerankSettings
+from tests.fakes.rerank import FakeRerank, scores
+from tests.support.query import cross_encoder_kit
+
+DOWN = Retryable("the rerank server answers 503", service="rerank")
+
+
+class Inner:
+    """A ``port.Reranker`` that does as it is told, and scores a text by its length."""
+
+    model = "inner"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.error: Exception | None = None
+        self.wait: Callable[[], Awaitable[object]] | None = None
+        self.closed = False
+
+    async def rerank(self, query: str, texts: Sequence[str], *, tenant: str = "") -> Sequence[float]:
+        self.asked.append((query, list(texts)))
+        if self.wait is not None:
+            await self.wait()
+        if self.error is not None:
+            raise self.error
+        return [float(len(text)) for text in texts]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+
+class Bench:
+    """A Guarded with a clock to turn and its outcomes to read."""
+
+    def __init__(self, *, timeout_seconds: float = 30.0, cached_pairs: int = 100) -> None:
+        self.inner = Inner()
+        self.now = 1_000.0
+        self.outcomes: list[Outcome] = []
+        self.guarded = Guarded(
+            self.inner, timeout_seconds=timeout_seconds, cached_pairs=cached_pairs, on_outcome=self.outcomes.append,
+            clock=lambda: self.now,
+        )  # fmt: skip
+
+    async def fail(self, times: int, error: Exception = DOWN) -> None:
+        self.inner.error = error
+        for n in range(times):
+            with pytest.raises(type(error)):
+                await self.guarded.rerank("question", [f"text of failure {n} at {self.now}"])
+        self.inner.error = None
+
+
+async def test_a_score_is_asked_for_once() -> None:
+    bench = Bench()
+    assert await bench.guarded.rerank("one", ["a", "bb", "a"]) == [1, 2, 1]
+    assert await bench.guarded.rerank("one", ["bb", "ccc", "a"]) == [2, 3, 1]
+    assert await bench.guarded.rerank("one", ["ccc", "a"]) == [3, 1]
+    assert await bench.guarded.rerank("two", ["a"]) == [1]
+    assert await bench.guarded.rerank("one", []) == []
+    assert bench.inner.asked == [("one", ["a", "bb"]), ("one", ["ccc"]), ("two", ["a"])]
+    assert bench.outcomes == ["reranked", "reranked", "cached", "reranked", "cached"]
+
+
+async def test_a_tenant_does_not_learn_what_another_one_asked() -> None:
+    bench = Bench()
+    for tenant in ("acme", "globex", "acme"):
+        await bench.guarded.rerank("q", ["a"], tenant=tenant)
+    assert len(bench.inner.asked) == 2
+
+
+async def test_the_border_between_question_and_passage_counts() -> None:
+    bench = Bench()
+    await bench.guarded.rerank("one two", ["three"])
+    await bench.guarded.rerank("one", [" twothree"])
+    assert len(bench.inner.asked) == 2
+
+
+async def test_scores_are_forgotten_in_time_and_beyond_their_number() -> None:
+    bench = Bench(cached_pairs=2)
+    await bench.guarded.rerank("q", ["a", "bb", "ccc"])
+    await bench.guarded.rerank("q", ["bb", "ccc"])
+    assert len(bench.inner.asked) == 1
+    bench.now += REMEMBERED_SECONDS
+    await bench.guarded.rerank("q", ["bb", "ccc"])
+    assert len(bench.inner.asked) == 2
+
+
+async def test_no_cache_remembers_nothing() -> None:
+    bench = Bench(cached_pairs=0)
+    for _ in range(2):
+        assert await bench.guarded.rerank("q", ["a"]) == [1]
+    assert len(bench.inner.asked) == 2
+
+
+async def test_the_time_box() -> None:
+    bench = Bench(timeout_seconds=0.05)
+    bench.inner.wait = asyncio.Event().wait
+    with pytest.raises(Retryable, match=r"did not answer within 0.05 s"):
+        await asyncio.wait_for(bench.guarded.rerank("q", ["a"]), 10)
+    assert bench.outcomes == ["timeout"]
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (DOWN, "unavailable"),
+        (Deferred("later", retry_after=1.0), "throttled"),
+        (Misconfigured("401"), "misconfigured"),
+        (Poison("rejected", "422"), "rejected"),
+    ],
+)
+async def test_every_failure_has_its_name(error: PenstockError, outcome: Outcome) -> None:
+    bench = Bench()
+    await bench.fail(1, error)
+    assert bench.outcomes == [outcome]
+
+
+async def test_a_dead_server_is_asked_by_one_search_at_a_time_and_seldom() -> None:
+    bench = Bench()
+    await bench.fail(THRESHOLD)
+    for _ in range(100):
+        with pytest.raises(Retryable, match="left alone for a while: the rerank server answers 503"):
+            await bench.guarded.rerank("q", ["a"])
+    assert len(bench.inner.asked) == THRESHOLD
+    assert bench.outcomes[THRESHOLD:] == ["skipped"] * 100
+    bench.now += 40
+    answers = asyncio.Event()
+    bench.inner.wait = answers.wait
+    trial = asyncio.create_task(bench.guarded.rerank("q", ["a"]))
+    await asyncio.sleep(0)
+    with pytest.raises(Retryable, match="left alone"):  # one at a time
+        await bench.guarded.rerank("q", ["a"])
+    answers.set()
+    assert await trial == [1]
+    assert await bench.guarded.rerank("q", ["bb"]) == [2]  # all is well again
+
+
+async def test_what_is_known_is_answered_while_the_server_is_down() -> None:
+    bench = Bench()
+    await bench.guarded.rerank("q", ["a"])
+    await bench.fail(THRESHOLD)
+    assert await bench.guarded.rerank("q", ["a"]) == [1]
+
+
+async def test_a_trial_whose_caller_leaves_makes_way_for_the_next() -> None:
+    bench = Bench()
+    await bench.fail(THRESHOLD)
+    bench.now += 40
+    bench.inner.wait = asyncio.Event().wait
+    trial = asyncio.create_task(bench.guarded.rerank("q", ["a"]))
+    await asyncio.sleep(0)
+    trial.cancel()
+    await asyncio.gather(trial, return_exceptions=True)
+    bench.inner.wait = None
+    assert await bench.guarded.rerank("q", ["a"]) == [1]
+
+
+async def test_callers_who_leave_are_no_sign_of_health() -> None:
+    bench = Bench()
+    for _ in range(THRESHOLD):
+        await bench.fail(1)
+        bench.inner.wait = asyncio.Event().wait
+        leaving = asyncio.create_task(bench.guarded.rerank("q", ["left"]))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        bench.inner.wait = None
+    with pytest.raises(Retryable, match="left alone"):
+        await bench.guarded.rerank("q", ["a"])
+
+
+async def test_a_429_is_heeded_at_once_and_as_long_as_it_says() -> None:
+    bench = Bench()
+    await bench.fail(1, Deferred("later", retry_after=7.0))
+    with pytest.raises(Retryable, match="it asked us to come later") as raised:
+        await bench.guarded.rerank("q", ["a"])
+    assert raised.value.retry_after == pytest.approx(7.0)
+    bench.now += 7.0
+    assert await bench.guarded.rerank("q", ["a"]) == [1]
+
+
+async def test_questions_that_it_cannot_read_do_not_stop_it() -> None:
+    bench = Bench()
+    await bench.fail(THRESHOLD + 1, Poison("too_long", "the question is too long"))
+    assert await bench.guarded.rerank("q", ["a"]) == [1]
+
+
+# By settings
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeRerank]:
+    async with FakeRerank() as fake:
+        yield fake
+
+
+async def test_none_is_set() -> None:
+    assert await open_reranker(RerankSettings()) is None
+
+
+async def test_a_server_by_settings(fake: FakeRerank) -> None:
+    outcomes: list[Outcome] = []
+    settings = RerankSettings(url=fake.url("jina"), flavour="jina", model=fake.model, timeout_seconds=10)
+    reranker = await open_reranker(settings, outcomes.append)
+    assert reranker is not None
+    texts = ["tea", "the turbine"]
+    for _ in range(2):
+        assert await reranker.rerank("turbine", texts) == pytest.approx(scores("turbine", texts))
+    await reranker.aclose()
+    assert (reranker.model, fake.stats.requests, outcomes) == (fake.model, 1, ["reranked", "cached"])
+
+
+async def test_a_model_by_settings(tmp_path: Path) -> None:
+    folder = cross_encoder_kit.write(tmp_path / "overlap")
+    reranker = await open_reranker(RerankSettings(onnx_path=folder, timeout_seconds=30))
+    assert reranker is not None
+    tea, turbine = await reranker.rerank("turbine", ["tea", "the turbine"])
+    await reranker.aclose()
+    assert turbine > tea
+    assert reranker.model == "overlap"
+
+
+async def test_both_at_once_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="choose one"):
+        await open_reranker(RerankSettings(url="http://rerank.example", onnx_path=tmp_path))

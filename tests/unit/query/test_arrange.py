@@ -1,0 +1,145 @@
+"""From a ranking of chunks to what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID, uuid5
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.identifiers import held
+from query.access.verify import Detail
+from query.model import Found, Passage, as_json
+from query.retrieval.arrange import MERGED, Hit, arrange, exact_first, joined, present, renamed
+
+SPACE = UUID(int=1)
+
+
+def hit(document: str, index: int, text: str = "", *, score: float = 1.0, rank: int = 1) -> Hit:
+    text = text or f"{document} chunk {index} says something of its own"
+    passage = Passage(
+        uuid5(SPACE, f"{document}/{index}"), uuid5(SPACE, document), document, "wiki", document, None, index
+    )
+    return Hit(passage, text, score, {"vector": rank})
+
+
+def shape(hits: Sequence[Hit], *, top: int = 10, per_document: int = 2) -> list[tuple[str, list[int], list[str]]]:
+    """Document, chunk indexes in reading order, twins."""
+    return [
+        (g.hits[0].passage.external_id, [h.passage.chunk_index for h in g.in_order], [a.external_id for a in g.also])
+        for g in arrange(hits, top=top, per_document=per_document)
+    ]
+
+
+def test_the_order_of_the_ranking_is_kept() -> None:
+    assert shape([hit("a", 0), hit("b", 5), hit("c", 2)]) == [("a", [0], []), ("b", [5], []), ("c", [2], [])]
+
+
+def test_neighbours_become_one_passage_in_reading_order() -> None:
+    assert shape([hit("a", 4), hit("b", 0), hit("a", 3), hit("a", 5)]) == [("a", [3, 4, 5], []), ("b", [0], [])]
+
+
+def test_a_long_run_is_not_one_passage() -> None:
+    groups = shape([hit("a", n) for n in range(MERGED + 1)], per_document=9)
+    assert groups == [("a", list(range(MERGED)), []), ("a", [MERGED], [])]
+
+
+def test_a_neighbour_takes_no_place() -> None:
+    assert shape([hit("a", 1), hit("a", 2), hit("b", 0)], top=2) == [("a", [1, 2], []), ("b", [0], [])]
+
+
+def test_at_most_so_many_of_a_document_while_others_have_something_to_say() -> None:
+    far_apart = [hit("a", n) for n in range(0, 60, 10)]
+    others = [hit("b", 0), hit("c", 0)]
+    assert [d for d, _, _ in shape([*far_apart, *others], top=4)] == ["a", "a", "b", "c"]
+    assert [d for d, _, _ in shape([*far_apart, *others], top=6)] == ["a", "a", "b", "c", "a", "a"]
+    assert [d for d, _, _ in shape([*far_apart, *others], top=3, per_document=1)] == ["a", "b", "c"]
+
+
+LONG = " ".join(f"word{chr(97 + n % 26)} of the {chr(97 + n // 26)} sentence" for n in range(60))
+
+
+def test_the_same_in_another_document_is_named_there() -> None:
+    nearly = LONG + " Thanks."
+    assert shape([hit("a", 0, LONG), hit("b", 7, nearly), hit("c", 0)]) == [("a", [0], ["b"]), ("c", [0], [])]
+
+
+@pytest.mark.parametrize("other", [LONG + " See PROJ-1.", LONG + " In 2025.", " ".join(reversed(LONG.split()))])
+def test_what_differs_in_a_number_a_name_or_its_order_is_not_the_same(other: str) -> None:
+    assert len(shape([hit("a", 0, LONG), hit("b", 0, other)])) == 2
+
+
+def test_a_hundred_release_notes_are_each_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They share nearly all words; comparing any two of them anew held every other search up for half a minute."""
+    taken: list[str] = []
+    monkeypatch.setattr("query.retrieval.arrange.held", lambda text: (taken.append(text), held(text))[1])
+    notes = [hit(f"note{n}", 0, f"{LONG} Release {n}.") for n in range(100)]
+    twins = [hit(f"twin{n}", 0, h.text) for n, h in enumerate(notes)]
+    assert shape([*notes, *twins], top=100) == [(f"note{n}", [0], [f"twin{n}"]) for n in range(100)]
+    assert len(taken) == len(notes)
+
+
+def test_who_names_an_identifier_gets_what_holds_it_first() -> None:
+    hits = [hit("parts", 0, "PROJ 4821 PROJ 4821"), hit("other", 0, "PROJ-48210"), hit("it", 0, "closed PROJ-4821.")]
+    assert [h.passage.external_id for h in exact_first(hits, ["proj-4821"])] == ["it", "parts", "other"]
+    assert exact_first(hits, []) == hits
+    titled = hit("PROJ-4821: Login", 3)
+    assert exact_first([*hits[:2], titled], ["proj-4821"])[0] is titled
+
+
+# One text of several chunks
+
+
+TEXT = "".join(chr(0x4E00 + n) for n in range(400))
+"""No character stands twice: what is doubled or lost shows."""
+
+
+@given(st.lists(st.tuples(st.integers(0, 390), st.integers(1, 60)), min_size=1, max_size=6))
+def test_everything_stands_once_and_in_order(ranges: list[tuple[int, int]]) -> None:
+    spans = [(start, min(start + length, len(TEXT))) for start, length in ranges]
+    text = joined([([span], TEXT[slice(*span)]) for span in spans])
+    covered = sorted({n for start, end in spans for n in range(start, end)})
+    assert text.replace("\n", "") == "".join(TEXT[n] for n in covered)
+
+
+def test_an_overlap_is_not_doubled_and_a_repeated_header_is_not_repeated() -> None:
+    header, first, second = (0, 10), (10, 30), (30, 50)
+    cut = lambda *spans: (list(spans), "".join(TEXT[slice(*s)] for s in spans))  # noqa: E731
+    assert joined([cut(header, first), cut(header, second)]) == TEXT[:50]
+    assert joined([cut((0, 30)), cut((25, 50))]) == TEXT[:50]
+    assert joined([cut((0, 30)), cut((31, 50))]) == TEXT[:30] + "\n" + TEXT[31:50]
+
+
+def test_a_merged_passage_as_it_is_shown() -> None:
+    second, first = hit("a", 1, "two three", score=2.0, rank=1), hit("a", 0, "one two ", score=1.0, rank=4)
+    [group] = arrange([second, first], top=5, per_document=2)
+    details = {
+        first.passage.chunk_id: Detail(((0, 8),), ("Top",)),
+        second.passage.chunk_id: Detail(((4, 13),), ("Top", "Sub")),
+    }
+    result = present(group, details)
+    assert (result.text, result.score, dict(result.ranks)) == ("one two three", 2.0, {"vector": 1})
+    assert result.chunk_ids == (first.passage.chunk_id, second.passage.chunk_id)
+    assert result.passage is second.passage
+    assert result.headings == ("Top", "Sub")
+    shown = as_json(Found([result], [], 1.0))["results"][0]
+    assert shown["chunk_ids"] == [str(id_) for id_ in result.chunk_ids]
+
+
+def test_a_manifest_that_moved_on_leaves_the_best_chunk_alone() -> None:
+    second, first = hit("a", 1, "two three"), hit("a", 0, "one two")
+    [group] = arrange([second, first], top=5, per_document=2)
+    result = present(group, {second.passage.chunk_id: Detail(((4, 13),), ())})
+    assert (result.text, result.chunk_ids) == ("two three", (second.passage.chunk_id,))
+
+
+def test_a_remembered_result_has_todays_title() -> None:
+    one, twin = hit("a", 0, LONG), hit("b", 0, LONG)
+    [group] = arrange([one, twin], top=5, per_document=2)
+    result = present(group, {})
+    now = {h.passage.chunk_id: Passage(h.passage.chunk_id, h.passage.document_id, "x", "wiki", "New", None, 3)
+           for h in (one, twin)}  # fmt: skip
+    again = renamed(result, now)
+    assert (again.passage.title, again.also[0].title, again.text) == ("New", "New", LONG)

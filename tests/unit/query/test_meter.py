@@ -1,0 +1,281 @@
+"""Budgets across processes: what is counted, and who is sent away (query/limits/budgets.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.core.errors import Misconfigured, Retryable
+from query.auth.identity import Who
+from query.limits.budgets import Amounts, Meter, Most, Subject, Used, needs
+from query.limits.quotas import Quotas, parse
+from query.problems import Problem
+from query.settings import ChatSettings, QuerySettings, ServeSettings
+from query.telemetry import QueryMetrics
+
+ANN, BOB = Who("token", "acme", "ann"), Who("token", "acme", "bob")
+OTHER = Who("token", "globex", "ann")
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+
+
+@dataclass
+class Table:
+    """What migration 0040's function does (tests/contract/query/test_budgets.py compares)."""
+
+    now: datetime = NOON
+    rows: dict[Subject, tuple[datetime, list[float]]] = field(default_factory=dict)
+    asked: int = 0
+    away: bool = False
+    refused: int = 0
+
+    async def use(
+        self, subject: Subject, *, since: datetime | None, spent: Amounts, wanted: Amounts, most: Most
+    ) -> Used:
+        if self.away:
+            self.refused += 1
+            raise Retryable("Postgres is away")
+        self.asked += 1
+        began = self.now.replace(second=0) if subject.span == "minute" else self.now.replace(hour=0, minute=0, second=0)
+        known, used = self.rows.get(subject, (began, [0.0, 0.0, 0.0]))
+        used = list(used) if known == began else [0.0, 0.0, 0.0]
+        given_ = [0.0, 0.0, 0.0]
+        for n in range(3):
+            if since is None or since == began:
+                used[n] = max(0.0, used[n] + spent[n])
+            limit = most[n]
+            if limit is not None:
+                given_[n] = max(0.0, min(wanted[n], limit - used[n]))
+            used[n] += given_[n]
+        self.rows[subject] = began, used
+        return Used(began, Amounts(*given_), Amounts(*used))
+
+    def used(self, tenant: str, caller: str = "") -> Amounts:
+        return Amounts(*self.rows[Subject(tenant, caller, "day")][1])
+
+
+def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000, chat: bool = False) -> Meter:
+    path = tmp_path / "limits.toml"
+    path.write_text(limits)
+    model = ChatSettings(
+        base_url="http://model/v1", model="m", context_tokens=900, answer_tokens=100,
+        price_per_million_prompt_tokens=1_000, price_per_million_answer_tokens=1_000,
+    )  # fmt: skip
+    settings = QuerySettings(serve=ServeSettings(requests_per_minute=rate), chat=model if chat else ChatSettings())
+    return Meter(table, Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
+
+
+async def served(meter: Meter, who: Who, most: int = 10_000) -> int:
+    """How many searches are let in until one is not."""
+    for n in range(most):
+        try:
+            (await meter.admit(who, "search")).close()
+        except Problem:
+            return n
+    return most
+
+
+async def test_what_all_processes_let_in_together_is_the_budget_and_few_requests_write(tmp_path: Path) -> None:
+    table = Table()
+    two = [process(table, "[default]\nrequests_per_day = 1000", tmp_path) for _ in range(2)]
+    done = 0
+    for n in range(990):  # the last portions may lie with the other one
+        (await two[n % 2].admit(ANN, "search")).close()
+        done += 1
+    assert table.asked < 110
+    for meter in two:
+        done += await served(meter, ANN)
+    assert done == 1000
+    assert await served(two[0], OTHER, 3) == 3, "another tenant has its own"
+
+
+async def test_who_has_used_up_its_day_is_told_when_the_next_begins(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[tenant.acme.caller]\nrequests_per_day = 2", tmp_path)
+    assert await served(meter, ANN) == 2
+    with pytest.raises(Problem) as refused:
+        await meter.admit(ANN, "read")
+    assert (refused.value.kind, refused.value.headers["Retry-After"]) == ("budget-exhausted", str(12 * 3600))
+    assert "2026-11-24 00:00 UTC" in refused.value.detail
+    assert await served(meter, BOB) == 2
+    table.now += timedelta(days=1)
+    assert await served(meter, ANN) == 2
+
+
+async def test_a_process_that_stops_gives_back_what_it_holds_and_one_that_starts_finds_what_was_used(
+    tmp_path: Path,
+) -> None:
+    table, limits = Table(), "[default]\nrequests_per_day = 1000"
+    meter = process(table, limits, tmp_path)
+    assert await served(meter, ANN, 3) == 3
+    assert table.used("acme").requests == 10, "a portion was taken"
+    await meter.aclose()
+    assert table.used("acme").requests == 3
+    assert await served(process(table, limits, tmp_path), ANN) == 997
+
+
+async def test_tokens_and_money_are_reserved_and_then_settled(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default]\ntokens_per_day = 10_000\nmoney_per_day = 100", tmp_path, chat=True)
+    answers = [await meter.admit(ANN, "answer") for _ in range(10)]
+    with pytest.raises(Problem) as refused:
+        await meter.admit(BOB, "answer")
+    assert "10,000 tokens" in refused.value.detail
+    await meter.admit(BOB, "search")
+    for account in answers:
+        account.charge(400, 0.4)
+        account.close()
+        account.close()
+    await meter.aclose()
+    assert table.used("acme").tokens == 4_000
+    assert table.used("acme").money == pytest.approx(4, abs=0.1)
+
+
+async def test_without_a_limit_use_is_counted_and_nobody_waits_for_it(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "", tmp_path, chat=True)
+    for _ in range(5):
+        account = await meter.admit(ANN, "answer")
+        account.charge(700, 0.5)
+        account.close()
+    assert table.asked == 0
+    table.away = True
+    await meter.note()
+    table.away = False
+    await meter.note()
+    await meter.note()
+    assert (table.asked, table.used("acme")) == (1, Amounts(5, 3500, 2.5))
+
+
+async def test_what_is_sent_away_before_it_is_worked_on_does_not_count(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default]\nrequests_per_day = 3", tmp_path)
+    for _ in range(10):
+        (await meter.admit(ANN, "search")).close(refund=True)
+    assert await served(meter, ANN) == 3
+
+
+async def test_while_postgres_is_away_a_process_goes_on_with_the_portion_that_it_holds(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
+    (await meter.admit(ANN, "search")).close()
+    table.away = True
+    for _ in range(9):
+        (await meter.admit(ANN, "search")).close()
+    with pytest.raises(Retryable):
+        await meter.admit(ANN, "search")
+    table.away = False
+    meter._away_until = 0.0  # a second later
+    assert await served(meter, ANN) == 990
+
+
+async def test_while_postgres_is_away_requests_do_not_wait_for_it_one_after_another(tmp_path: Path) -> None:
+    table = Table(away=True)
+    meter = process(table, "[default]\nrequests_per_day = 1000", tmp_path)
+    asked = await asyncio.gather(*(meter.admit(ANN, "search") for _ in range(20)), return_exceptions=True)
+    assert all(isinstance(one, Retryable) for one in asked)
+    assert table.refused == 1
+
+
+async def test_a_rate_holds_for_all_processes_but_for_a_portion_each(tmp_path: Path) -> None:
+    table = Table()
+    alone = process(table, "", tmp_path, rate=100)
+    assert await served(alone, OTHER) == 100
+    three = [process(table, "", tmp_path, rate=100) for _ in range(3)]
+    together = sum([await served(meter, ANN) for meter in three])
+    assert 100 <= together <= 100 + 2 * 10
+    table.now += timedelta(minutes=1)
+    assert await served(three[0], ANN, 10) == 10
+    assert table.asked < 60
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 2), st.sampled_from([ANN, BOB]), st.integers(0, 3000)), max_size=60),
+    most=st.integers(0, 20_000),
+)
+def test_what_is_used_is_never_more_than_the_budget_but_for_what_answers_took_beyond_their_reserve(
+    asked: list[tuple[int, Who, int]], most: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    async def play() -> None:
+        table, folder = Table(), tmp_path_factory.mktemp("meter")
+        meters = [process(table, f"[default]\ntokens_per_day = {most}", folder, chat=True) for _ in range(3)]
+        spent = beyond = 0
+        for n, who, tokens in asked:
+            try:
+                account = await meters[n].admit(who, "answer")
+            except Problem:
+                continue
+            account.charge(tokens, 0)
+            account.close()
+            spent += tokens
+            beyond += max(0, tokens - 1000)
+        assert spent <= most + beyond
+        for meter in meters:
+            await meter.aclose()
+        assert not spent or table.used("acme").tokens == spent
+
+    asyncio.run(play())
+
+
+async def test_the_gauge_says_of_which_budget_most_is_used(tmp_path: Path) -> None:
+    table = Table()
+    meter = process(table, "[default]\nrequests_per_day = 100", tmp_path)
+
+    def used() -> float | None:
+        labels = {"budget": "requests", "of": "tenant"}
+        return meter._metrics.registry.get_sample_value("penstock_query_budget_used_ratio", labels)
+
+    assert used() == 0
+    assert await served(meter, ANN, 85) == 85
+    assert used() == 0.85
+    table.now += timedelta(days=1)
+    assert used() == 0
+
+
+def test_an_answer_reserves_what_found_passages_take() -> None:
+    settings = QuerySettings(chat=ChatSettings(base_url="http://model/v1", model="m"))
+    assert needs(settings)["answer"].tokens == 6_000 + 1_024
+    assert needs(QuerySettings())["answer"].tokens == 0, "no model is asked"
+
+
+def test_a_tenants_entry_says_what_differs_from_the_default() -> None:
+    default, named = parse(
+        "[default]\nrequests_per_day = 10\ncaller = { tokens_per_day = 5 }\n[tenant.acme]\nweight = 2\n"
+        "[tenant.acme.caller]\nrequests_per_day = 1\n"
+    )
+    assert default.amounts == (10, None, None)
+    assert (named["acme"].weight, named["acme"].amounts) == (2, (10, None, None))
+    assert named["acme"].caller.amounts == (1, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[default]\nrequests = 3", "default.requests"),
+        ("[tenant.acme]\nweight = 0", "tenant.acme.weight"),
+        ("[tenant.acme]\nmoney_per_day = -1", "tenant.acme.money_per_day"),
+        ("requests_per_day", "not valid TOML"),
+    ],
+)
+def test_a_file_that_cannot_be_understood_says_where(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    with pytest.raises(Misconfigured, match=says):
+        Quotas(path)
+
+
+def test_a_file_that_breaks_while_the_service_runs_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "limits.toml"
+    path.write_text("[tenant.acme]\nrequests_per_day = 7")
+    quotas = Quotas(path)
+    path.write_text("[tenant.acme")
+    assert quotas.of("acme").requests_per_day == 7
+    path.unlink()
+    assert quotas.of("acme").requests_per_day == 7
+    path.write_text("[tenant.acme]\nrequests_per_day = 123")
+    assert quotas.of("acme").requests_per_day == 123

@@ -1,0 +1,124 @@
+"""What a search asks Elasticsearch, and how the command shows what it found."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli.search_show import SNIPPET_CHARACTERS, search_words, snippet
+from pipeline.core.errors import Misconfigured, PenstockError, Retryable
+from pipeline.runtime.tasks import time_limit
+from query.access.callers import Readable
+from query.embedding.embedders import QueryEmbedder
+from query.model import Found, Step, as_json
+from query.retrieval.keywords import MOST_WORDS, TERMS_A_CLAUSE, build, clauses
+from query.retrieval.steps import Steps
+
+READABLE = Readable((1,), ("wiki/staff",), ("wiki/r",))
+
+
+def test_tenant_and_tags_are_a_filter() -> None:
+    tenant, acl, required = build("acme", READABLE, "x")["bool"]["filter"]
+    assert tenant == {"term": {"tenant": "acme"}}
+    assert acl == {"bool": {"should": [{"terms": {"acl_tags": ("wiki/staff",)}}], "minimum_should_match": 1}}
+    assert required["terms_set"]["required_tags"]["terms"] == ["*", "wiki/r"]
+
+
+def test_a_caller_with_more_tags_than_a_clause_takes() -> None:
+    tags = tuple(f"wiki/{n}" for n in range(TERMS_A_CLAUSE + 1))
+    any_of = build("acme", Readable((1,), tags, ()), "x")["bool"]["filter"][1]["bool"]["should"]
+    assert [len(c["terms"]["acl_tags"]) for c in any_of] == [TERMS_A_CLAUSE, 1]
+
+
+def test_no_tag_is_no_match_not_no_filter() -> None:
+    """Elasticsearch takes a bool without clauses for match_all, whatever its minimum_should_match."""
+    assert build("acme", Readable((), (), ()), "x")["bool"]["filter"] == [{"match_none": {}}]
+
+
+def test_a_pasted_page_is_cut() -> None:
+    words = clauses("word " * 5000)["must"]["combined_fields"]["query"]
+    assert len(words.split()) == MOST_WORDS
+    assert len(json.dumps(build("acme", READABLE, "word " * 5000))) < 3_000
+
+
+def test_a_failing_step_is_recorded_and_still_fails() -> None:
+    steps = Steps()
+    with pytest.raises(Retryable), steps.step("keywords"):
+        raise Retryable("Elasticsearch is away")
+    found = Found([], steps.done, steps.took_ms)
+    assert found.degraded == ("Elasticsearch is away",)
+    [step] = as_json(found)["steps"]
+    assert step == {
+        "step": "keywords", "took_ms": step["took_ms"], "degraded": True, "reason": "Elasticsearch is away",
+    }  # fmt: skip
+
+
+def test_a_step_that_is_done_again_is_one_step() -> None:
+    """How often a store had to be asked would tell how much was withheld."""
+    steps = Steps()
+    for passages in (1, 2):
+        for name in ("keywords", "verify"):
+            with steps.step(name) as facts:
+                facts["passages"] = passages
+    assert [(s.name, s.facts) for s in steps.done] == [("keywords", {"passages": 2}), ("verify", {"passages": 2})]
+
+
+def test_a_step_that_went_well_is_not_degraded() -> None:
+    assert Found([], [Step("verify", 1.0, {"passages": 3})], 2.0).degraded == ()
+
+
+async def test_what_takes_too_long_may_heal() -> None:
+    import asyncio
+
+    with pytest.raises(Retryable, match=r"pgvector did not answer within 0\.01 s"):
+        async with time_limit(0.01, "pgvector"):
+            await asyncio.sleep(5)
+
+
+async def test_a_model_that_was_never_needed_is_never_loaded() -> None:
+    def load() -> object:
+        raise AssertionError
+
+    await QueryEmbedder(load).aclose()  # type: ignore[arg-type]
+
+
+async def test_closing_after_a_load_that_failed() -> None:
+    def load() -> object:
+        raise Misconfigured("no model")
+
+    embedder = QueryEmbedder(load)  # type: ignore[arg-type]
+    with pytest.raises(PenstockError, match="no model"):
+        await embedder.embed("x")
+    await embedder.aclose()
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("How do loops end?", ["loop", "end"]),
+        ("running tests", ["runn", "test"]),
+        ("a+b (c) [x", []),
+        ("C++ and naïve Café", ["naïv", "café"]),
+    ],
+)
+def test_words_to_highlight(query: str, words: list[str]) -> None:
+    assert sorted(search_words(query)) == sorted(words)
+
+
+def test_a_short_passage_is_shown_whole_on_one_line() -> None:
+    assert snippet("One\n\n  two\tthree.", "two") == "One two three."
+
+
+def test_the_part_that_has_most_of_the_words_is_shown() -> None:
+    text = "dam " + "filler " * 200 + "the turbine of the dam is new " + "filler " * 200
+    shown = snippet(text, "turbine dam")
+    assert "the turbine of the dam is new" in shown
+    assert shown.startswith("… ")
+    assert shown.endswith(" …")
+    assert len(shown) <= SNIPPET_CHARACTERS + 70
+
+
+@pytest.mark.parametrize("text", ["x" * 5000, "", "日本語" * 1000, " " * 5000])
+def test_any_passage_has_a_snippet(text: str) -> None:
+    assert len(snippet(text, "日本語 x")) <= SNIPPET_CHARACTERS + 70

@@ -1,0 +1,135 @@
+"""Names and docstrings use the glossary of CONTRIBUTING.md: standard terms, and full sentences."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy")
+
+CLEAN: tuple[str, ...] = (
+    "canary",
+    "cli",
+    "deploy",
+    "pipeline/diagnosis",
+    "pipeline/generations",
+    "pipeline/stages",
+    "pipeline/stream",
+    "pipeline/trail.py",
+)
+"""Folders and modules that follow the glossary already. When this holds all of PRODUCT, PRODUCT replaces it."""
+
+REPLACED = {
+    "told": "response, report or summary",
+    "asked": "request or question",
+    "found": "results, rows, matches or violations",
+    "beside": "concurrent, alongside or non-active",
+    "kept": "cached, retained or stored",
+    "given": "arguments, options or values",
+    "wanted": "desired or expected",
+    "those": "a noun",
+    "whoever": "a noun",
+}
+"""Words that no name may consist of or contain between underscores, and what to write instead."""
+LOOP_VARIABLES = frozenset({"one", "it", "each"})
+DOCSTRING_STARTS = re.compile(r"(?:Of|Who|Whoever|What|Which|Whether it)\b|…")
+
+
+def _targets(node: ast.AST) -> Iterator[ast.Name]:
+    """The names that a loop or a comprehension binds."""
+    if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+        yield from (name for name in ast.walk(node.target) if isinstance(name, ast.Name))
+
+
+def _names(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The names that this node defines, with their lines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        yield node.lineno, node.name
+    elif isinstance(node, ast.arg):
+        yield node.lineno, node.arg
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.lineno, node.attr
+
+
+def _docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Docstrings of modules, classes, functions and constants: every string that stands alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.lineno, node.value.value
+
+
+def _words(name: str) -> set[str]:
+    """The words of a name in snake_case, UPPER_CASE or CamelCase, in lower case."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def violations(source: str) -> list[str]:
+    """One line for each name or docstring of a module that does not follow the glossary."""
+    tree = ast.parse(source)
+    lines = []
+    for node in ast.walk(tree):
+        for line, name in _names(node):
+            lines += [f"{line}: {name}: say {REPLACED[word]}" for word in sorted(_words(name) & REPLACED.keys())]
+        lines += [
+            f"{name.lineno}: loop variable {name.id}: name what it holds"
+            for name in _targets(node)
+            if name.id in LOOP_VARIABLES
+        ]
+    for line, text in _docstrings(tree):
+        if DOCSTRING_STARTS.match(text.strip()) or text.strip().endswith("…"):
+            lines.append(f"{line}: docstring is no full sentence: {text.strip()[:40]!r}")
+    if "# fmt: skip" in source:
+        lines.append("# fmt: skip: let ruff format it")
+    return lines
+
+
+def modules() -> list[Path]:
+    paths = [ROOT / entry for entry in CLEAN]
+    return sorted({module for path in paths for module in (path.rglob("*.py") if path.is_dir() else [path])})
+
+
+def test_names_and_docstrings_follow_the_glossary() -> None:
+    assert [
+        f"{module.relative_to(ROOT)}:{line}" for module in modules() for line in violations(module.read_text())
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "told = 1",
+        "def asked() -> None: ...",
+        "class SearchAsked: ...",
+        "def search(told_at: int) -> None: ...",
+        "FOUND_AT = 1",
+        "for one in (1, 2): pass",
+        "x = [one for one in (1, 2)]",
+        '"""Of a document."""',
+        'LIMIT = 3\n"""… and how many of them."""',
+        'def f() -> None:\n    """Whoever asks."""',
+        "x = (1,)  # fmt: skip",
+    ],
+)
+def test_old_vocabulary_is_reported(source: str) -> None:
+    assert violations(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "foundation = 1",
+        "for document in (1, 2): pass",
+        '"""The office of a document."""',
+        "class SearchRequest: ...",
+        "phone = tone = 1",
+    ],
+)
+def test_standard_vocabulary_is_accepted(source: str) -> None:
+    assert violations(source) == []
