@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from traceback import extract_tb
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import structlog
 
@@ -19,8 +19,6 @@ from pipeline.core.errors import PenstockError, Retryable
 from pipeline.core.retry import backoff
 
 log = structlog.get_logger()
-
-T = TypeVar("T")
 
 RETRY_BASE_SECONDS = 1.0
 RETRY_CAP_SECONDS = 60.0
@@ -143,7 +141,7 @@ class Activity:
         began = monotonic()
         try:
             # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
-            outcome = await asyncio.create_task(_awaited(self._run(words)), name=self.name)
+            outcome = await asyncio.create_task(self._run_with(words), name=self.name)
             await self._answered(outcome or {})
         except LeaseLost:
             raise
@@ -158,6 +156,11 @@ class Activity:
             self.status.succeeded_at = _now()
             self.status.become("idle")
             self._due = monotonic() + self._every if self._every is not None else float("inf")
+
+    async def _run_with(self, words: frozenset[str]) -> Mapping[str, Any] | None:
+        """``run`` is called here, in its task: one that is cancelled before it starts would never await a coroutine
+        that was made outside."""
+        return await self._run(words)
 
     async def _answered(self, outcome: Mapping[str, Any]) -> None:
         if self._serving:
@@ -192,10 +195,6 @@ class Activity:
 
     def shown(self) -> dict[str, Any]:
         return asdict(self.status)
-
-
-async def _awaited(run: Awaitable[T]) -> T:
-    return await run
 
 
 def is_cancelled() -> bool:

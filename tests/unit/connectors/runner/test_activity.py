@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,3 +49,25 @@ async def test_a_source_that_reads_several_things_at_once_goes_on_after_one_of_t
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_an_activity_that_is_cancelled_before_its_first_run_begins_leaves_no_coroutine_behind() -> None:
+    async def run(words: frozenset[str]) -> Mapping[str, Any]:
+        raise AssertionError("never started")
+
+    async def done(_asks: list[int], _outcome: Mapping[str, Any]) -> None: ...
+
+    goes_on = asyncio.Event()
+    goes_on.set()
+    activity = Activity("events", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=goes_on)
+    loop = asyncio.create_task(activity.loop())
+    await asyncio.sleep(0)
+    activity.ask("first", ask=1)
+    asyncio.get_running_loop().call_soon(loop.cancel)  # after the run's task was made, before it starts
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(asyncio.CancelledError):
+            await loop
+        del loop, activity
+        gc.collect()
+    assert [str(warning.message) for warning in caught] == []
