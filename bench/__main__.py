@@ -102,8 +102,13 @@ def run_all(parts: Sequence[Part], latest: Path, *, quick: bool) -> dict[str, An
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="small sizes: some minutes")
-    parser.add_argument("--only", action="append", choices=[part.name for part in PARTS], metavar="PART",
-                        help=f"may be repeated: {', '.join(part.name for part in PARTS)}")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[part.name for part in PARTS],
+        metavar="PART",
+        help=f"may be repeated: {', '.join(part.name for part in PARTS)}",
+    )
     parser.add_argument("--results", type=Path, metavar="FILE", help="in place of these files")
     return parser.parse_args(argv)
 

@@ -66,12 +66,11 @@ class Run:
             of: Sequence[float] = getattr(self, name)
             told[name] = {f"p{q}_ms": percentile(of, q) for q in (50, 95, 99)}
         return told | {
-            "tokens": round(self.tokens / max(1, len(self.complete))), "grounded": self.grounded,
+            "tokens": round(self.tokens / max(1, len(self.complete))),
+            "grounded": self.grounded,
             "degraded": dict(self.degraded),
-            "steps_p50_ms": {
-                name: round(sorted(times)[len(times) // 2], 1) for name, times in self.steps.items()
-            },
-        }  # fmt: skip
+            "steps_p50_ms": {name: round(sorted(times)[len(times) // 2], 1) for name, times in self.steps.items()},
+        }
 
 
 async def ask(session: aiohttp.ClientSession, question: str, run: Run) -> None:
@@ -131,9 +130,12 @@ async def main(chunks: int, dimensions: int, answers: int, held: Path | None, wr
         reranker = await closing.enter_async_context(FakeRerank())
         reranker.faults.latency_seconds = RERANK_SECONDS
         settings = {
-            "PENSTOCK_RERANK_URL": reranker.url(), "PENSTOCK_RERANK_MODEL": reranker.model,
-            "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model, "PENSTOCK_CHAT_API_KEY": "any",
-        }  # fmt: skip
+            "PENSTOCK_RERANK_URL": reranker.url(),
+            "PENSTOCK_RERANK_MODEL": reranker.model,
+            "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "PENSTOCK_CHAT_MODEL": chat.model,
+            "PENSTOCK_CHAT_API_KEY": "any",
+        }
         address, _ = await closing.enter_async_context(served(folder, dimensions, settings))
         questions = corpus.questions(13)
         await press(address, questions, 2, 6)  # warm
@@ -142,11 +144,15 @@ async def main(chunks: int, dimensions: int, answers: int, held: Path | None, wr
             rows.append((await press(address, questions, clients, answers)).row())
             print(json.dumps(rows[-1], ensure_ascii=False))
     report = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"), "cpus": os.cpu_count(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
         "load_average": {"before": round(before, 1), "after": round(os.getloadavg()[0], 1)},
-        "rerank_seconds": RERANK_SECONDS, "first_token_seconds": FIRST_TOKEN_SECONDS,
-        "token_seconds": TOKEN_SECONDS, "tokens": TOKENS, "runs": rows,
-    }  # fmt: skip
+        "rerank_seconds": RERANK_SECONDS,
+        "first_token_seconds": FIRST_TOKEN_SECONDS,
+        "token_seconds": TOKEN_SECONDS,
+        "tokens": TOKENS,
+        "runs": rows,
+    }
     written.parent.mkdir(exist_ok=True)
     written.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
 

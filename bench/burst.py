@@ -82,20 +82,32 @@ def measure(run: Running, chunks: int) -> dict[str, Any]:
             for seconds, count in run.sql(
                 "SELECT extract(epoch FROM s.settled_at - %s)::float, cardinality(m.chunk_ids) FROM index_state s"
                 " JOIN manifests m USING (document_id, generation) WHERE s.store = %s ORDER BY document_id",
-                began, store,
+                began,
+                store,
             )
             for _ in range(count)
-        ]  # fmt: skip
+        ]
     both = [max(pair) for pair in zip(times["vectors"], times["keywords"], strict=True)]
     return {
-        "documents": documents, "chunks": changed["embedded"], "first_load_s": first["seconds"],
-        "graph_after_first_load_s": graph, "burst_s": round(max(both), 2), "both": spread(both),
-        "vectors": spread(times["vectors"]), "keywords": spread(times["keywords"]),
-        "ingest_s": changed["seconds"], "most_outside": max(asking.outside, default=0),
-        "search_ms": {"count": len(at_once), "p50": percentile(at_once, 0.5), "p95": percentile(at_once, 0.95),
-                      "failed": asking.failed},
-        "graph_after_burst_s": run.settle_graph(), "memory_mib": run.memory(),
-    }  # fmt: skip
+        "documents": documents,
+        "chunks": changed["embedded"],
+        "first_load_s": first["seconds"],
+        "graph_after_first_load_s": graph,
+        "burst_s": round(max(both), 2),
+        "both": spread(both),
+        "vectors": spread(times["vectors"]),
+        "keywords": spread(times["keywords"]),
+        "ingest_s": changed["seconds"],
+        "most_outside": max(asking.outside, default=0),
+        "search_ms": {
+            "count": len(at_once),
+            "p50": percentile(at_once, 0.5),
+            "p95": percentile(at_once, 0.95),
+            "failed": asking.failed,
+        },
+        "graph_after_burst_s": run.settle_graph(),
+        "memory_mib": run.memory(),
+    }
 
 
 def main() -> None:

@@ -146,9 +146,11 @@ def memory(characters: int = 8_000_000) -> dict[str, float]:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     before, peak, chunks = map(int, done.stdout.split())
     return {
-        "megabytes": characters / 1e6, "chunks": chunks, "peak_before_megabytes": before,
+        "megabytes": characters / 1e6,
+        "chunks": chunks,
+        "peak_before_megabytes": before,
         "peak_resident_megabytes": peak,
-    }  # fmt: skip
+    }
 
 
 def report(edits: int) -> dict[str, Any]:

@@ -100,17 +100,29 @@ def freshness(axes: Axes, found: Results) -> None:
 
 
 CURVES: Mapping[str, Callable[[Axes, Results], None]] = {
-    "first-load": first_load, "processor-seconds": processor_seconds, "memory": memory, "query": query,
+    "first-load": first_load,
+    "processor-seconds": processor_seconds,
+    "memory": memory,
+    "query": query,
     "freshness": freshness,
-}  # fmt: skip
+}
 
 
 def draw(found: Results, folder: Path) -> list[str]:
     """Names of the curves that were drawn."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    with mpl.rc_context({"svg.hashsalt": "penstock", "svg.fonttype": "none", "font.size": 10, "axes.grid": True,
-                         "grid.alpha": 0.3, "axes.spines.top": False, "axes.spines.right": False}):  # fmt: skip
+    with mpl.rc_context(
+        {
+            "svg.hashsalt": "penstock",
+            "svg.fonttype": "none",
+            "font.size": 10,
+            "axes.grid": True,
+            "grid.alpha": 0.3,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    ):
         for name, curve in CURVES.items():
             figure = Figure(figsize=INCHES, layout="constrained")
             axes = figure.add_subplot()
@@ -144,9 +156,13 @@ def marked(latest: Mapping[str, Any]) -> str:
     ]
     seconds = latest["parts"].get(MAIN_LOAD, {}).get("result", {}).get("first_load_processor_s")
     if seconds:
-        lines += ["", "| processor seconds of the first load | |", "|---|---|",
-                  *(f"| {name} | {value:.1f} |" for name, value in seconds.items()),
-                  f"| together | {sum(seconds.values()):.1f} |"]  # fmt: skip
+        lines += [
+            "",
+            "| processor seconds of the first load | |",
+            "|---|---|",
+            *(f"| {name} | {value:.1f} |" for name, value in seconds.items()),
+            f"| together | {sum(seconds.values()):.1f} |",
+        ]
     lines += [
         f"\n![{name.replace('-', ' ')}](performance/{name}.svg)"
         for name in CURVES

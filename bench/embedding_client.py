@@ -65,9 +65,13 @@ console = Console(highlight=False)
 @asynccontextmanager
 async def client(address: str, inputs: int, parallel: int) -> AsyncIterator[OpenAIEmbedder]:
     settings = EmbeddingSettings(
-        provider="openai", base_url=f"{address}/v1", dimensions=DIMENSIONS, model=MODEL,
-        batch_inputs=inputs, parallel_requests=parallel,
-    )  # fmt: skip
+        provider="openai",
+        base_url=f"{address}/v1",
+        dimensions=DIMENSIONS,
+        model=MODEL,
+        batch_inputs=inputs,
+        parallel_requests=parallel,
+    )
     embedder = OpenAIEmbedder(settings, byte_pairs())
     try:
         yield embedder
@@ -109,14 +113,20 @@ async def throughput(address: str, inputs: int, parallel: int, seconds: float) -
     bare = await bare_throughput(address, texts, parallel, seconds)
     possible = inputs * parallel / (LATENCY_MS / 1_000)
     return {
-        "inputs": inputs, "parallel": parallel, "tokens_a_request": sum(byte_pairs().count(texts)),
-        "possible_per_s": round(possible), "per_s": round(ours), "bare_per_s": round(bare),
-        "of_possible": round(ours / possible, 3), "of_bare": round(ours / bare, 3),
-        "processors_busy": round(busy, 2), "processor_us_an_input": round(1e6 * busy / ours),
+        "inputs": inputs,
+        "parallel": parallel,
+        "tokens_a_request": sum(byte_pairs().count(texts)),
+        "possible_per_s": round(possible),
+        "per_s": round(ours),
+        "bare_per_s": round(bare),
+        "of_possible": round(ours / possible, 3),
+        "of_bare": round(ours / bare, 3),
+        "processors_busy": round(busy, 2),
+        "processor_us_an_input": round(1e6 * busy / ours),
         "model_us_an_input": round(1e6 * model_busy / ours),
         # One processor's worth of inputs: Python reads answers on one at a time.
         "one_processor_per_s": round(ours / busy),
-    }  # fmt: skip
+    }
 
 
 def _processor_seconds(process: psutil.Process) -> float:
@@ -243,10 +253,12 @@ async def manners(limit: Limit, seconds: float) -> dict[str, Any]:
     window = min(WINDOW_SECONDS, seconds)
     most = max(bisect_left(asked, start + window) - n for n, start in enumerate(asked))
     return {
-        "limit": limit.name, "answered_of_allowed": round(let / (limit.rate * seconds), 3),
+        "limit": limit.name,
+        "answered_of_allowed": round(let / (limit.rate * seconds), 3),
         "most_asked_of_allowed": round(most * cost / (limit.rate * (window + limit.room)), 3),
-        "refused": len(server.refused), "requests": len(server.asked),
-    }  # fmt: skip
+        "refused": len(server.refused),
+        "requests": len(server.asked),
+    }
 
 
 async def press(embedder: OpenAIEmbedder, server: Limited, seconds: float) -> None:

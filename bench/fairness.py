@@ -49,9 +49,16 @@ Flood = Callable[[int], DocumentUpserted]
 
 def document(tenant: str, name: str, content: str, *, ahead: timedelta = timedelta(0)) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant=tenant, source="files", external_id=name, version=time.time_ns(), observed_at=datetime.now(UTC) + ahead,
-        title=name, content=content, media_type="text/markdown", acl_tags=["staff"],
-    )  # fmt: skip
+        tenant=tenant,
+        source="files",
+        external_id=name,
+        version=time.time_ns(),
+        observed_at=datetime.now(UTC) + ahead,
+        title=name,
+        content=content,
+        media_type="text/markdown",
+        acl_tags=["staff"],
+    )
 
 
 class Quiet:
@@ -85,11 +92,20 @@ class Quiet:
             self._number += 1
             observed = datetime.now(UTC)
             self.waiting[name] = observed, time.monotonic()
-            await deliver([
-                self._sender.send(DOCUMENTS_LIVE, AccessChanged(
-                    tenant="quiet", source="files", external_id=name, observed_at=observed, acl_tags=["boss"],
-                ))
-            ])  # fmt: skip
+            await deliver(
+                [
+                    self._sender.send(
+                        DOCUMENTS_LIVE,
+                        AccessChanged(
+                            tenant="quiet",
+                            source="files",
+                            external_id=name,
+                            observed_at=observed,
+                            acl_tags=["boss"],
+                        ),
+                    )
+                ]
+            )
             await asyncio.sleep(1 / REVOCATIONS_PER_SECOND)
 
     async def look(self) -> None:
@@ -137,10 +153,12 @@ async def phase(run: Running, sender: Producer, made: Flood | None, given: argpa
     took = after.user + after.system - before.user - before.system
     [(letters,)] = run.sql("SELECT count(*) FROM dead_letters")
     return {
-        "revocations_s": spread(quiet.took), "never_accepted": len(quiet.waiting),
-        "flood_records_per_s": round(sent / given.seconds, 1), "dead_letters": int(letters),
+        "revocations_s": spread(quiet.took),
+        "never_accepted": len(quiet.waiting),
+        "flood_records_per_s": round(sent / given.seconds, 1),
+        "dead_letters": int(letters),
         "processor_ms_per_record": round(took / sent * 1000, 2) if sent else None,
-    }  # fmt: skip
+    }
 
 
 async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
@@ -180,9 +198,15 @@ def main() -> None:
     for name, one in result["beside"].items():
         took = one["revocations_s"]
         cells = (
-            took["count"], took["p50"], took["p99"], took["max"], one["never_accepted"], one["flood_records_per_s"],
-            one["dead_letters"], one["processor_ms_per_record"],
-        )  # fmt: skip
+            took["count"],
+            took["p50"],
+            took["p99"],
+            took["max"],
+            one["never_accepted"],
+            one["flood_records_per_s"],
+            one["dead_letters"],
+            one["processor_ms_per_record"],
+        )
         table.add_row(name, *map(str, cells))
     Console(highlight=False).print(table)
 

@@ -77,13 +77,20 @@ class Load:
             self.sender.send(
                 topic,
                 DocumentUpserted(
-                    tenant="default", source=source, external_id=name, version=time.time_ns(), observed_at=now,
-                    source_modified_at=now, title=name, content=text, media_type="text/markdown",
+                    tenant="default",
+                    source=source,
+                    external_id=name,
+                    version=time.time_ns(),
+                    observed_at=now,
+                    source_modified_at=now,
+                    title=name,
+                    content=text,
+                    media_type="text/markdown",
                     acl_tags=["staff", f"user:{getpass.getuser()}"],
                 ),
             )
             for name, text in documents
-        )  # fmt: skip
+        )
 
     async def fill(self, documents: int) -> None:
         self.texts = [self.corpus.text(n, WORDS[n % len(WORDS)]) for n in range(documents)]
@@ -231,17 +238,25 @@ async def measure(run: Running, given: argparse.Namespace) -> dict[str, Any]:
             " WHERE d.source = 'old'"
         )
     return {
-        "seconds": round(took, 1), "edits": edits, "edits_per_s": round(edits / took, 1),
+        "seconds": round(took, 1),
+        "edits": edits,
+        "edits_per_s": round(edits / took, 1),
         "publisher_behind_s": round(load.behind, 2),
         "freshness": {of: spread(times) for of, times in load.fresh.items()},
-        "freshness_p99_s": spread(load.fresh["both"])["p99"], "never_settled": sum(map(len, load.waiting.values())),
-        "probes": {mode: spread(times) for mode, times in load.probes.items()}, "probes_missed": load.missed,
-        "backfilled_chunks": int(done), "backfill_chunks": given.backfill, "documents": given.documents,
-        "graph_after_filling_s": filled, "most_outside": load.most_outside,
-        "memory_mib": {name: {"first": seen[0], "last": seen[-1], "most": max(seen)}
-                       for name, seen in load.memory.items()},
+        "freshness_p99_s": spread(load.fresh["both"])["p99"],
+        "never_settled": sum(map(len, load.waiting.values())),
+        "probes": {mode: spread(times) for mode, times in load.probes.items()},
+        "probes_missed": load.missed,
+        "backfilled_chunks": int(done),
+        "backfill_chunks": given.backfill,
+        "documents": given.documents,
+        "graph_after_filling_s": filled,
+        "most_outside": load.most_outside,
+        "memory_mib": {
+            name: {"first": seen[0], "last": seen[-1], "most": max(seen)} for name, seen in load.memory.items()
+        },
         "memory_mib_every_5_s": load.memory,
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -98,14 +98,20 @@ def measure(run: Run, documents: int) -> dict[str, Any]:
 def changes(run: Run, result: dict[str, Any], documents: int) -> None:
     """What follows the first load."""
     unchanged = run.ingest()
-    result |= {"unchanged_s": unchanged["seconds"], "unchanged_whole_s": unchanged["whole_s"],
-               "unchanged_published": unchanged["published"]}  # fmt: skip
+    result |= {
+        "unchanged_s": unchanged["seconds"],
+        "unchanged_whole_s": unchanged["whole_s"],
+        "unchanged_published": unchanged["published"],
+    }
     some = sorted(run.library.glob("*.md"))[::SHARE]
     for path in some:
         edit(path)
     edited = run.ingest()
-    result |= {"edit_s": edited["seconds"], "edit_whole_s": edited["whole_s"],
-               "edit_reembedded_per_document": round(edited["embedded"] / len(some), 2)}  # fmt: skip
+    result |= {
+        "edit_s": edited["seconds"],
+        "edit_whole_s": edited["whole_s"],
+        "edit_reembedded_per_document": round(edited["embedded"] / len(some), 2),
+    }
     for path in some:
         path.unlink()
     result["delete_s"] = run.ingest()["seconds"]
@@ -137,8 +143,7 @@ def main() -> None:
             continue
         table.add_row(key, str(value))
     console.print(table)
-    given.json.write_text(json.dumps({"documents": given.documents, "machine": machine(),
-                                   **result}, indent=1) + "\n")  # fmt: skip
+    given.json.write_text(json.dumps({"documents": given.documents, "machine": machine(), **result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

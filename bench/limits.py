@@ -148,9 +148,15 @@ def measure(run: Running, documents: int) -> dict[str, Any]:
     together = round(sum(parts.seconds.values()), 2)
     whole = round(first["seconds"] + graph, 2)
     return {
-        "documents": documents, "chunks": first["chunks"], "parts_s": parts.seconds, "parts_together_s": together,
-        "first_load_s": first["seconds"], "graph_s": graph, "whole_s": whole, "ratio": round(whole / together, 2),
-    }  # fmt: skip
+        "documents": documents,
+        "chunks": first["chunks"],
+        "parts_s": parts.seconds,
+        "parts_together_s": together,
+        "first_load_s": first["seconds"],
+        "graph_s": graph,
+        "whole_s": whole,
+        "ratio": round(whole / together, 2),
+    }
 
 
 def main() -> None:

@@ -71,12 +71,14 @@ async def fill(
     for start in range(0, documents, 32):
         events = [
             document(
-                f"{n}.md", corpus.text(n, words), tenant=tenants[n % len(tenants)],
+                f"{n}.md",
+                corpus.text(n, words),
+                tenant=tenants[n % len(tenants)],
                 title=f"{corpus.words[2_000 + n % 15_000]} {n}",
                 acl_tags=[f"team-{n % TEAMS}", *(tag(s) for s, of in SHARES.items() if n % of == 0)],
             )
             for n in range(start, min(start + 32, documents))
-        ]  # fmt: skip
+        ]
         ids += await library.accept(*events)
     lap("detect")
     for start in range(0, len(ids), 256):
@@ -106,12 +108,13 @@ async def copy_vectors(library: Library, vectors: WordVectors, ids: Sequence[Any
             texts = await work.bodies(connection, some)
             rows = [
                 (id_, w.identity.id, w.access_id, text, HalfVector(vectors.vector(text)))
-                for w in some if w.manifest is not None
+                for w in some
+                if w.manifest is not None
                 for id_, text in (
                     (i, cut(texts[w.identity.id][0], spans))
                     for i, spans in zip(w.manifest.chunk_ids, w.manifest.spans, strict=True)
                 )
-            ]  # fmt: skip
+            ]
             statement = f"COPY {generation.chunk_table} (id, document_id, access_id, text, embedding) FROM STDIN"
             async with connection.cursor().copy(f"{statement} (FORMAT BINARY)".encode()) as copy:
                 copy.set_types(["uuid", "uuid", "int8", "text", generation.vector_type])

@@ -53,16 +53,22 @@ class Run:
     def row(self) -> dict[str, Any]:
         asked = len(self.answered) + len(self.shed) + self.other.total()
         return {
-            "access": self.share, "concurrency": self.concurrency, "feedback": self.feedback, "asked": asked,
+            "access": self.share,
+            "concurrency": self.concurrency,
+            "feedback": self.feedback,
+            "asked": asked,
             "per_second": round(len(self.answered) / self.seconds, 1),
-            "p50_ms": percentile(self.answered, 50), "p95_ms": percentile(self.answered, 95),
-            "p99_ms": percentile(self.answered, 99), "shed": len(self.shed),
+            "p50_ms": percentile(self.answered, 50),
+            "p95_ms": percentile(self.answered, 95),
+            "p99_ms": percentile(self.answered, 99),
+            "shed": len(self.shed),
             "shed_p99_ms": percentile(self.shed, 99),
             "service_cpu_ms_per_request": round(1000 * self.cpu_seconds / max(1, asked), 1),
-            "degraded": self.degraded, "empty": self.empty,
+            "degraded": self.degraded,
+            "empty": self.empty,
             "other": {str(status): count for status, count in self.other.items()},
             "steps_p50_ms": {name: round(float(np.median(times)), 1) for name, times in self.steps.items()},
-        }  # fmt: skip
+        }
 
 
 def percentile(seconds: Sequence[float], q: float) -> float | None:

@@ -47,15 +47,23 @@ async def served(folder: Path, dimensions: int, more: Mapping[str, str]) -> Asyn
     if keys:
         (folder / "keys.toml").write_text("\n".join(keys))
     environment = {
-        **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_SERVE_PORT": "0",
-        "PENSTOCK_AUTH_KEYS_FILE": str(folder / "keys.toml"), "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "1000000000",
-        "PENSTOCK_SERVE_CONCURRENT_PER_CALLER": "1000000", "PENSTOCK_QUERY_CACHED_QUERIES": "0",
+        **os.environ,
+        "PENSTOCK_HOME": str(folder),
+        "PENSTOCK_SERVE_PORT": "0",
+        "PENSTOCK_AUTH_KEYS_FILE": str(folder / "keys.toml"),
+        "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "1000000000",
+        "PENSTOCK_SERVE_CONCURRENT_PER_CALLER": "1000000",
+        "PENSTOCK_QUERY_CACHED_QUERIES": "0",
         **more,
-    }  # fmt: skip
+    }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.load_service", str(dimensions),
-        stdout=asyncio.subprocess.PIPE, env=environment,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "bench.load_service",
+        str(dimensions),
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+    )
     try:
         assert process.stdout is not None
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().strip()

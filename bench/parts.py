@@ -33,8 +33,13 @@ PARTS = (
     Part("query", "bench.query", (), ("--quick",), stack=True),
     Part("starts", "bench.starts", (), ("--quick",), stack=True),
     Part("scaling", "bench.scaling", (), ("--quick",)),
-    Part("hour", "bench.freshness", ("--seconds", "3600", "--rate", "25", "--backfill", "20000"),
-         ("--seconds", "20", "--rate", "10", "--backfill", "500", "--documents", "300"), True),
-)  # fmt: skip
+    Part(
+        "hour",
+        "bench.freshness",
+        ("--seconds", "3600", "--rate", "25", "--backfill", "20000"),
+        ("--seconds", "20", "--rate", "10", "--backfill", "500", "--documents", "300"),
+        True,
+    ),
+)
 MAIN_LOAD = "ingest_1000"
 """The peers' condition: 1,000 documents, about 9,000 chunks."""

@@ -62,11 +62,13 @@ async def of(chunks: int, seconds: float, held: Path | None, *, crowds: bool) ->
         first = await searched(folder, corpus, [Run(WIDEST, 1, feedback=False)], seconds)
         many = await searched(folder, corpus, [Run(WIDEST, n) for n in CROWDS], seconds / 2) if crowds else []
         return {
-            "chunks": rows, "shared_buffers": buffers,
-            "searches": {row["access"]: row for row in both}, "first_look_alone": {row["access"]: row for row in first},
+            "chunks": rows,
+            "shared_buffers": buffers,
+            "searches": {row["access"]: row for row in both},
+            "first_look_alone": {row["access"]: row for row in first},
             "crowds": crowded(many) if crowds else None,
             "recall": await recall(library, corpus, vectors),
-        }  # fmt: skip
+        }
 
 
 async def searched(folder: Path, corpus: Corpus, runs: Sequence[Run], seconds: float) -> list[dict[str, Any]]:

@@ -106,10 +106,17 @@ async def main(chunks: int, dimensions: int, seconds: float, held: Path | None, 
             " (SELECT count(*) FROM access_sets)"
         )
         report: dict[str, Any] = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"), "chunks": rows, "documents": documents,
-            "access_sets": sets, "dimensions": dimensions, "cpus": os.cpu_count(),
-            "load_average": {"before": round(before, 1)}, "seconds_to_load": took, "recall": {}, "load": [],
-        }  # fmt: skip
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "chunks": rows,
+            "documents": documents,
+            "access_sets": sets,
+            "dimensions": dimensions,
+            "cpus": os.cpu_count(),
+            "load_average": {"before": round(before, 1)},
+            "seconds_to_load": took,
+            "recall": {},
+            "load": [],
+        }
 
         def write() -> None:
             """What is known by now: a run that is cut short has not been for nothing."""

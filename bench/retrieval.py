@@ -92,9 +92,12 @@ async def run(settings: Settings, model: Embedder, dataset: Dataset) -> list[dic
         await here.load(dataset.documents)
         for variant in VARIANTS:
             search = Search(
-                here.pool, here.es, QueryEmbedder(lambda: model, embed_seconds=60), timeouts=PATIENT,
+                here.pool,
+                here.es,
+                QueryEmbedder(lambda: model, embed_seconds=60),
+                timeouts=PATIENT,
                 settings=RetrievalSettings(feedback=variant.feedback, cached_queries=0),
-            )  # fmt: skip
+            )
             caller = await search.identify(place.TENANT, tags=[place.TAG])
             with ExitStack() as patches:
                 for name, function in variant.instead:
@@ -116,8 +119,9 @@ def _line(dataset: Dataset, variant: Variant, values: Values, before: Values | N
         if before is not None and name != "nDCG@5":
             difference = compare(values[name], before[name])
             line[f"{name} over the line before"] = [
-                round(difference.difference.mean, 4), round(difference.p_randomisation, 4)
-            ]  # fmt: skip
+                round(difference.difference.mean, 4),
+                round(difference.p_randomisation, 4),
+            ]
     for kind in dict.fromkeys(dataset.slices.values()):
         of = [n for n, query in enumerate(dataset.queries) if dataset.slices.get(query) == kind]
         line[f"nDCG@5 {kind}"] = round(float(values["nDCG@5"][of].mean()), 4)

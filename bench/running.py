@@ -36,11 +36,16 @@ class Running:
         self.folder = folder
         self.library = folder / "library"
         self.environment = {
-            **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
-            "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1", "PENSTOCK_EMBEDDING_API_KEY": "none",
-            "PENSTOCK_EMBEDDING_MODEL": MODEL, "PENSTOCK_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
-            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000", **(more or {}),
-        }  # fmt: skip
+            **os.environ,
+            "PENSTOCK_HOME": str(folder),
+            "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+            "PENSTOCK_EMBEDDING_BASE_URL": f"{embedding}/v1",
+            "PENSTOCK_EMBEDDING_API_KEY": "none",
+            "PENSTOCK_EMBEDDING_MODEL": MODEL,
+            "PENSTOCK_EMBEDDING_DIMENSIONS": str(DIMENSIONS),
+            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
+            **(more or {}),
+        }
 
     def penstock(self, *arguments: str) -> Any:
         process = subprocess.run(
@@ -118,9 +123,11 @@ def running(name: str, more: Mapping[str, str] | None = None) -> Iterator[Runnin
 
 def machine() -> dict[str, Any]:
     return {
-        "cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "load": os.getloadavg()[0], "at": datetime.now(UTC).isoformat(timespec="seconds"),
-    }  # fmt: skip
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "load": os.getloadavg()[0],
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def percentile(values: list[float], share: float) -> float | None:
@@ -131,6 +138,8 @@ def percentile(values: list[float], share: float) -> float | None:
 
 def spread(values: list[float]) -> dict[str, float | int | None]:
     return {
-        "count": len(values), "p50": percentile(values, 0.5), "p99": percentile(values, 0.99),
+        "count": len(values),
+        "p50": percentile(values, 0.5),
+        "p99": percentile(values, 0.99),
         "max": round(max(values), 2) if values else None,
-    }  # fmt: skip
+    }

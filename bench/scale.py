@@ -151,17 +151,22 @@ async def fill_ledger(
             await copy.write_row(row)
     await connection.execute("SET LOCAL session_replication_role = replica")  # neither triggers nor foreign keys
     statement = _LEDGER.format(
-        generation=generation.name, table=generation.chunk_table, dimensions=generation.dimensions,
-        vector=generation.vector_type, groups=documents // DOCUMENTS_A_GROUP,
-    )  # fmt: skip
+        generation=generation.name,
+        table=generation.chunk_table,
+        dimensions=generation.dimensions,
+        vector=generation.vector_type,
+        groups=documents // DOCUMENTS_A_GROUP,
+    )
     for one in statement.split(";\n"):
         if one.strip():
             await connection.execute(one.encode())
     await connection.execute(
         "UPDATE documents SET seq = seq + 1 WHERE id IN (SELECT id FROM staged ORDER BY id LIMIT %s)", [PENDING]
     )
-    await connection.execute("UPDATE index_state s SET want_seq = d.seq FROM documents d WHERE d.announced_seq < d.seq"
-                             " AND d.id = s.document_id")  # fmt: skip
+    await connection.execute(
+        "UPDATE index_state s SET want_seq = d.seq FROM documents d WHERE d.announced_seq < d.seq"
+        " AND d.id = s.document_id"
+    )
     await connection.execute("DROP TABLE staged")
     await connection.commit()
     await connection.execute("ANALYZE")
@@ -172,11 +177,23 @@ def entry(n: int, id_: UUID, text: str, groups: int) -> dict[str, Any]:
     """The keyword entry of a document's chunk, as the sink would write it."""
     title = f"Title {n}"
     return {
-        "document_id": str(id_), "tenant": TENANT, "source": SOURCE, "external_id": f"{n}.md", "title": title,
-        "acl_tags": [f"{SOURCE}/team-{n % groups}"], "required_tags": [EVERYONE], "required_count": 1,
-        "source_url": None, "author": None, "media_type": "text/plain", "source_modified_at": None, "metadata": {},
-        "text": text, "headings": [], "identifiers": terms(f"{title}\n{text}"),
-    }  # fmt: skip
+        "document_id": str(id_),
+        "tenant": TENANT,
+        "source": SOURCE,
+        "external_id": f"{n}.md",
+        "title": title,
+        "acl_tags": [f"{SOURCE}/team-{n % groups}"],
+        "required_tags": [EVERYONE],
+        "required_count": 1,
+        "source_url": None,
+        "author": None,
+        "media_type": "text/plain",
+        "source_modified_at": None,
+        "metadata": {},
+        "text": text,
+        "headings": [],
+        "identifiers": terms(f"{title}\n{text}"),
+    }
 
 
 async def fill_keywords(es: AsyncElasticsearch, index: str, documents: int, characters: int = CHARACTERS) -> None:
@@ -218,9 +235,14 @@ async def listing_page(filled: Filled) -> None:
     kafka: Any = NoKafka()
     nothing: Any = None
     sweep = Sweep(
-        nothing, nothing, Publisher(kafka, Rows(filled.library.pool, HOLDER)), Clock(None),
-        between_pages=lambda: None, unrevised=lambda: None, done=lambda: None,
-    )  # fmt: skip
+        nothing,
+        nothing,
+        Publisher(kafka, Rows(filled.library.pool, HOLDER)),
+        Clock(None),
+        between_pages=lambda: None,
+        unrevised=lambda: None,
+        done=lambda: None,
+    )
     start = filled.turn * LISTED % (filled.documents - LISTED) + 1
     page = [
         Listed(external_id=f"{n}.md", acl_tags=[f"team-{n % filled.groups}"], revision="1")
@@ -261,9 +283,14 @@ async def reconciliation(filled: Filled) -> None:
     nobody: Any = None  # nothing is marked here
     pool = filled.library.pool
     reconcile = Reconcile(
-        pool, State(pool, HOLDER), Publisher(kafka, Rows(pool, HOLDER)), nobody, Clock(None),
-        between_pages=lambda: None, look_again=lambda _ids, _groups: None,
-    )  # fmt: skip
+        pool,
+        State(pool, HOLDER),
+        Publisher(kafka, Rows(pool, HOLDER)),
+        nobody,
+        Clock(None),
+        between_pages=lambda: None,
+        look_again=lambda _ids, _groups: None,
+    )
     start, found = filled.turn * 97 % filled.groups + 1, Found()
     await reconcile._documents(str(document_id(TENANT, SOURCE, f"{start}.md")), found)
     await reconcile._rows_alone(f"{start}.md", found)
@@ -391,10 +418,8 @@ async def main(sizes: Sequence[int], written: Path | None) -> None:
         "machine": description(),
         "sizes": list(sizes),
         "audit_minutes": round(minutes),
-        "steps": {
-            name: {str(size): asdict(cost) for size, cost in took.items()} for name, took in table.items()
-        },
-    }  # fmt: skip
+        "steps": {name: {str(size): asdict(cost) for size, cost in took.items()} for name, took in table.items()},
+    }
     print("\n".join(scale_table(report)))
     if written is not None:
         written.write_text(json.dumps(report, indent=2) + "\n")

@@ -86,9 +86,12 @@ def measure(run: Run, servers: Mapping[str, int], store: str, count: int, batch:
     until(run, settled(store), (batch + 1) * documents)
     seconds = time.perf_counter() - began
     return {
-        "workers": count, "seconds": round(seconds, 2), "chunks": chunks, "chunks_per_s": round(chunks / seconds),
+        "workers": count,
+        "seconds": round(seconds, 2),
+        "chunks": chunks,
+        "chunks_per_s": round(chunks / seconds),
         "processor_s": processors.spent(before, processors.seconds(everyone)),
-    }  # fmt: skip
+    }
 
 
 def compare(run: Run, documents: int) -> dict[str, Any]:
@@ -130,8 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table("store", "workers", "chunks/s", "ratio", title=f"{documents} documents, {os.cpu_count()} processors")
     for store, of in found.items():
         for row in of["runs"]:
-            table.add_row(store, str(row["workers"]), str(row["chunks_per_s"]),
-                          str(of["ratio"]) if row["workers"] > 1 else "")  # fmt: skip
+            table.add_row(
+                store, str(row["workers"]), str(row["chunks_per_s"]), str(of["ratio"]) if row["workers"] > 1 else ""
+            )
     console.print(table)
     whole = {"documents": documents, "cpus": os.cpu_count(), "load_before": round(load, 1), **found}
     given.json.write_text(json.dumps(whole, indent=1) + "\n")

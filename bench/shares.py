@@ -51,10 +51,11 @@ class Seen:
 
     def row(self, seconds: float) -> dict[str, Any]:
         return {
-            "per_second": round(len(self.answered) / seconds, 1), "p50_ms": percentile(self.answered, 50),
+            "per_second": round(len(self.answered) / seconds, 1),
+            "p50_ms": percentile(self.answered, 50),
             "p95_ms": percentile(self.answered, 95),
             "statuses": {str(status): count for status, count in sorted(self.statuses.items())},
-        }  # fmt: skip
+        }
 
 
 def secret(name: str) -> str:
@@ -151,8 +152,12 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], help="of the service")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=VALUE", type=lambda text: tuple(text.split("=", 1)),
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=lambda text: tuple(text.split("=", 1)),
         help="a setting of the service, for comparing",
-    )  # fmt: skip
+    )
     parser.add_argument("--json", type=Path, default=RESULTS)
     asyncio.run(main(parser.parse_args()))

@@ -44,10 +44,19 @@ CHARACTERS = 1_600
 
 def generation(dimensions: int) -> Generation:
     return Generation(
-        name=f"s{dimensions}", model="random", revision="1", dimensions=dimensions, vector_type="halfvec",
-        input_window=8_191, document_prefix="", query_prefix="", chunk_table=f"sized_{dimensions}",
-        keyword_index="none", params=ChunkParams(target=400, min_tokens=160, max_tokens=600), state="building",
-    )  # fmt: skip
+        name=f"s{dimensions}",
+        model="random",
+        revision="1",
+        dimensions=dimensions,
+        vector_type="halfvec",
+        input_window=8_191,
+        document_prefix="",
+        query_prefix="",
+        chunk_table=f"sized_{dimensions}",
+        keyword_index="none",
+        params=ChunkParams(target=400, min_tokens=160, max_tokens=600),
+        state="building",
+    )
 
 
 async def measure(connection: AsyncConnection[Any], dimensions: int, rows: int) -> dict[str, float]:
@@ -166,10 +175,13 @@ async def main() -> None:
         finally:
             await connection.execute("DROP SCHEMA sized CASCADE")
     result = {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"), "cpus": os.cpu_count(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
         "load_average": {"before": round(began, 1), "after": round(os.getloadavg()[0], 1)},
-        "characters": CHARACTERS, "dimensions": found, "library": await library(),
-    }  # fmt: skip
+        "characters": CHARACTERS,
+        "dimensions": found,
+        "library": await library(),
+    }
     RESULTS.write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
 

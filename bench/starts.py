@@ -53,8 +53,10 @@ def worker(name: str) -> tuple[float, float]:
     port = free_port()
     arguments = ("serve", "--port", str(port)) if name == "serve" else ("worker", name)
     environment = {
-        **os.environ, "PENSTOCK_STREAM_HEALTH_PORT": str(port), "PENSTOCK_SERVE_DEVELOPMENT": "true",
-    }  # fmt: skip
+        **os.environ,
+        "PENSTOCK_STREAM_HEALTH_PORT": str(port),
+        "PENSTOCK_SERVE_DEVELOPMENT": "true",
+    }
     with tempfile.TemporaryFile() as log:
         began = time.perf_counter()
         process = subprocess.Popen(program(*arguments), env=environment, stdout=log, stderr=log)

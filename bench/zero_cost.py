@@ -80,8 +80,13 @@ class ZeroCost:
 
     def app(self) -> web.Application:
         app = web.Application(client_max_size=MAX_BODY)
-        app.add_routes([web.post("/v1/embeddings", self._embeddings), web.get("/stats", self._told),
-                        web.post("/faults", self._spoil)])  # fmt: skip
+        app.add_routes(
+            [
+                web.post("/v1/embeddings", self._embeddings),
+                web.get("/stats", self._told),
+                web.post("/faults", self._spoil),
+            ]
+        )
         return app
 
     async def _embeddings(self, request: web.Request) -> web.Response:
@@ -153,8 +158,11 @@ def zero_cost(latency_ms: float = 0.0) -> Iterator[str]:
     """A server of its own process for as long as the block lasts; yields its address."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.zero_cost", "--latency-ms", str(latency_ms)],
-        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent, env=dict(os.environ),
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parent.parent,
+        env=dict(os.environ),
+    )
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

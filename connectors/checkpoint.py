@@ -238,8 +238,10 @@ class Checkpoint:
         await self._do(
             "UPDATE connector_items SET fingerprint = NULL, stat = NULL"
             " WHERE tenant = %s AND source = %s AND external_id = ANY(%s)",
-            tenant, source, list(ids),
-        )  # fmt: skip
+            tenant,
+            source,
+            list(ids),
+        )
 
     async def count(self, tenant: str, source: str, root: str) -> int:
         """Published documents at or under a root."""
@@ -247,8 +249,10 @@ class Checkpoint:
             "SELECT count(*) FROM connector_items WHERE tenant = %s AND source = %s AND version IS NOT NULL"
             " AND (NOT gone OR in_doubt_since IS NOT NULL)"
             " AND (external_id = %s OR external_id >= %s AND external_id < %s)",
-            tenant, source, *_range(root),
-        )  # fmt: skip
+            tenant,
+            source,
+            *_range(root),
+        )
         assert isinstance(found, int)
         return found
 

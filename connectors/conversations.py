@@ -52,8 +52,10 @@ class _Problem(Exception):
         headers = _HEADERS.get(self.status, {})
         return JSONResponse(
             {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail},
-            self.status, headers, PROBLEM,
-        )  # fmt: skip
+            self.status,
+            headers,
+            PROBLEM,
+        )
 
 
 def router(
@@ -73,9 +75,13 @@ def router(
                 with _explained():
                     body = _Body.model_validate_json(raw)
                     message = ConversationRecorded(
-                        tenant=tenant, source=source, observed_at=stamp, member=body.member,
-                        conversation=body.conversation, pairs=body.pairs,
-                    )  # fmt: skip
+                        tenant=tenant,
+                        source=source,
+                        observed_at=stamp,
+                        member=body.member,
+                        conversation=body.conversation,
+                        pairs=body.pairs,
+                    )
                 await _send(producer, message)
         except BodyRefused as refused:
             return _Problem(refused.status, _TITLES[refused.status], refused.detail).response()

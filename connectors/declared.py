@@ -181,9 +181,14 @@ def _plan(path: Path, name: str, table: Mapping[str, Any], environ: Mapping[str,
         return kind(options(kind, common.model_extra or {}, name, environ, where), context)
 
     return Plan(
-        name=name, tenant=common.tenant, kind=common.kind, make=make, poll_seconds=common.poll_seconds,
-        sweep_seconds=common.sweep_seconds, groups_seconds=common.groups_seconds,
-    )  # fmt: skip
+        name=name,
+        tenant=common.tenant,
+        kind=common.kind,
+        make=make,
+        poll_seconds=common.poll_seconds,
+        sweep_seconds=common.sweep_seconds,
+        groups_seconds=common.groups_seconds,
+    )
 
 
 def _key(path: Path, name: str, table: Mapping[str, Any]) -> Key:

@@ -73,17 +73,26 @@ class Condensed:
     def json(self) -> dict[str, Any]:
         row = self.row
         return {
-            "name": self.name, "tenant": self.tenant, "kind": self.kind, "state": self.state, "reason": self.reason,
-            "documents": self.documents, "loaded": bool(row and row.loaded_at), "guard": row and row.guard,
-            "activities": dict(row.activities) if row else {}, "published": dict(row.counts) if row else {},
-            "problems": list(row.problems) if row else [], "worker": row and row.worker,
+            "name": self.name,
+            "tenant": self.tenant,
+            "kind": self.kind,
+            "state": self.state,
+            "reason": self.reason,
+            "documents": self.documents,
+            "loaded": bool(row and row.loaded_at),
+            "guard": row and row.guard,
+            "activities": dict(row.activities) if row else {},
+            "published": dict(row.counts) if row else {},
+            "problems": list(row.problems) if row else [],
+            "worker": row and row.worker,
             "reconciliation": row and row.reconciliation,
             "address": row.address if row and self.state not in ("not running",) else None,
-            "uploads": self.uploads, "unpublishable": dict(self.unpublishable_by_code),
+            "uploads": self.uploads,
+            "unpublishable": dict(self.unpublishable_by_code),
             "unpublishable_documents": [
                 {"external_id": id_, "code": code, "message": message} for id_, code, message in self.unpublishable
             ],
-        }  # fmt: skip
+        }
 
 
 def condition(row: Row | None) -> tuple[Condition, str | None]:
@@ -140,10 +149,17 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
                 )
             ).fetchall()
             return Condensed(
-                plan.name, plan.tenant, plan.kind, state, reason, row, counted[0] if counted else 0,
-                [(id_, code, message or "") for id_, code, message in named], dict(codes),
+                plan.name,
+                plan.tenant,
+                plan.kind,
+                state,
+                reason,
+                row,
+                counted[0] if counted else 0,
+                [(id_, code, message or "") for id_, code, message in named],
+                dict(codes),
                 await _uploads(connection, plan) if plan.kind == "uploads" else None,
-            )  # fmt: skip
+            )
 
 
 async def _uploads(connection: Connection, plan: Plan) -> dict[str, dict[str, int]]:
@@ -221,9 +237,12 @@ async def check_all(plans: Sequence[Plan], events_url: str | None) -> dict[str, 
 async def _check(plan: Plan, events_url: str | None) -> list[Problem]:
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         context = Context(
-            name=plan.name, tenant=plan.tenant, memory=Nothing(), folder=Path(folder),
+            name=plan.name,
+            tenant=plan.tenant,
+            memory=Nothing(),
+            folder=Path(folder),
             events_url=plan.events_url(events_url),
-        )  # fmt: skip
+        )
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 source = plan.make(context)

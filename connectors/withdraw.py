@@ -197,8 +197,9 @@ class Withdrawal:
             " problem_code = NULL, problem_message = NULL, content_at = %(stamp)s, access_at = %(stamp)s,"
             " in_doubt_since = NULL WHERE tenant = %(tenant)s AND source = %(source)s AND external_id = ANY(%(names)s)"
             " AND coalesce(in_doubt_since <= %(stamp)s, true) AND coalesce(content_at <= %(stamp)s, true)",
-            stamp=stamp, names=[name for name, _ in page],
-        )  # fmt: skip
+            stamp=stamp,
+            names=[name for name, _ in page],
+        )
         return len(page)
 
     async def _clock(self) -> Clock:

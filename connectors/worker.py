@@ -44,9 +44,11 @@ async def run(settings: Settings, declared: Declared) -> None:
 
     def report() -> dict[str, Any]:
         return {
-            "stages": [], "http": address, "extraction": extraction,
+            "stages": [],
+            "http": address,
+            "extraction": extraction,
             "connectors": [one.report() for one in instances.values()],
-        }  # fmt: skip
+        }
 
     async with AsyncExitStack() as stack:
         stack.enter_context(tracing.running("connectors"))
@@ -65,17 +67,25 @@ async def run(settings: Settings, declared: Declared) -> None:
                 " set PENSTOCK_CONNECTORS_HTTP_PORT to another (0: any)"
             ) from error
         services = Services(
-            postgres=settings.postgres, pool=pool, producer=kafka, metrics=metrics, folder=home() / FOLDER,
-            events_url=settings.connectors.events_url, address=address,
-        )  # fmt: skip
+            postgres=settings.postgres,
+            pool=pool,
+            producer=kafka,
+            metrics=metrics,
+            folder=home() / FOLDER,
+            events_url=settings.connectors.events_url,
+            address=address,
+        )
         instances.update({name: Instance(plan, services) for name, plan in declared.plans.items()})
         _show_quotas(instances, metrics)
         running = [asyncio.create_task(one.run(), name=name) for name, one in instances.items()]
         running.append(asyncio.create_task(_extraction_watched(metrics, extraction, settings.stream.vitals_seconds)))
         log.info(
-            "worker_started", worker="connectors", address=address, connectors=sorted(instances),
+            "worker_started",
+            worker="connectors",
+            address=address,
+            connectors=sorted(instances),
             extraction=extraction,
-        )  # fmt: skip
+        )
         try:
             await _until_stopped(stop, running)
         finally:

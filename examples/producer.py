@@ -35,8 +35,12 @@ def signature(private: Ed25519PrivateKey, topic: str, ce_type: str, key: bytes, 
     public = private.public_key().public_bytes_raw()
     key_id = hashlib.sha256(public).hexdigest()[:32]
     lines = [
-        "penstock-signature-v1", topic, ce_type, hashlib.sha256(key).hexdigest(), hashlib.sha256(value).hexdigest()
-    ]  # fmt: skip
+        "penstock-signature-v1",
+        topic,
+        ce_type,
+        hashlib.sha256(key).hexdigest(),
+        hashlib.sha256(value).hexdigest(),
+    ]
     signed = private.sign("\n".join(lines).encode())
     return f"v1:{key_id}:{base64.b64encode(signed).decode()}".encode()
 
@@ -52,11 +56,17 @@ async def publish(external_id: str, content: str) -> None:
     key = f"{tenant}/{source}/{external_id}".encode()
     value = json.dumps(
         {
-            "tenant": tenant, "source": source, "external_id": external_id, "observed_at": observed_at.isoformat(),
-            "version": time.time_ns(), "title": external_id, "content": content, "media_type": "text/markdown",
+            "tenant": tenant,
+            "source": source,
+            "external_id": external_id,
+            "observed_at": observed_at.isoformat(),
+            "version": time.time_ns(),
+            "title": external_id,
+            "content": content,
+            "media_type": "text/markdown",
             "acl_tags": ["staff"],
         }
-    ).encode()  # fmt: skip
+    ).encode()
     headers = [
         ("ce_specversion", b"1.0"),
         ("ce_id", hashlib.sha256(value).hexdigest().encode()),

@@ -45,9 +45,15 @@ Version = Annotated[
     int,
     Field(ge=0, le=INT64_MAX),
     # Decimal strings are for languages without 64-bit integers; nanoseconds do not fit in a double.
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0, "maximum": INT64_MAX},
-                              {"type": "string", "pattern": "^[0-9]{1,19}$"}]}),
-]  # fmt: skip
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "integer", "minimum": 0, "maximum": INT64_MAX},
+                {"type": "string", "pattern": "^[0-9]{1,19}$"},
+            ]
+        }
+    ),
+]
 Member = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^/\x00]+$")]
 """A person, by the principal's name. Stands in addresses and keys, so without ``/``."""
 AclTags = Annotated[list[Tag], Field(max_length=MAX_TAGS)]

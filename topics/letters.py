@@ -115,11 +115,17 @@ def unseal(sealed: RawRecord) -> Letter:
     own, marks = _split(sealed.headers, OURS)
     try:
         failure = Failure(
-            marks[f"{CONNECT}topic"], int(marks[f"{CONNECT}partition"]), int(marks[f"{CONNECT}offset"]),
-            marks[f"{CONNECT}stage"], marks[f"{CONNECT}exception.class.name"], marks[f"{CONNECT}exception.message"],
-            int(marks[f"{OURS}attempt"]), datetime.fromisoformat(marks[f"{OURS}failed-at"]),
-            datetime.fromisoformat(marks[f"{OURS}first-failed-at"]), marks.get(f"{OURS}replay-of"),
-        )  # fmt: skip
+            marks[f"{CONNECT}topic"],
+            int(marks[f"{CONNECT}partition"]),
+            int(marks[f"{CONNECT}offset"]),
+            marks[f"{CONNECT}stage"],
+            marks[f"{CONNECT}exception.class.name"],
+            marks[f"{CONNECT}exception.message"],
+            int(marks[f"{OURS}attempt"]),
+            datetime.fromisoformat(marks[f"{OURS}failed-at"]),
+            datetime.fromisoformat(marks[f"{OURS}first-failed-at"]),
+            marks.get(f"{OURS}replay-of"),
+        )
     except (KeyError, ValueError) as error:
         raise NotALetter("its headers are not those of a dead letter") from error
     prefix = f"{OURS}omitted."
@@ -142,9 +148,10 @@ def read_replay(headers: Headers) -> tuple[Headers, Replay | None]:
     own, marks = _split(headers, REPLAY)
     try:
         replay = Replay(
-            marks[f"{REPLAY}of"], int(marks[f"{REPLAY}attempt"]),
+            marks[f"{REPLAY}of"],
+            int(marks[f"{REPLAY}attempt"]),
             datetime.fromisoformat(marks[f"{REPLAY}first-failed-at"]),
-        )  # fmt: skip
+        )
     except (KeyError, ValueError):
         return headers, None
     if replay.first_failed_at.tzinfo is None or not 0 < replay.attempt < MOST_ATTEMPTS:

@@ -253,14 +253,26 @@ class ConversationForgotten(ConversationMessage):
 
 
 AnyMessage = (
-    DocumentUpserted | DocumentDeleted | AccessChanged | IdentityChanged | IndexHint | DocumentIndexed
-    | ConversationRecorded | ConversationForgotten
-)  # fmt: skip
+    DocumentUpserted
+    | DocumentDeleted
+    | AccessChanged
+    | IdentityChanged
+    | IndexHint
+    | DocumentIndexed
+    | ConversationRecorded
+    | ConversationForgotten
+)
 MESSAGES: dict[str, type[AnyMessage]] = {
     cls.kind: cls
     for cls in (
-        DocumentUpserted, DocumentDeleted, AccessChanged, IdentityChanged, IndexHint, DocumentIndexed,
-        ConversationRecorded, ConversationForgotten,
+        DocumentUpserted,
+        DocumentDeleted,
+        AccessChanged,
+        IdentityChanged,
+        IndexHint,
+        DocumentIndexed,
+        ConversationRecorded,
+        ConversationForgotten,
     )
-}  # fmt: skip
+}
 """Type name (the CloudEvents ``ce_type`` without its prefix) → class."""

@@ -44,25 +44,40 @@ DOCUMENTS_BACKFILL = Topic(
     "documents.backfill.v1", _DOCUMENTS, "first loads and full crawls", max_message_bytes=MAX_MESSAGE_BYTES
 )
 IDENTITIES = Topic(
-    "identities.v1", ("identity.changed.v1",), "who is in which group", cleanup="compact",
+    "identities.v1",
+    ("identity.changed.v1",),
+    "who is in which group",
+    cleanup="compact",
     max_message_bytes=MAX_MESSAGE_BYTES,
-)  # fmt: skip
+)
 CONVERSATIONS = Topic(
-    "conversations.live.v1", ("conversation.recorded.v1", "conversation.forgotten.v1"),
-    "what members asked and were answered", max_message_bytes=8 * 1024 * 1024,
-)  # fmt: skip
+    "conversations.live.v1",
+    ("conversation.recorded.v1", "conversation.forgotten.v1"),
+    "what members asked and were answered",
+    max_message_bytes=8 * 1024 * 1024,
+)
 INDEX_LIVE = Topic("index.live.v1", ("index.hint.v1",), "wakes the sinks, live", retention_ms=3 * DAY_MS)
 INDEX_BACKFILL = Topic("index.backfill.v1", ("index.hint.v1",), "wakes the sinks, backfill", retention_ms=3 * DAY_MS)
 DOCUMENTS_INDEXED = Topic("documents.indexed.v1", ("document.indexed.v1",), "what became searchable or was retired")
 DEAD_LETTERS = Topic(
-    "dead-letters.v1", (), "unreadable events, byte for byte", partitions=1, retention_ms=90 * DAY_MS,
+    "dead-letters.v1",
+    (),
+    "unreadable events, byte for byte",
+    partitions=1,
+    retention_ms=90 * DAY_MS,
     max_message_bytes=MAX_MESSAGE_BYTES + 2**16,
-)  # fmt: skip
+)
 
 TOPICS = (
-    DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, IDENTITIES, CONVERSATIONS, INDEX_LIVE, INDEX_BACKFILL, DOCUMENTS_INDEXED,
+    DOCUMENTS_LIVE,
+    DOCUMENTS_BACKFILL,
+    IDENTITIES,
+    CONVERSATIONS,
+    INDEX_LIVE,
+    INDEX_BACKFILL,
+    DOCUMENTS_INDEXED,
     DEAD_LETTERS,
-)  # fmt: skip
+)
 
 COPARTITIONED = ((DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), (INDEX_LIVE, INDEX_BACKFILL))
 """Read by the same workers in the same key lanes: one document's partition must be the same number in both."""

@@ -79,8 +79,12 @@ def _one(peer: Peer, folder: Path, dsn: str, embedding: Embedding, documents: in
         python = python_of(peer, folder, stderr.print)
         with Trial.of(peer, python, folder, dsn, embedding) as trial:
             stderr.print(f"{peer.name}: measuring")
-            result = {"versions": trial.process.hello["versions"], "at": _now(), "load": round(os.getloadavg()[0], 1),
-                      **steps.measure(trial, documents)}  # fmt: skip
+            result = {
+                "versions": trial.process.hello["versions"],
+                "at": _now(),
+                "load": round(os.getloadavg()[0], 1),
+                **steps.measure(trial, documents),
+            }
             stderr.print(f"{peer.name}: {result['first_load_chunks_per_s']} chunks/s; its cases")
             return result | {"cases": steps.cases(trial)}
     except (DriverFailed, NotInstalled, psycopg.Error) as error:
@@ -103,8 +107,13 @@ def _postgres(folder: Path) -> Iterator[str]:
 
 
 def _machine() -> dict[str, Any]:
-    return {"cpus": os.cpu_count(), "memory_gib": round(psutil.virtual_memory().total / 2**30),
-            "architecture": platform.machine(), "python": platform.python_version(), "at": _now()}  # fmt: skip
+    return {
+        "cpus": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "architecture": platform.machine(),
+        "python": platform.python_version(),
+        "at": _now(),
+    }
 
 
 def _now() -> str:
@@ -114,8 +123,13 @@ def _now() -> str:
 def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.peers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--documents", type=int, default=1_000)
-    parser.add_argument("--only", action="append", choices=[peer.name for peer in PEERS], metavar="NAME",
-                        help="this peer; may be repeated; the others' results are kept")  # fmt: skip
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[peer.name for peer in PEERS],
+        metavar="NAME",
+        help="this peer; may be repeated; the others' results are kept",
+    )
     parser.add_argument("--resume", action="store_true", help="only those that have no result of this size yet")
     parser.add_argument("--folder", type=Path, help="environments, the server's data, logs; $PENSTOCK_HOME/peers")
     parser.add_argument("--results", type=Path, default=RESULTS)

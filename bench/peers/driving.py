@@ -31,9 +31,14 @@ class Process:
         self._log, self.environment = log, dict(environment)
         with log.open("a") as file:
             self._process = subprocess.Popen(
-                list(argv), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True,
+                list(argv),
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
                 env={name: os.environ[name] for name in KEPT if name in os.environ} | dict(environment),
-            )  # fmt: skip
+            )
         self._answers: Queue[str] = Queue()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()

@@ -16,10 +16,14 @@ HERE = Path(__file__).parent
 CL100K_CACHED_AS = "9b5ad71b2ce5302211f9c61530b329a4922fc6a4"
 """tiktoken's name for cl100k_base in TIKTOKEN_CACHE_DIR: the SHA-1 of the address that it would load it from."""
 OFFLINE = {
-    "COCOINDEX_DISABLE_USAGE_TRACKING": "1", "HAYSTACK_TELEMETRY_ENABLED": "False", "HF_HUB_OFFLINE": "1",
-    "LANGSMITH_TRACING": "false", "LITELLM_LOCAL_MODEL_COST_MAP": "True", "DO_NOT_TRACK": "1",
+    "COCOINDEX_DISABLE_USAGE_TRACKING": "1",
+    "HAYSTACK_TELEMETRY_ENABLED": "False",
+    "HF_HUB_OFFLINE": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "DO_NOT_TRACK": "1",
     "OTEL_SDK_DISABLED": "true",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)

@@ -39,9 +39,13 @@ def main() -> None:
         split_overlap=round(OVERLAP_TOKENS / TOKENS_A_WORD),
     )
     embedder = OpenAIDocumentEmbedder(
-        api_key=Secret.from_token("none"), api_base_url=told.embedding, model=MODEL, batch_size=BATCH,
-        progress_bar=False, raise_on_failure=True,
-    )  # fmt: skip
+        api_key=Secret.from_token("none"),
+        api_base_url=told.embedding,
+        model=MODEL,
+        batch_size=BATCH,
+        progress_bar=False,
+        raise_on_failure=True,
+    )
     pipeline = Pipeline()
     pipeline.add_component("splitter", splitter)
     pipeline.add_component("embedder", embedder)

@@ -26,8 +26,16 @@ def main() -> None:
 
     def run(*, force: bool = False) -> None:
         documents = [Document(d.text, metadata={"source": d.name, "access": d.access}) for d in told.documents()]
-        index(splitter.split_documents(documents), records, store, cleanup="full", source_id_key="source",
-              batch_size=BATCH, key_encoder="sha256", force_update=force)  # fmt: skip
+        index(
+            splitter.split_documents(documents),
+            records,
+            store,
+            cleanup="full",
+            source_id_key="source",
+            batch_size=BATCH,
+            key_encoder="sha256",
+            force_update=force,
+        )
 
     rows = Rows("langchain_pg_embedding", "cmetadata->>'source'", "document", "cmetadata->>'access'")
     serve(Driver(rows, run, ("langchain-core", "langchain-postgres"), repair=lambda: run(force=True)))

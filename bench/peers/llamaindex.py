@@ -23,16 +23,20 @@ def main() -> None:
     store = PGVectorStore.from_params(
         connection_string=told.dsn.replace("postgresql://", "postgresql+psycopg2://"),
         async_connection_string=told.dsn.replace("postgresql://", "postgresql+asyncpg://"),
-        table_name="chunks", embed_dim=DIMENSIONS, use_jsonb=True,
-    )  # fmt: skip
+        table_name="chunks",
+        embed_dim=DIMENSIONS,
+        use_jsonb=True,
+    )
     pipeline = IngestionPipeline(
         transformations=[
             SentenceSplitter(chunk_size=CHUNK_TOKENS, chunk_overlap=OVERLAP_TOKENS),
             OpenAIEmbedding(model=MODEL, api_base=told.embedding, api_key="none", embed_batch_size=BATCH),
         ],
-        vector_store=store, docstore=SimpleDocumentStore(), disable_cache=True,
+        vector_store=store,
+        docstore=SimpleDocumentStore(),
+        disable_cache=True,
         docstore_strategy=DocstoreStrategy.UPSERTS_AND_DELETE,
-    )  # fmt: skip
+    )
 
     def run() -> None:
         pipeline.run(documents=[document(d.name, d.text, d.access) for d in told.documents()])
@@ -41,8 +45,13 @@ def main() -> None:
     def document(name: str, text: str, access: str) -> Document:
         metadata = {"source": name, "access": access}
         unseen = list(metadata)  # neither embedded nor counted as part of a chunk
-        return Document(id_=name, text=text, metadata=metadata, excluded_embed_metadata_keys=unseen,
-                        excluded_llm_metadata_keys=unseen)  # fmt: skip
+        return Document(
+            id_=name,
+            text=text,
+            metadata=metadata,
+            excluded_embed_metadata_keys=unseen,
+            excluded_llm_metadata_keys=unseen,
+        )
 
     rows = Rows("data_chunks", "metadata_->>'source'", "text", "metadata_->>'access'")
     serve(Driver(rows, run, ("llama-index-core", "llama-index-vector-stores-postgres")))

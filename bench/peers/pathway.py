@@ -173,8 +173,13 @@ def build(told: Given) -> None:
         pw.this.name, pw.this.text, pw.this.embedding, pw.this.access, key=pw.apply_with_type(str, str, pw.this.id)
     )
     address = urlsplit(told.dsn)
-    settings = {"host": address.hostname, "port": str(address.port), "dbname": address.path[1:],
-                "user": address.username, "password": unquote(address.password or "")}  # fmt: skip
+    settings = {
+        "host": address.hostname,
+        "port": str(address.port),
+        "dbname": address.path[1:],
+        "user": address.username,
+        "password": unquote(address.password or ""),
+    }
     pw.io.postgres.write(rows, settings, "chunks", output_table_type="snapshot", primary_key=[rows.key], name="chunks")
 
 

@@ -33,8 +33,15 @@ def main() -> None:
     try:
         dsn = json.loads((run.folder / "endpoints.json").read_text())["postgres"]["dsn"]
         workers = [worker["pid"] for worker in run.penstock("status")["workers"]]
-        serve(Driver(Rows(TABLE, "name", "text", "access", stored=STORED, dsn=dsn), lambda: sync(run, told),
-                     ("penstock",), repair=lambda: repair(run), memory_of=tuple(workers)))  # fmt: skip
+        serve(
+            Driver(
+                Rows(TABLE, "name", "text", "access", stored=STORED, dsn=dsn),
+                lambda: sync(run, told),
+                ("penstock",),
+                repair=lambda: repair(run),
+                memory_of=tuple(workers),
+            )
+        )
     finally:
         command(run, "down")
 

@@ -46,7 +46,8 @@ def main() -> None:
     told = given()
     pgai.install(told.dsn)
     vectorizer = CreateVectorizer(
-        source="documents", name="chunks",
+        source="documents",
+        name="chunks",
         destination=DestinationTableConfig(target_table="chunks_store", view_name="chunks"),
         loading=LoadingColumnConfig(column_name="content"),
         embedding=EmbeddingOpenaiConfig(model=MODEL, dimensions=DIMENSIONS, base_url=told.embedding),
@@ -55,8 +56,9 @@ def main() -> None:
             chunk_overlap=round(OVERLAP_TOKENS * CHARACTERS_A_TOKEN),
         ),
         formatting=FormattingPythonTemplateConfig(template="$chunk"),
-        indexing=IndexingNoneConfig(), scheduling=SchedulingNoneConfig(),
-    )  # fmt: skip
+        indexing=IndexingNoneConfig(),
+        scheduling=SchedulingNoneConfig(),
+    )
     with psycopg.connect(told.dsn, autocommit=True) as connection:
         connection.execute(
             "CREATE TABLE documents (name text PRIMARY KEY, content text NOT NULL, access text NOT NULL)"

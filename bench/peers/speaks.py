@@ -64,9 +64,12 @@ class Given:
 def given() -> Given:
     told = os.environ
     return Given(
-        told["PEER_DSN"], Path(told["PEER_LIBRARY"]), Path(told["PEER_STATE"]), told["PEER_EMBEDDING"],
+        told["PEER_DSN"],
+        Path(told["PEER_LIBRARY"]),
+        Path(told["PEER_STATE"]),
+        told["PEER_EMBEDDING"],
         told.get("PEER_VARIANT", ""),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -104,9 +107,14 @@ def serve(driver: Driver) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    say({"rows": asdict(driver.rows),
-         "versions": {name: version(name) for name in driver.packages},
-         "repairs": driver.repair is not None, "memory_of": driver.memory_of})  # fmt: skip
+    say(
+        {
+            "rows": asdict(driver.rows),
+            "versions": {name: version(name) for name in driver.packages},
+            "repairs": driver.repair is not None,
+            "memory_of": driver.memory_of,
+        }
+    )
     for line in sys.stdin:
         work = driver.repair if json.loads(line)["do"] == "repair" else driver.sync
         assert work is not None

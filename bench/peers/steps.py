@@ -24,8 +24,12 @@ def measure(trial: Trial, documents: int) -> Result:
     if faults := trial.faults():
         name, fault = next(iter(faults.items()))
         raise DriverFailed(f"after the first load {len(faults)} documents are not as they should be: {name} {fault}")
-    result: Result = {"chunks": chunks, "first_load_s": first.seconds, "embedded_at_first": first.embedded,
-                      "first_load_chunks_per_s": round(chunks / first.seconds, 1)}  # fmt: skip
+    result: Result = {
+        "chunks": chunks,
+        "first_load_s": first.seconds,
+        "embedded_at_first": first.embedded,
+        "first_load_chunks_per_s": round(chunks / first.seconds, 1),
+    }
     result["unchanged_s"] = _well(trial, "nothing changed").seconds
     some = library.some(0)
     library.edit_word(some)
@@ -94,8 +98,12 @@ def _embedder_fails(trial: Trial) -> Result:
     failed = trial.sync(
         healed_after=HEALED_AFTER_SECONDS, before_healing=lambda: stand.update(row.source for row in trial.rows())
     )
-    meanwhile = {"error_meanwhile": failed.error, "waited": failed.waited, "embedded_meanwhile": failed.embedded,
-                 "gone_meanwhile": len(set(names) - stand)}  # fmt: skip
+    meanwhile = {
+        "error_meanwhile": failed.error,
+        "waited": failed.waited,
+        "embedded_meanwhile": failed.embedded,
+        "gone_meanwhile": len(set(names) - stand),
+    }
     return _judged(trial, _nothing, names) | meanwhile
 
 
@@ -132,6 +140,11 @@ def _rows_vanish(trial: Trial) -> Result:
 
 
 _CASES: dict[str, Callable[[Trial], Result]] = {
-    "a": _edit_paragraph, "b": _delete_twins, "c": _embedder_fails, "e": _burst, "f": _restrict, "g": _again,
+    "a": _edit_paragraph,
+    "b": _delete_twins,
+    "c": _embedder_fails,
+    "e": _burst,
+    "f": _restrict,
+    "g": _again,
     "d": _rows_vanish,
-}  # fmt: skip
+}

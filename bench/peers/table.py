@@ -10,13 +10,24 @@ from rich.table import Table
 from bench.peers.environments import PEERS
 
 MEASURES = (
-    "", "first load, chunks/s", "nothing changed, s", "one word in 1 %: s, texts a document", "1 % deleted: s",
-    "rows gone", "paragraph on top of a long document: texts", "peak RSS, MB",
-)  # fmt: skip
+    "",
+    "first load, chunks/s",
+    "nothing changed, s",
+    "one word in 1 %: s, texts a document",
+    "1 % deleted: s",
+    "rows gone",
+    "paragraph on top of a long document: texts",
+    "peak RSS, MB",
+)
 CASES = {
-    "a": "one paragraph edited", "b": "of two equal files one deleted (two pairs)", "c": "embedder fails mid-update",
-    "d": "10 % of the rows vanish", "e": "burst of 429", "f": "only the access changed", "g": "nothing changed",
-}  # fmt: skip
+    "a": "one paragraph edited",
+    "b": "of two equal files one deleted (two pairs)",
+    "c": "embedder fails mid-update",
+    "d": "10 % of the rows vanish",
+    "e": "burst of 429",
+    "f": "only the access changed",
+    "g": "nothing changed",
+}
 
 
 Grid = list[list[str]]
@@ -30,10 +41,15 @@ def measures(peers: Mapping[str, Mapping[str, Any]]) -> Grid:
             grid.append([titles().get(name, name), f"failed: {result['failed']}", *[""] * (len(MEASURES) - 2)])
             continue
         gone = "yes" if result["deletes_gone"] else f"no, {result['deleted_rows_left']} stay"
-        cells = (f"{result['first_load_chunks_per_s']} ({result['chunks']} in {result['first_load_s']} s)",
-                 result["unchanged_s"], f"{result['edit_s']}, {result['edit_reembedded_per_document']}",
-                 result["delete_s"], gone, f"{result['insert_paragraph_reembedded']} of {result['long_chunks']}",
-                 result["rss_mb"])  # fmt: skip
+        cells = (
+            f"{result['first_load_chunks_per_s']} ({result['chunks']} in {result['first_load_s']} s)",
+            result["unchanged_s"],
+            f"{result['edit_s']}, {result['edit_reembedded_per_document']}",
+            result["delete_s"],
+            gone,
+            f"{result['insert_paragraph_reembedded']} of {result['long_chunks']}",
+            result["rss_mb"],
+        )
         grid.append([titles().get(name, name), *map(str, cells)])
     return grid
 

@@ -73,10 +73,14 @@ class Trial:
         library = Library(home)
         environment = OFFLINE | {
             "PEER_DSN": new_database(dsn, database),
-            "PEER_LIBRARY": str(library.folder), "PEER_STATE": str(home / "state"),
-            "PEER_EMBEDDING": f"{embedding.address}/v1", "PEER_VARIANT": peer.variant, "HOME": str(home / "state"),
-            "TIKTOKEN_CACHE_DIR": str(vocabulary(folder)), "OPENAI_API_KEY": "none",
-        }  # fmt: skip
+            "PEER_LIBRARY": str(library.folder),
+            "PEER_STATE": str(home / "state"),
+            "PEER_EMBEDDING": f"{embedding.address}/v1",
+            "PEER_VARIANT": peer.variant,
+            "HOME": str(home / "state"),
+            "TIKTOKEN_CACHE_DIR": str(vocabulary(folder)),
+            "OPENAI_API_KEY": "none",
+        }
         embedding.heal()
         with Process([str(python), "-m", peer.module], environment, log) as process:
             process.greet(READY_SECONDS)
@@ -109,8 +113,10 @@ class Trial:
 
     def rows(self) -> list[Row]:
         where = self._where
-        found = self._ask(f"SELECT {where['source']}, {where['text']}, {where['access']},"
-                          f" {where['embedding']} IS NOT NULL FROM {where['table']}")  # fmt: skip
+        found = self._ask(
+            f"SELECT {where['source']}, {where['text']}, {where['access']},"
+            f" {where['embedding']} IS NOT NULL FROM {where['table']}"
+        )
         return [Row(*row) for row in found]
 
     def faults(self) -> dict[str, str]:
@@ -122,9 +128,11 @@ class Trial:
 
     def lose(self, share: int) -> int:
         """Take one row in ``share`` out of the store, behind the peer's back. Returns how many."""
-        lost = self._ask(f"WITH lost AS (DELETE FROM {self._stored} WHERE ctid IN (SELECT ctid FROM (SELECT ctid,"
-                         f" row_number() OVER (ORDER BY ctid) AS n FROM {self._stored}) AS numbered"
-                         f" WHERE n % {share} = 0) RETURNING 1) SELECT count(*) FROM lost")  # fmt: skip
+        lost = self._ask(
+            f"WITH lost AS (DELETE FROM {self._stored} WHERE ctid IN (SELECT ctid FROM (SELECT ctid,"
+            f" row_number() OVER (ORDER BY ctid) AS n FROM {self._stored}) AS numbered"
+            f" WHERE n % {share} = 0) RETURNING 1) SELECT count(*) FROM lost"
+        )
         return int(lost[0][0])
 
     @property

@@ -26,10 +26,20 @@ SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
 Noun = Literal["page", "comment", "attachment", "space", "group", "user", "other"]
 
 _NOUNS: Mapping[str, Noun] = {
-    "page": "page", "blog": "page", "blogpost": "page", "content": "page", "folder": "page",
-    "whiteboard": "page", "database": "page", "embed": "page", "comment": "comment",
-    "attachment": "attachment", "space": "space", "group": "group", "user": "user",
-}  # fmt: skip
+    "page": "page",
+    "blog": "page",
+    "blogpost": "page",
+    "content": "page",
+    "folder": "page",
+    "whiteboard": "page",
+    "database": "page",
+    "embed": "page",
+    "comment": "comment",
+    "attachment": "attachment",
+    "space": "space",
+    "group": "group",
+    "user": "user",
+}
 _ID = re.compile(r"(?:att)?[0-9]{1,20}")
 _KEY = re.compile(r"~?[A-Za-z0-9_-]{1,255}")
 

@@ -127,15 +127,20 @@ def content_v1(json: Json, space: str | None = None) -> Content:
     kind = cast("Kind", json["type"])
     attached = kind == "attachment"
     return Content(
-        id=str(json["id"]), kind=kind, space=space or str(json["space"]["key"]), title=str(json["title"]),
-        number=int(json["version"]["number"]), when=str(json["version"]["when"]),
+        id=str(json["id"]),
+        kind=kind,
+        space=space or str(json["space"]["key"]),
+        title=str(json["title"]),
+        number=int(json["version"]["number"]),
+        when=str(json["version"]["when"]),
         webui=str(_dig(json, "_links", "webui") or "") if not attached else "",
         author=person((not attached and _dig(json, "history", "createdBy")) or _dig(json, "version", "by") or {}).id,
         body=_dig(json, "body", "storage", "value"),
         container=str(_dig(json, "container", "id") or "") or None if attached else None,
         media_type=str(_dig(json, "extensions", "mediaType") or _dig(json, "metadata", "mediaType") or ""),
-        size=int(_dig(json, "extensions", "fileSize") or 0), download=str(_dig(json, "_links", "download") or ""),
-    )  # fmt: skip
+        size=int(_dig(json, "extensions", "fileSize") or 0),
+        download=str(_dig(json, "_links", "download") or ""),
+    )
 
 
 def people_in(json: Json) -> Iterable[Person]:
@@ -149,18 +154,22 @@ def remark_v1(json: Json) -> Remark:
     above = json.get("ancestors") or []
     inline = _dig(json, "extensions", "location") == "inline"
     return Remark(
-        id=str(json["id"]), number=int(json["version"]["number"]), when=str(json["version"]["when"]),
-        body=str(_dig(json, "body", "storage", "value") or ""), parent=str(above[-1]["id"]) if above else None,
+        id=str(json["id"]),
+        number=int(json["version"]["number"]),
+        when=str(json["version"]["when"]),
+        body=str(_dig(json, "body", "storage", "value") or ""),
+        parent=str(above[-1]["id"]) if above else None,
         selection=str(_dig(json, "extensions", "inlineProperties", "originalSelection") or "") if inline else None,
         author=person(_dig(json, "history", "createdBy") or _dig(json, "version", "by") or {}).id,
-    )  # fmt: skip
+    )
 
 
 def changed_v1(json: Json) -> Changed:
     container = _dig(json, "container", "id")
     version = json["version"]
-    return Changed(str(json["id"]), json["type"], str(container) if container else None,
-                   f"{version['number']}@{version['when']}")  # fmt: skip
+    return Changed(
+        str(json["id"]), json["type"], str(container) if container else None, f"{version['number']}@{version['when']}"
+    )
 
 
 def is_restricted(json: Json) -> bool | None:
@@ -204,21 +213,34 @@ def content_v2(json: Json, kind: Kind, space: str) -> Content:
     version = json["version"]
     parent = json.get("parentId")
     return Content(
-        id=str(json["id"]), kind=kind, space=space, title=str(json["title"]), number=int(version["number"]),
-        when=str(version["createdAt"]), webui=str(_dig(json, "_links", "webui") or ""),
+        id=str(json["id"]),
+        kind=kind,
+        space=space,
+        title=str(json["title"]),
+        number=int(version["number"]),
+        when=str(version["createdAt"]),
+        webui=str(_dig(json, "_links", "webui") or ""),
         author=str(json.get("authorId") or version.get("authorId") or ""),
-        body=_dig(json, "body", "storage", "value"), parent=str(parent) if parent else None,
+        body=_dig(json, "body", "storage", "value"),
+        parent=str(parent) if parent else None,
         parent_kind=str(json.get("parentType") or "") if parent else "",
-    )  # fmt: skip
+    )
 
 
 def attachment_v2(json: Json, space: str) -> Content:
     version = json["version"]
     return Content(
-        id=str(json["id"]), kind="attachment", space=space, title=str(json["title"]), number=int(version["number"]),
-        when=str(version["createdAt"]), author=str(version.get("authorId") or ""), container=container_v2(json),
-        media_type=str(json.get("mediaType") or ""), size=int(json.get("fileSize") or 0),
-    )  # fmt: skip
+        id=str(json["id"]),
+        kind="attachment",
+        space=space,
+        title=str(json["title"]),
+        number=int(version["number"]),
+        when=str(version["createdAt"]),
+        author=str(version.get("authorId") or ""),
+        container=container_v2(json),
+        media_type=str(json.get("mediaType") or ""),
+        size=int(json.get("fileSize") or 0),
+    )
 
 
 def container_v2(json: Json) -> str | None:
@@ -230,10 +252,14 @@ def remark_v2(json: Json, parent: str | None) -> Remark:
     version = json["version"]
     selection = _dig(json, "properties", "inlineOriginalSelection")
     return Remark(
-        id=str(json["id"]), number=int(version["number"]), when=str(version["createdAt"]),
-        body=str(_dig(json, "body", "storage", "value") or ""), parent=parent,
-        selection=str(selection) if selection else None, author=str(version.get("authorId") or ""),
-    )  # fmt: skip
+        id=str(json["id"]),
+        number=int(version["number"]),
+        when=str(version["createdAt"]),
+        body=str(_dig(json, "body", "storage", "value") or ""),
+        parent=parent,
+        selection=str(selection) if selection else None,
+        author=str(version.get("authorId") or ""),
+    )
 
 
 USUAL = 50
@@ -275,9 +301,11 @@ async def all_readers(api: Api, id_: str, operation: str = "read") -> Readers:
     start, size = 0, 100
     while True:
         answer = await api.get(
-            f"rest/api/content/{safe(id_)}/restriction/byOperation/{operation}", start=start, limit=size,
+            f"rest/api/content/{safe(id_)}/restriction/byOperation/{operation}",
+            start=start,
+            limit=size,
             expand="restrictions.user,restrictions.group",
-        )  # fmt: skip
+        )
         with shaped(api.web.name):
             some = readers_v1(answer["restrictions"])
         people += some.people

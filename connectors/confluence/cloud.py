@@ -227,8 +227,9 @@ class Cloud:
             found = [client.content_v1(json, space.key) for json in results]
         return Listing(await self._within(found), following)
 
-    async def _search(self, cql: str, position: Position | None = None, expand: str = "version,container,space,history"
-                      ) -> tuple[Sequence[Json], Position | None]:  # fmt: skip
+    async def _search(
+        self, cql: str, position: Position | None = None, expand: str = "version,container,space,history"
+    ) -> tuple[Sequence[Json], Position | None]:
         params = {"cql": cql, "expand": expand, "limit": min(self._options.page_size, MAX_IDS)}
         return await self._api.page("rest/api/content/search", params, position)
 

@@ -43,9 +43,13 @@ def page(content: Content, names: Mapping[str, str], base: str | None) -> Entry:
 
 
 def document(
-    content: Content, text: str, media_type: str, names: Mapping[str, str], base: str | None,
+    content: Content,
+    text: str,
+    media_type: str,
+    names: Mapping[str, str],
+    base: str | None,
     more: Mapping[str, object] = {},
-) -> Document:  # fmt: skip
+) -> Document:
     acl, required = content.tags
     metadata: Metadata = {"space": content.space, "type": content.kind}
     if content.container:
@@ -54,29 +58,42 @@ def document(
     where = f"{ATTACHMENTS}{content.container}" if content.kind == "attachment" else content.webui
     url = f"{base}{where}" if base and where.startswith("/") else None
     return Document(
-        external_id=content.id, title=content.title[:MAX_TITLE], content=text, media_type=media_type, acl_tags=acl,
-        required_tags=required, revision=content.revision, source_url=url if url and len(url) <= MAX_URL else None,
+        external_id=content.id,
+        title=content.title[:MAX_TITLE],
+        content=text,
+        media_type=media_type,
+        acl_tags=acl,
+        required_tags=required,
+        revision=content.revision,
+        source_url=url if url and len(url) <= MAX_URL else None,
         author=names.get(content.author) or None,
         source_modified_at=max(instant(when) for when in (content.when, *(one.when for one in content.remarks))),
         metadata=metadata,
-    )  # fmt: skip
+    )
 
 
 def hidden(content: Content) -> Unreadable:
     """Who may read it cannot be told: nobody does."""
     return Unreadable(
-        external_id=content.id, code="access_unknown", acl_tags=(), revision=content.revision,
+        external_id=content.id,
+        code="access_unknown",
+        acl_tags=(),
+        revision=content.revision,
         message="its restrictions, or those of a page or folder above it, cannot be read: let the connector's account"
         " view them; until then nobody finds it",
-    )  # fmt: skip
+    )
 
 
 def unreadable(content: Content, code: str, message: str) -> Unreadable:
     acl, required = content.tags
     return Unreadable(
-        external_id=content.id, code=code, message=message, acl_tags=acl, required_tags=required,
+        external_id=content.id,
+        code=code,
+        message=message,
+        acl_tags=acl,
+        required_tags=required,
         revision=content.revision,
-    )  # fmt: skip
+    )
 
 
 def _text(content: Content, names: Mapping[str, str]) -> str:

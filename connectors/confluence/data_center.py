@@ -78,8 +78,13 @@ class DataCenter:
         start = int((position or {}).get("start", 0))
         overlap = min(OVERLAP, size // 4, start)
         known = set((position or {}).get("last", ()))
-        params = {"spaceKey": space.key, "type": kind, "status": "current", "limit": size,
-                  "expand": self._expand(full=full)}  # fmt: skip
+        params = {
+            "spaceKey": space.key,
+            "type": kind,
+            "status": "current",
+            "limit": size,
+            "expand": self._expand(full=full),
+        }
         results, following = await self._api.page("rest/api/content", params, {"start": start - overlap})
         new = [json for json in results if str(json.get("id")) not in known]
         found = [one for json in new for one in await self._with_all(json, space.key, full=full)]
@@ -130,9 +135,11 @@ class DataCenter:
                 return ()
             with shaped(self._api.web.name):
                 key = str(json["space"]["key"])
-            return [] if key not in self._spaces else [
-                one for one in await self._with_all(json, key, full=True) if one.id == id_
-            ]  # fmt: skip
+            return (
+                []
+                if key not in self._spaces
+                else [one for one in await self._with_all(json, key, full=True) if one.id == id_]
+            )
         if not self._options.attachments:
             return ()
         json = await self._content(id_, "version,history,container,space", gate)

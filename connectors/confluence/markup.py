@@ -44,8 +44,9 @@ def read(storage: str) -> Element:
     """Never raises for what it is given. Entities of documents are not expanded and nothing is loaded."""
     text = _prepared(storage)
     spaces = " ".join(f'xmlns:{prefix}="{uri}"' for prefix, uri in NAMESPACES.items())
-    strict = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True,
-                             remove_pis=True)  # fmt: skip
+    strict = etree.XMLParser(
+        resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True, remove_pis=True
+    )
     try:
         return etree.fromstring(f"<{ROOT} {spaces}>{text}</{ROOT}>", strict)
     except etree.XMLSyntaxError:
@@ -128,24 +129,57 @@ def _entities(text: str) -> str:
 
 CODE = frozenset({"code", "noformat"})
 LABELLED = {
-    "info": "Info", "note": "Note", "warning": "Warning", "tip": "Tip", "panel": "", "expand": "", "details": "",
+    "info": "Info",
+    "note": "Note",
+    "warning": "Warning",
+    "tip": "Tip",
+    "panel": "",
+    "expand": "",
+    "details": "",
     "excerpt": "",
-}  # fmt: skip
+}
 """Macro → what stands above its body where it has no title of its own."""
 TITLES = frozenset({"code", "noformat", "info", "note", "warning", "tip", "panel", "expand"})
 SHOWN = {"status": "title", "jira": "key", "jiraissues": "key"}
 """Macros whose text is a parameter."""
 FILES = frozenset({"view-file", "viewpdf", "viewdoc", "viewxls", "viewppt", "multimedia", "attachments"})
 LANGUAGES = {
-    "c#": "csharp", "c++": "cpp", "html/xml": "xml", "none": "", "plain": "", "text": "", "py": "python",
-    "js": "javascript", "shell": "bash", "sh": "bash", "yml": "yaml",
-}  # fmt: skip
+    "c#": "csharp",
+    "c++": "cpp",
+    "html/xml": "xml",
+    "none": "",
+    "plain": "",
+    "text": "",
+    "py": "python",
+    "js": "javascript",
+    "shell": "bash",
+    "sh": "bash",
+    "yml": "yaml",
+}
 EMOTICONS = {
-    "smile": "🙂", "sad": "🙁", "cheeky": "😛", "laugh": "😀", "wink": "😉", "thumbs-up": "👍", "thumbs-down": "👎",
-    "information": "ℹ️", "tick": "✅", "cross": "❌", "warning": "⚠️", "plus": "➕", "minus": "➖", "question": "❓",
-    "light-on": "💡", "light-off": "💡", "yellow-star": "⭐", "red-star": "⭐", "green-star": "⭐", "blue-star": "⭐",
-    "heart": "❤️", "broken-heart": "💔",
-}  # fmt: skip
+    "smile": "🙂",
+    "sad": "🙁",
+    "cheeky": "😛",
+    "laugh": "😀",
+    "wink": "😉",
+    "thumbs-up": "👍",
+    "thumbs-down": "👎",
+    "information": "ℹ️",
+    "tick": "✅",
+    "cross": "❌",
+    "warning": "⚠️",
+    "plus": "➕",
+    "minus": "➖",
+    "question": "❓",
+    "light-on": "💡",
+    "light-off": "💡",
+    "yellow-star": "⭐",
+    "red-star": "⭐",
+    "green-star": "⭐",
+    "blue-star": "⭐",
+    "heart": "❤️",
+    "broken-heart": "💔",
+}
 """https://confluence.atlassian.com/doc/confluence-storage-format-790796544.html, “Emoticons”."""
 
 
@@ -298,8 +332,20 @@ MAX_DEPTH = 80
 """What is nested deeper is taken as text: nobody wrote it by hand, and Python's stack is finite."""
 INLINE = frozenset({"a", "b", "strong", "i", "em", "code", "del", "s"})
 BLOCKS = frozenset({"p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "hr"})
-DROPPED = frozenset({"script", "style", "head", "ac:parameter", "ac:placeholder", "ac:adf-attribute", "ac:task-id",
-                     "ac:task-uuid", "ac:task-status", "title"})  # fmt: skip
+DROPPED = frozenset(
+    {
+        "script",
+        "style",
+        "head",
+        "ac:parameter",
+        "ac:placeholder",
+        "ac:adf-attribute",
+        "ac:task-id",
+        "ac:task-uuid",
+        "ac:task-status",
+        "title",
+    }
+)
 LINKS = ("http://", "https://", "mailto:")
 FENCE = re.compile(r"`{3,}")
 GAPS = re.compile(r"\n{3,}")
@@ -313,9 +359,15 @@ def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
     body = _Renderer(names).children(read(storage), 0)
     soup = BeautifulSoup(f"<html><body>{body}</body></html>", "lxml")
     text = _Markdown(
-        heading_style="ATX", bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False,
-        autolinks=False, table_infer_header=False, newline_style="backslash",
-    ).convert_soup(soup)  # fmt: skip
+        heading_style="ATX",
+        bullets="-",
+        escape_asterisks=False,
+        escape_underscores=False,
+        escape_misc=False,
+        autolinks=False,
+        table_infer_header=False,
+        newline_style="backslash",
+    ).convert_soup(soup)
     return _tidy(text)
 
 

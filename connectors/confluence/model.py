@@ -211,10 +211,49 @@ def digest(remarks: Sequence[Remark]) -> str:
 
 _OPAQUE_TYPES = ("image/", "video/", "audio/", "font/", "application/vnd.atlassian")
 _OPAQUE_ENDINGS = frozenset(
-    {"png", "jpg", "jpeg", "gif", "webp", "svg", "bmp", "ico", "tif", "tiff", "mp3", "mp4", "mov", "avi", "webm", "wav",
-     "zip", "gz", "tgz", "tar", "7z", "rar", "jar", "exe", "msi", "dmg", "iso", "bin", "drawio", "tmp", "gliffy",
-     "vsd", "vsdx", "psd", "ai", "sketch", "fig", "ttf", "woff", "woff2"}
-)  # fmt: skip
+    {
+        "png",
+        "jpg",
+        "jpeg",
+        "gif",
+        "webp",
+        "svg",
+        "bmp",
+        "ico",
+        "tif",
+        "tiff",
+        "mp3",
+        "mp4",
+        "mov",
+        "avi",
+        "webm",
+        "wav",
+        "zip",
+        "gz",
+        "tgz",
+        "tar",
+        "7z",
+        "rar",
+        "jar",
+        "exe",
+        "msi",
+        "dmg",
+        "iso",
+        "bin",
+        "drawio",
+        "tmp",
+        "gliffy",
+        "vsd",
+        "vsdx",
+        "psd",
+        "ai",
+        "sketch",
+        "fig",
+        "ttf",
+        "woff",
+        "woff2",
+    }
+)
 
 
 def _is_opaque(title: str, media_type: str) -> bool:

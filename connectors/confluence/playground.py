@@ -32,10 +32,12 @@ class ConfluencePlayground:
         """Name → id."""
         cloud = fake.cloud
         self.options: Mapping[str, Any] = {
-            "base_url": url + fake.context, "page_size": 3, "token": {"env": TOKEN_VARIABLE},
+            "base_url": url + fake.context,
+            "page_size": 3,
+            "token": {"env": TOKEN_VARIABLE},
             "webhook_secret": {"env": SECRET_VARIABLE},
             **({"email": self.bot.email} if cloud else {"flavour": "data-center", "email_domain": "example.com"}),
-        }  # fmt: skip
+        }
         self.environment: Mapping[str, str] = {
             TOKEN_VARIABLE: fake.token_for(self.bot),
             SECRET_VARIABLE: fake.webhook_secret,

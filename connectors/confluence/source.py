@@ -40,9 +40,14 @@ from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 T = TypeVar("T")
 SETTING = {
-    "address": "base_url", "refused": "base_url", "settings": "spaces", "no_spaces": "spaces", "nobody": "spaces",
-    "events_unsigned": "webhook_secret", "addresses_hidden": "principals",
-}  # fmt: skip
+    "address": "base_url",
+    "refused": "base_url",
+    "settings": "spaces",
+    "no_spaces": "spaces",
+    "nobody": "spaces",
+    "events_unsigned": "webhook_secret",
+    "addresses_hidden": "principals",
+}
 """Where a problem would be mended, by its code; else it is what the token may."""
 SPACES = 20
 """So many spaces are looked into."""
@@ -84,17 +89,21 @@ class _Check:
             await self._reading(next(iter(spaces.values())))
         for group in sorted(groups)[:1]:
             await self._try(
-                "members of groups", "read:group:confluence and read:user:confluence",
-                "“Can use” and, for large groups, browsing users", partial(self._site.members, group),
-            )  # fmt: skip
+                "members of groups",
+                "read:group:confluence and read:user:confluence",
+                "“Can use” and, for large groups, browsing users",
+                partial(self._site.members, group),
+            )
         return self._problems
 
     async def _space(self, space: Space) -> set[str]:
         what = f"who may read space {space.key}"
         readers: Readers | None = await self._try(
-            what, "read:space.permission:confluence (or read:space:confluence)",
-            "“Admin” of that space, and Confluence 9.1 or later", lambda: self._site.readers(space),
-        )  # fmt: skip
+            what,
+            "read:space.permission:confluence (or read:space:confluence)",
+            "“Admin” of that space, and Confluence 9.1 or later",
+            lambda: self._site.readers(space),
+        )
         if readers is None:
             return set()
         if not readers.people and not readers.groups and not (readers.anonymous and self._options.anonymous_tag):
@@ -106,18 +115,26 @@ class _Check:
         await self._try("search", search, "“View” of the spaces", lambda: self._site.changed(5))
         content = "read:page:confluence, read:content.metadata:confluence, " + search
         listing = await self._try(
-            f"pages of space {space.key}", content, "“View” of the space",
+            f"pages of space {space.key}",
+            content,
+            "“View” of the space",
             lambda: self._site.listing(space, "page", None, full=False),
-        )  # fmt: skip
+        )
         if listing is None or not listing.found:
             return
         first = listing.found[0].id
-        await self._try("view restrictions", "read:content.restriction:confluence", "“View” of the page",
-                        lambda: self._site.restriction(first))  # fmt: skip
+        await self._try(
+            "view restrictions",
+            "read:content.restriction:confluence",
+            "“View” of the page",
+            lambda: self._site.restriction(first),
+        )
         found: Sequence[Content] | None = await self._try(
-            "a page with its comments", "read:comment:confluence, read:attachment:confluence", "“View” of the page",
+            "a page with its comments",
+            "read:comment:confluence, read:attachment:confluence",
+            "“View” of the page",
             lambda: self._site.get([first]),
-        )  # fmt: skip
+        )
         if found and found[0].required is None:
             self._add("access_unknown", f"who may read page {first} cannot be told: nobody would find it")
 
@@ -245,8 +262,11 @@ class Confluence:
                 found = await self._site.changed(minutes)
             trash = await self._site.trashed()
             if thrown := sorted(set(trash) - progress.trash):
-                entries = [one for start in range(0, len(thrown), FETCH)
-                           for one in await self._fetched(thrown[start : start + FETCH])]  # fmt: skip
+                entries = [
+                    one
+                    for start in range(0, len(thrown), FETCH)
+                    for one in await self._fetched(thrown[start : start + FETCH])
+                ]
             else:
                 entries = []
             yield Page(entries, progress.thrown_away(trash).done(began, found).cursor)

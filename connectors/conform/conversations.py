@@ -51,9 +51,10 @@ class Desk:
     async def say(self, *questions: str, key: str = "ours", conversation: str = "first") -> None:
         pairs = [pair(question).model_dump(mode="json") for question in questions]
         answer = await self.http.post(
-            "/v1/conversations", json={"member": MEMBER, "conversation": conversation, "pairs": pairs},
+            "/v1/conversations",
+            json={"member": MEMBER, "conversation": conversation, "pairs": pairs},
             headers=self.headers(key),
-        )  # fmt: skip
+        )
         require(answer.status_code == 202, f"posting pairs was answered with {answer.status_code}")
 
     async def forget(self) -> datetime:
@@ -124,9 +125,13 @@ async def late(desk: Desk) -> str:
     """What was said before the forgetting and arrives after it."""
     until = await desk.forget()
     message = ConversationRecorded(
-        tenant=desk.tenant, source="conversations", observed_at=until - timedelta(seconds=1), member=MEMBER,
-        conversation="first", pairs=[pair("one")],
-    )  # fmt: skip
+        tenant=desk.tenant,
+        source="conversations",
+        observed_at=until - timedelta(seconds=1),
+        member=MEMBER,
+        conversation="first",
+        pairs=[pair("one")],
+    )
     await deliver([desk.kafka.send(CONVERSATIONS, message)], within_seconds=30)
     await desk.say(NOW_AND_THEN)
     await desk.becomes({NOW_AND_THEN}, "after an older message came later than the forgetting")
@@ -144,11 +149,12 @@ async def apart(desk: Desk) -> str:
 async def refused(desk: Desk) -> str:
     body = {"member": MEMBER, "conversation": "first", "pairs": [pair("one").model_dump(mode="json")]}
     cases = {
-        "without a key": ({}, body, 401), "with an unknown key": (desk.headers("nobody's"), body, 401),
+        "without a key": ({}, body, 401),
+        "with an unknown key": (desk.headers("nobody's"), body, 401),
         "with a key for uploads": (desk.headers("uploads"), body, 403),
         "naming a tenant": (desk.headers("ours"), {**body, "tenant": desk.other}, 422),
         "without pairs": (desk.headers("ours"), {**body, "pairs": []}, 422),
-    }  # fmt: skip
+    }
     for case, (headers, sent, status) in cases.items():
         answer = await desk.http.post("/v1/conversations", json=sent, headers=headers)
         require(answer.status_code == status, f"a request {case} was answered with {answer.status_code}, not {status}")
@@ -159,8 +165,13 @@ async def refused(desk: Desk) -> str:
 
 ConversationLaw = Callable[[Desk], Awaitable[str]]
 LAWS: dict[str, ConversationLaw] = {
-    "taken": taken, "twice": twice, "forgotten": forgotten, "late": late, "apart": apart, "refused": refused,
-}  # fmt: skip
+    "taken": taken,
+    "twice": twice,
+    "forgotten": forgotten,
+    "late": late,
+    "apart": apart,
+    "refused": refused,
+}
 
 
 @asynccontextmanager

@@ -183,8 +183,9 @@ async def slim_is_full(t: Trial) -> str:
     require(read.keys() == listed.keys(), only)
     for id_, entry in read.items():
         same = (set(entry.acl_tags), set(entry.required_tags)) == (
-            set(listed[id_].acl_tags), set(listed[id_].required_tags),
-        )  # fmt: skip
+            set(listed[id_].acl_tags),
+            set(listed[id_].required_tags),
+        )
         require(same, "a document is read under another access than it is listed under")
         require(
             entry.revision == listed[id_].revision, "a document is read with another revision than it is listed with"
@@ -426,8 +427,11 @@ async def stamps(t: Trial) -> str:
         asked = [call.asked_at for call in t.record.calls if message.external_id in call.ids]
         require(any(message.observed_at <= at for at in asked), "a message is stamped after its source was asked")
     upserts = [m for m in messages if isinstance(m, DocumentUpserted)]
-    stale = [m for m in upserts if m.external_id in edited and m.observed_at > edited[m.external_id]
-             and "echidna" not in m.content]  # fmt: skip
+    stale = [
+        m
+        for m in upserts
+        if m.external_id in edited and m.observed_at > edited[m.external_id] and "echidna" not in m.content
+    ]
     require(not stale, f"{len(stale)} messages say what had been read before they were stamped")
     return f"{len(messages)} messages; {len(edited)} documents changed between two pages"
 

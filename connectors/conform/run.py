@@ -82,9 +82,14 @@ async def _served(name: str, pool: Pool, kafka: Producer) -> Verdict:
 
 
 async def tried(
-    name: str, kind: type[Source], settings: Settings, pool: Pool, kafka: Producer, *,
+    name: str,
+    kind: type[Source],
+    settings: Settings,
+    pool: Pool,
+    kafka: Producer,
+    *,
     in_stores: Callable[[Trial], Awaitable[None]] | None = None,
-) -> Verdict:  # fmt: skip
+) -> Verdict:
     """in_stores: whether both stores hold what the law ended with; then all is waited for until they do."""
     began = monotonic()
     with tempfile.TemporaryDirectory(prefix="penstock-conform-") as folder:

@@ -176,9 +176,14 @@ class Trial:
     @property
     def plan(self) -> Plan:
         return Plan(
-            name=NAME, tenant=self.tenant, kind=self.kind.__name__, make=self._make, poll_seconds=NEVER,
-            sweep_seconds=NEVER, groups_seconds=NEVER,
-        )  # fmt: skip
+            name=NAME,
+            tenant=self.tenant,
+            kind=self.kind.__name__,
+            make=self._make,
+            poll_seconds=NEVER,
+            sweep_seconds=NEVER,
+            groups_seconds=NEVER,
+        )
 
     def _make(self, context: Context) -> Source:
         given = options(self.kind, self.play.options, NAME, environment(self.kind, self.play.environment))
@@ -188,9 +193,13 @@ class Trial:
 
     def start(self) -> Instance:
         services = Services(
-            postgres=self.postgres, pool=self.pool, producer=self.witness, metrics=Metrics(), folder=self.folder,
+            postgres=self.postgres,
+            pool=self.pool,
+            producer=self.witness,
+            metrics=Metrics(),
+            folder=self.folder,
             events_url=EVENTS_URL,
-        )  # fmt: skip
+        )
         self.instance = Instance(self.plan, services)
         self._running = asyncio.create_task(self.instance.run())
         return self.instance
@@ -241,8 +250,11 @@ class Trial:
         deadline = time.monotonic() + within_seconds
         while (found := await outcome(self.pool, number)) is None:
             if time.monotonic() > deadline:
-                waits = {n: a.status.reason for n, a in (self.instance.activities if self.instance else {}).items()
-                         if a.status.state == "waiting"}  # fmt: skip
+                waits = {
+                    n: a.status.reason
+                    for n, a in (self.instance.activities if self.instance else {}).items()
+                    if a.status.state == "waiting"
+                }
                 return {"waiting": waits}
             await asyncio.sleep(0.02)
         return found
@@ -397,8 +409,14 @@ async def _swept_up(made: Trial) -> None:
     await deliver(made.witness.send(IDENTITIES, message) for message in leavers)
     if made.with_stores:
         await made.folded()
-    tables = ("connector_items", "connector_sources", "connector_groups", "connector_principals", "connector_memory",
-              "connectors")  # fmt: skip
+    tables = (
+        "connector_items",
+        "connector_sources",
+        "connector_groups",
+        "connector_principals",
+        "connector_memory",
+        "connectors",
+    )
     with translated("connectors"):
         async with made.pool.connection() as connection:
             for table in tables:

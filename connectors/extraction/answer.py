@@ -25,9 +25,17 @@ FAMILIES = frozenset({"word", "slides", "sheets"})
 _CODES = OF_THE_CONTENT | OF_THE_MACHINE
 """What a reader may say. That a file has vanished, say, only its source knows: its document would be deleted."""
 _COUNTS = frozenset(
-    {"attachments", "hidden_sheets", "hidden_slides", "pages", "pages_not_searched_for_tables", "pages_without_text",
-     "sheets", "slides"}
-)  # fmt: skip
+    {
+        "attachments",
+        "hidden_sheets",
+        "hidden_slides",
+        "pages",
+        "pages_not_searched_for_tables",
+        "pages_without_text",
+        "sheets",
+        "slides",
+    }
+)
 _FLAGS = frozenset({"ocr", "truncated"})
 
 

@@ -9,10 +9,16 @@ from connectors.extraction.settings import ExtractionSettings
 
 PROGRAM = "ocrmypdf"
 _REASONS = {
-    1: "it was called wrongly", 2: "the PDF is damaged", 3: "a program is missing that it needs (tesseract, say)",
-    4: "its result was not a valid PDF", 5: "it may not write its files", 7: "tesseract failed",
-    8: "the PDF is encrypted", 9: "its tesseract configuration is wrong", 15: "it does not say why",
-}  # fmt: skip
+    1: "it was called wrongly",
+    2: "the PDF is damaged",
+    3: "a program is missing that it needs (tesseract, say)",
+    4: "its result was not a valid PDF",
+    5: "it may not write its files",
+    7: "tesseract failed",
+    8: "the PDF is encrypted",
+    9: "its tesseract configuration is wrong",
+    15: "it does not say why",
+}
 """Its exit codes (ocrmypdf.readthedocs.io, "Advanced features", "Return code policy")."""
 
 
@@ -23,9 +29,20 @@ def program() -> str | None:
 def command(program: str, given: Path, made: Path, settings: ExtractionSettings) -> list[str]:
     """Pages that have text keep it; one page at a time, for whose memory the limits are."""
     return [
-        program, "--skip-text", "--quiet", "--output-type", "pdf", "--optimize", "0", "--jobs", "1",
-        "--language", settings.ocr_languages, str(given), str(made),
-    ]  # fmt: skip
+        program,
+        "--skip-text",
+        "--quiet",
+        "--output-type",
+        "pdf",
+        "--optimize",
+        "0",
+        "--jobs",
+        "1",
+        "--language",
+        settings.ocr_languages,
+        str(given),
+        str(made),
+    ]
 
 
 def advice(settings: ExtractionSettings) -> str:

@@ -140,9 +140,13 @@ class _Styles:
 
     def _is_bold_heading(self, group: Sequence[Piece], words: str) -> bool:
         return (
-            self._bold_means and all(p.bold for p in group) and len(group) == 1 and len(words) <= 80
-            and group[0].size >= self._body and not words.endswith((".", ",", ";", ":"))
-        )  # fmt: skip
+            self._bold_means
+            and all(p.bold for p in group)
+            and len(group) == 1
+            and len(words) <= 80
+            and group[0].size >= self._body
+            and not words.endswith((".", ",", ";", ":"))
+        )
 
     def kind(self, piece: Piece) -> object:
         """Lines of unlike kinds are not one paragraph."""

@@ -82,9 +82,10 @@ def _direction(textpage: Any) -> int:
     count = raw.FPDFText_CountChars(textpage)
     step = max(1, count // SAMPLED)
     turns = Counter(
-        -round(math.degrees(raw.FPDFText_GetCharAngle(textpage, n)) / 90) % 4 * 90 for n in range(0, count, step)
+        -round(math.degrees(raw.FPDFText_GetCharAngle(textpage, n)) / 90) % 4 * 90
+        for n in range(0, count, step)
         if raw.FPDFText_GetUnicode(textpage, n) > ord(" ")
-    )  # fmt: skip
+    )
     return turns.most_common(1)[0][0] if turns else 0
 
 
@@ -324,9 +325,14 @@ def _joined(row: list[Piece]) -> Piece:
     if len(row) == 1:
         return row[0]
     return Piece(
-        "  ".join(p.text for p in row), row[0].x0, max(p.x1 for p in row), min(p.top for p in row),
-        max(p.bottom for p in row), row[0].size, all(p.bold for p in row),
-    )  # fmt: skip
+        "  ".join(p.text for p in row),
+        row[0].x0,
+        max(p.x1 for p in row),
+        min(p.top for p in row),
+        max(p.bottom for p in row),
+        row[0].size,
+        all(p.bold for p in row),
+    )
 
 
 def _middle(piece: Piece) -> float:

@@ -32,9 +32,21 @@ whatever a library raises for a file that it does not understand."""
 
 
 _CODECS = (
-    "ascii", "charmap", "cp1252", "cp437", "idna", "latin_1", "raw_unicode_escape", "unicode_escape", "utf_16",
-    "utf_16_be", "utf_16_le", "utf_32", "utf_8", "utf_8_sig",
-)  # fmt: skip
+    "ascii",
+    "charmap",
+    "cp1252",
+    "cp437",
+    "idna",
+    "latin_1",
+    "raw_unicode_escape",
+    "unicode_escape",
+    "utf_16",
+    "utf_16_be",
+    "utf_16_le",
+    "utf_32",
+    "utf_8",
+    "utf_8_sig",
+)
 """Those that libraries for PDF and Office files use."""
 
 

@@ -92,9 +92,12 @@ class RemoteJob:
                     away_since = now if away_since is None else away_since
                     deadline = away_since + PATIENCE_SECONDS
                 wait = backoff(
-                    attempt, base=0.5, cap=LONGEST_PAUSE_SECONDS, random=random.random(),  # noqa: S311 # jitter
+                    attempt,
+                    base=0.5,
+                    cap=LONGEST_PAUSE_SECONDS,
+                    random=random.random(),  # noqa: S311 # jitter
                     retry_after=None if asked is None else min(asked, LONGEST_PAUSE_SECONDS),
-                )  # fmt: skip
+                )
                 if now + wait > deadline:
                     raise
             attempt += 1
@@ -106,9 +109,14 @@ class RemoteJob:
         words = {"name": self.name[-NAME_CHARACTERS:], "media_type": (self.media_type or "")[:NAME_CHARACTERS]}
         headers = {"content-type": "application/octet-stream"}
         async with _asking(
-            self.settings, "POST", PATH, self.settings.response_seconds, params=words, content=self._bytes(),
+            self.settings,
+            "POST",
+            PATH,
+            self.settings.response_seconds,
+            params=words,
+            content=self._bytes(),
             headers=headers,
-        ) as response:  # fmt: skip
+        ) as response:
             told = await _body(response, answer.MAX_BYTES, self.settings)
         try:
             found = answer.read(told)
@@ -159,12 +167,15 @@ async def _asking(
         async with (
             asyncio.timeout(seconds),
             httpx.AsyncClient(
-                base_url=settings.url or "", trust_env=False, follow_redirects=False,
-                verify=_trusted(settings.ca_certs), timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
+                base_url=settings.url or "",
+                trust_env=False,
+                follow_redirects=False,
+                verify=_trusted(settings.ca_certs),
+                timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
                 headers={"user-agent": "penstock", "accept-encoding": "identity"},
             ) as client,
             client.stream(method, path, **request) as response,  # type: ignore[arg-type]
-        ):  # fmt: skip
+        ):
             if response.status_code == 429 or response.status_code >= 500:
                 asked = retry_after_seconds(response.headers, now=datetime.now(UTC))
                 raise (_Away if asked is None else _Busy)(

@@ -23,15 +23,44 @@ class Extracted:
 
 
 Code = Literal[
-    "binary", "bomb", "broken", "changing", "crashed", "empty", "encoding", "encrypted", "io_error", "needs_ocr",
-    "not_a_file", "permission", "too_large", "too_much_memory", "too_slow", "truncated", "unconfined",
-    "unsupported", "vanished",
-]  # fmt: skip
+    "binary",
+    "bomb",
+    "broken",
+    "changing",
+    "crashed",
+    "empty",
+    "encoding",
+    "encrypted",
+    "io_error",
+    "needs_ocr",
+    "not_a_file",
+    "permission",
+    "too_large",
+    "too_much_memory",
+    "too_slow",
+    "truncated",
+    "unconfined",
+    "unsupported",
+    "vanished",
+]
 
 OF_THE_CONTENT: frozenset[str] = frozenset(
-    {"binary", "bomb", "broken", "crashed", "empty", "encoding", "encrypted", "needs_ocr", "too_large",
-     "too_much_memory", "too_slow", "truncated", "unsupported"}
-)  # fmt: skip
+    {
+        "binary",
+        "bomb",
+        "broken",
+        "crashed",
+        "empty",
+        "encoding",
+        "encrypted",
+        "needs_ocr",
+        "too_large",
+        "too_much_memory",
+        "too_slow",
+        "truncated",
+        "unsupported",
+    }
+)
 """The same bytes fail in the same way again: not read again until they change (a hostile file costs its limit once)."""
 
 OF_THE_MACHINE: frozenset[str] = frozenset({"unconfined"})

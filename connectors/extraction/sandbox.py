@@ -187,12 +187,19 @@ class Job:
         confinement = "required" if self.settings.unconfined == "refuse" else "optional"
         with tempfile.TemporaryFile(buffering=0) as told:
             process = subprocess.Popen(
-                [*PROGRAM, kind, _json(limits), confinement, *program], stdin=self.file, stdout=told,
-                stderr=subprocess.DEVNULL, cwd=folder,
-                env={"PATH": os.environ.get("PATH", os.defpath), "LANG": "C.UTF-8", "HOME": str(folder),
-                     "TMPDIR": str(folder)},
+                [*PROGRAM, kind, _json(limits), confinement, *program],
+                stdin=self.file,
+                stdout=told,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env={
+                    "PATH": os.environ.get("PATH", os.defpath),
+                    "LANG": "C.UTF-8",
+                    "HOME": str(folder),
+                    "TMPDIR": str(folder),
+                },
                 start_new_session=True,
-            )  # fmt: skip
+            )
             ended = self._awaited(process, limits)
             told.seek(0)
             return ended, told.read(answer.MAX_BYTES + 1)

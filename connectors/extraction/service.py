@@ -208,11 +208,14 @@ def app(settings: ExtractionSettings, metrics: ServiceMetrics) -> Starlette:
 
     return Starlette(
         routes=[
-            Route(PATH, extraction, methods=["POST"]), Route("/livez", ok), Route("/readyz", ok),
-            Route("/status", status), Route("/metrics", scraped),
+            Route(PATH, extraction, methods=["POST"]),
+            Route("/livez", ok),
+            Route("/readyz", ok),
+            Route("/status", status),
+            Route("/metrics", scraped),
         ],
         lifespan=lifespan,
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager

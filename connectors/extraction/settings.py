@@ -24,8 +24,13 @@ class ExtractionSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_EXTRACTION_", frozen=True, extra="forbid")
 
-    at_once: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else
-                         os.cpu_count() or 1, ge=1, le=256)  # fmt: skip
+    at_once: int = Field(
+        default_factory=lambda: (
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        ),
+        ge=1,
+        le=256,
+    )
     """Documents read side by side; each may need ``memory_bytes``. Default: as many as processors."""
     max_file_bytes: int = Field(50_000_000, ge=1)
     """Of a PDF, office or mail file. A larger one is refused unread."""
@@ -79,16 +84,22 @@ class ExtractionSettings(BaseSettings):
 
     def limits(self) -> Limits:
         return Limits(
-            memory_bytes=self.memory_bytes, cpu_seconds=self.cpu_seconds, wall_seconds=self.wall_seconds,
-            pages=self.pages, cells=self.cells,
-        )  # fmt: skip
+            memory_bytes=self.memory_bytes,
+            cpu_seconds=self.cpu_seconds,
+            wall_seconds=self.wall_seconds,
+            pages=self.pages,
+            cells=self.cells,
+        )
 
     def ocr_limits(self) -> Limits:
         """cpu_seconds count for each process, and a page is one of tesseract's."""
         return Limits(
-            memory_bytes=self.ocr_memory_bytes, cpu_seconds=self.ocr_wall_seconds, wall_seconds=self.ocr_wall_seconds,
-            written_bytes=1024**3, open_files=1024,
-        )  # fmt: skip
+            memory_bytes=self.ocr_memory_bytes,
+            cpu_seconds=self.ocr_wall_seconds,
+            wall_seconds=self.ocr_wall_seconds,
+            written_bytes=1024**3,
+            open_files=1024,
+        )
 
 
 @cache

@@ -23,10 +23,30 @@ _BOMS = (  # UTF-32 first: its little-endian mark begins with UTF-16's
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _MAGIC = (
-    b"\x7fELF", b"MZ\x90", b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"PK\x03\x04", b"PK\x05\x06", b"\x1f\x8b", b"BZh",
-    b"\xfd7zXZ", b"7z\xbc\xaf", b"Rar!\x1a", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"\x28\xb5\x2f\xfd",
-    b"\xd0\xcf\x11\xe0", b"OggS", b"fLaC", b"ID3", b"RIFF", b"SQLite format 3\x00", b"%!PS", b"{\\rtf",
-)  # fmt: skip
+    b"\x7fELF",
+    b"MZ\x90",
+    b"\x89PNG",
+    b"\xff\xd8\xff",
+    b"GIF8",
+    b"PK\x03\x04",
+    b"PK\x05\x06",
+    b"\x1f\x8b",
+    b"BZh",
+    b"\xfd7zXZ",
+    b"7z\xbc\xaf",
+    b"Rar!\x1a",
+    b"\xca\xfe\xba\xbe",
+    b"\xcf\xfa\xed\xfe",
+    b"\x28\xb5\x2f\xfd",
+    b"\xd0\xcf\x11\xe0",
+    b"OggS",
+    b"fLaC",
+    b"ID3",
+    b"RIFF",
+    b"SQLite format 3\x00",
+    b"%!PS",
+    b"{\\rtf",
+)
 _CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
 _SNIFF = 64 * 1024
 MAX_CONTROL_SHARE = 0.02

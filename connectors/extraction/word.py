@@ -19,9 +19,20 @@ from connectors.extraction.limits import Limits
 from connectors.extraction.result import Extracted, Unreadable
 
 _SKIPPED = frozenset(
-    qn(name) for name in ("w:del", "w:moveFrom", "w:rPr", "w:pPr", "w:instrText", "w:delText", "w:footnotePr",
-                          "w:sdtPr", "w:commentReference", "w:annotationRef")
-) | {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}  # fmt: skip
+    qn(name)
+    for name in (
+        "w:del",
+        "w:moveFrom",
+        "w:rPr",
+        "w:pPr",
+        "w:instrText",
+        "w:delText",
+        "w:footnotePr",
+        "w:sdtPr",
+        "w:commentReference",
+        "w:annotationRef",
+    )
+) | {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}
 """Fallback repeats, for old programs, what Choice beside it says."""
 _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
 _P, _TBL, _R, _T = qn("w:p"), qn("w:tbl"), qn("w:r"), qn("w:t")

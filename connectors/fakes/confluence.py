@@ -146,8 +146,9 @@ class FakeConfluence:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [
-                    *message["headers"], *((k.lower().encode(), v.encode()) for k, v in faults.headers.items()),
-                ]  # fmt: skip
+                    *message["headers"],
+                    *((k.lower().encode(), v.encode()) for k, v in faults.headers.items()),
+                ]
             await send(message)
 
         await (spoilt or self._inner)(scope, receive, sending)
@@ -184,10 +185,16 @@ def _webhook(happening: Happening) -> dict[str, Any]:
     item, name = happening.item, happening.name
     what = "content" if name.startswith("content_") else name.partition("_")[0]
     subject: dict[str, Any] = {
-        "id": int(item.id.removeprefix("att")), "idAsString": item.id, "title": item.title, "spaceKey": item.space,
-        "contentType": item.kind, "version": item.number, "creationDate": _millis(item.versions[0]),
-        "modificationDate": _millis(item.versions[-1]), "self": f"/pages/viewpage.action?pageId={item.id}",
-    }  # fmt: skip
+        "id": int(item.id.removeprefix("att")),
+        "idAsString": item.id,
+        "title": item.title,
+        "spaceKey": item.space,
+        "contentType": item.kind,
+        "version": item.number,
+        "creationDate": _millis(item.versions[0]),
+        "modificationDate": _millis(item.versions[-1]),
+        "self": f"/pages/viewpage.action?pageId={item.id}",
+    }
     if item.container:
         subject["parent"] = {"id": int(item.container), "contentType": "page"}
     return {"timestamp": _millis(happening.at), "event": name, "userKey": item.author, what: subject}
@@ -198,15 +205,20 @@ def _forge(happening: Happening) -> dict[str, Any]:
     noun, _, verb = name.partition("_")
     noun = FORGE.get(noun, item.kind)
     subject: dict[str, Any] = {
-        "id": item.id, "type": item.kind, "status": item.status, "title": item.title,
+        "id": item.id,
+        "type": item.kind,
+        "status": item.status,
+        "title": item.title,
         "space": {"key": item.space, "status": "current"},
-    }  # fmt: skip
+    }
     if item.container:
         subject["container"] = {"id": item.container, "type": "page"}
     return {
-        "eventType": f"avi:confluence:{VERBS.get(verb, verb)}:{noun}", "atlassianId": item.author,
-        "eventCreatedDate": happening.at.isoformat(), ("attachment" if _is_file(item) else "content"): subject,
-    }  # fmt: skip
+        "eventType": f"avi:confluence:{VERBS.get(verb, verb)}:{noun}",
+        "atlassianId": item.author,
+        "eventCreatedDate": happening.at.isoformat(),
+        ("attachment" if _is_file(item) else "content"): subject,
+    }
 
 
 def _is_file(item: Item) -> bool:

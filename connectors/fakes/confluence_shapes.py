@@ -49,16 +49,25 @@ class V1:
     def user(self, user: User) -> Json:
         if not self.cloud:
             return {
-                "type": "known", "username": user.username, "userKey": user.account_id, "displayName": user.display,
+                "type": "known",
+                "username": user.username,
+                "userKey": user.account_id,
+                "displayName": user.display,
                 "profilePicture": {"path": "/images/icons/profilepics/default.svg", "width": 48, "height": 48},
                 "_links": {"self": f"{self.base}/rest/api/user?key={quote(user.account_id)}"},
                 "_expandable": {"status": ""},
-            }  # fmt: skip
+            }
         return {
-            "type": "known", "accountId": user.account_id, "accountType": "atlassian",
-            "email": user.email if user.shows_email else "", "publicName": user.display, "displayName": user.display,
-            "timeZone": user.time_zone, "isExternalCollaborator": False, "_links": {},
-        }  # fmt: skip
+            "type": "known",
+            "accountId": user.account_id,
+            "accountType": "atlassian",
+            "email": user.email if user.shows_email else "",
+            "publicName": user.display,
+            "displayName": user.display,
+            "timeZone": user.time_zone,
+            "isExternalCollaborator": False,
+            "_links": {},
+        }
 
     def group(self, id_: str) -> Json:
         if self.cloud:
@@ -117,9 +126,10 @@ class V1:
         if item.selection is None:
             return {"location": "footer", "_expandable": {"resolution": ""}}
         return {
-            "location": "inline", "resolution": {"status": "open"},
+            "location": "inline",
+            "resolution": {"status": "open"},
             "inlineProperties": {"originalSelection": item.selection, "markerRef": f"m-{item.id}"},
-        }  # fmt: skip
+        }
 
     def _below(self, item: Item, expand: Expand, how: str) -> Json:
         shown: Json = {}
@@ -137,21 +147,32 @@ class V1:
 
     def version(self, item: Item) -> Json:
         return {
-            "by": self.user(self.state.users[item.author]), "when": iso(item.versions[-1]), "number": item.number,
-            "message": "", "minorEdit": False, "_expandable": {"content": ""}, "_links": {},
-        }  # fmt: skip
+            "by": self.user(self.state.users[item.author]),
+            "when": iso(item.versions[-1]),
+            "number": item.number,
+            "message": "",
+            "minorEdit": False,
+            "_expandable": {"content": ""},
+            "_links": {},
+        }
 
     def _history(self, item: Item) -> Json:
         return {
-            "latest": True, "createdBy": self.user(self.state.users[item.author]),
-            "createdDate": iso(item.versions[0]), "_links": {},
-        }  # fmt: skip
+            "latest": True,
+            "createdBy": self.user(self.state.users[item.author]),
+            "createdDate": iso(item.versions[0]),
+            "_links": {},
+        }
 
     def space(self, space: Space) -> Json:
         return {
-            "id": int(space.id), "key": space.key, "name": space.name, "type": space.type, "status": "current",
+            "id": int(space.id),
+            "key": space.key,
+            "name": space.name,
+            "type": space.type,
+            "status": "current",
             "_links": {"webui": f"/display/{space.key}", "self": f"{self.base}/rest/api/space/{space.key}"},
-        }  # fmt: skip
+        }
 
     def restrictions(self, item: Item, expand: Expand) -> Json:
         """Only the page's own; nothing here tells what its ancestors add."""
@@ -190,28 +211,40 @@ class V2:
 
     def _common(self, item: Item, body: bool) -> Json:
         version = {
-            "createdAt": iso(item.versions[-1]), "message": "", "number": item.number, "minorEdit": False,
+            "createdAt": iso(item.versions[-1]),
+            "message": "",
+            "number": item.number,
+            "minorEdit": False,
             "authorId": item.author,
-        }  # fmt: skip
+        }
         return {
-            "id": item.id, "status": item.status, "title": item.title, "version": version,
+            "id": item.id,
+            "status": item.status,
+            "title": item.title,
+            "version": version,
             "body": {"storage": {"representation": "storage", "value": item.body}} if body else {},
-        }  # fmt: skip
+        }
 
     def page(self, item: Item, body: bool) -> Json:
         shown = self._common(item, body) | {
-            "spaceId": self.state.spaces[item.space].id, "authorId": item.author, "createdAt": iso(item.versions[0]),
+            "spaceId": self.state.spaces[item.space].id,
+            "authorId": item.author,
+            "createdAt": iso(item.versions[0]),
             "_links": {
                 "webui": f"/spaces/{item.space}/pages/{item.id}",
-                "editui": f"/pages/resumedraft.action?draftId={item.id}", "tinyui": f"/x/{item.id}",
+                "editui": f"/pages/resumedraft.action?draftId={item.id}",
+                "tinyui": f"/x/{item.id}",
             },
-        }  # fmt: skip
+        }
         if item.kind == "page":
             parent = self.state.items[item.parent] if item.parent else None
             shown |= {
-                "parentId": item.parent, "parentType": parent.kind if parent else None, "position": 0,
-                "ownerId": item.author, "lastOwnerId": None,
-            }  # fmt: skip
+                "parentId": item.parent,
+                "parentType": parent.kind if parent else None,
+                "position": 0,
+                "ownerId": item.author,
+                "lastOwnerId": None,
+            }
         return shown
 
     def comment(self, item: Item, body: bool) -> Json:
@@ -224,8 +257,9 @@ class V2:
         if item.selection is not None:
             shown["resolutionStatus"] = "open"
             shown["properties"] = {
-                "inlineMarkerRef": f"m-{item.id}", "inlineOriginalSelection": item.selection,
-            }  # fmt: skip
+                "inlineMarkerRef": f"m-{item.id}",
+                "inlineOriginalSelection": item.selection,
+            }
         return shown
 
     def attachment(self, item: Item) -> Json:
@@ -234,19 +268,32 @@ class V2:
         del shown["body"]
         link = f"/download/attachments/{container.id}/{quote(item.title)}?version={item.number}"
         return shown | {
-            "createdAt": iso(item.versions[0]), "mediaType": item.media_type, "mediaTypeDescription": "File",
-            "comment": "", "fileId": f"f-{item.id}", "fileSize": len(item.data),
+            "createdAt": iso(item.versions[0]),
+            "mediaType": item.media_type,
+            "mediaTypeDescription": "File",
+            "comment": "",
+            "fileId": f"f-{item.id}",
+            "fileSize": len(item.data),
             "pageId" if container.kind == "page" else "blogPostId": container.id,
-            "webuiLink": f"/pages/viewpageattachments.action?pageId={container.id}", "downloadLink": link,
+            "webuiLink": f"/pages/viewpageattachments.action?pageId={container.id}",
+            "downloadLink": link,
             "_links": {"webui": f"/pages/viewpageattachments.action?pageId={container.id}", "download": link},
-        }  # fmt: skip
+        }
 
     def space(self, space: Space) -> Json:
         return {
-            "id": space.id, "key": space.key, "name": space.name, "type": space.type, "status": "current",
-            "authorId": next(iter(self.state.users)), "createdAt": iso(datetime(2024, 1, 1, tzinfo=UTC)),
-            "homepageId": None, "description": None, "icon": None, "_links": {"webui": f"/spaces/{space.key}"},
-        }  # fmt: skip
+            "id": space.id,
+            "key": space.key,
+            "name": space.name,
+            "type": space.type,
+            "status": "current",
+            "authorId": next(iter(self.state.users)),
+            "createdAt": iso(datetime(2024, 1, 1, tzinfo=UTC)),
+            "homepageId": None,
+            "description": None,
+            "icon": None,
+            "_links": {"webui": f"/spaces/{space.key}"},
+        }
 
     def permissions(self, space: Space) -> list[Json]:
         who = [("user", one) for one in sorted(space.readers.users)]
@@ -263,8 +310,14 @@ class V2:
 
     def user(self, user: User) -> Json:
         return {
-            "displayName": user.display, "timeZone": user.time_zone, "personalSpaceId": None,
-            "isExternalCollaborator": False, "accountStatus": "active", "accountId": user.account_id,
-            "email": user.email if user.shows_email else None, "accountType": "atlassian", "publicName": user.display,
+            "displayName": user.display,
+            "timeZone": user.time_zone,
+            "personalSpaceId": None,
+            "isExternalCollaborator": False,
+            "accountStatus": "active",
+            "accountId": user.account_id,
+            "email": user.email if user.shows_email else None,
+            "accountType": "atlassian",
+            "publicName": user.display,
             "profilePicture": {"path": "", "isDefault": True},
-        }  # fmt: skip
+        }

@@ -181,17 +181,30 @@ class State:
     ) -> Item:
         page = self.items[container]
         item = Item(
-            self._id(), "comment", page.space, f"Re: {page.title}", author or page.author, parent=parent,
-            container=container, body=body, selection=selection,
-        )  # fmt: skip
+            self._id(),
+            "comment",
+            page.space,
+            f"Re: {page.title}",
+            author or page.author,
+            parent=parent,
+            container=container,
+            body=body,
+            selection=selection,
+        )
         return self._add(item, "comment_created")
 
     def attach(self, container: str, name: str, data: bytes, media_type: str) -> Item:
         page = self.items[container]
         item = Item(
-            f"att{self._id()}", "attachment", page.space, name, page.author, container=container, data=data,
+            f"att{self._id()}",
+            "attachment",
+            page.space,
+            name,
+            page.author,
+            container=container,
+            data=data,
             media_type=media_type,
-        )  # fmt: skip
+        )
         return self._add(item, "attachment_created")
 
     def edit(self, id_: str, *, body: str | None = None, title: str | None = None, data: bytes | None = None) -> None:

@@ -110,10 +110,13 @@ class _Api:
         next_link = None
         if len(found) > start + limit:
             query = {
-                "next": "true", "cursor": self.fake.cursor({"start": start + limit}),
-                "cql": request.query_params["cql"], "expand": request.query_params.get("expand", ""), "limit": limit,
+                "next": "true",
+                "cursor": self.fake.cursor({"start": start + limit}),
+                "cql": request.query_params["cql"],
+                "expand": request.query_params.get("expand", ""),
+                "limit": limit,
                 "start": start + limit,
-            }  # fmt: skip
+            }
             next_link = f"/rest/api/content/search?{urlencode(query)}"
         shape = self.content_shape(request)
         return JSONResponse(
@@ -169,14 +172,18 @@ class _Api:
         who: list[dict[str, Any]] = [{"type": "user", "userKey": one} for one in sorted(space.readers.users)]
         who += [{"type": "group", "name": one} for one in sorted(space.readers.groups)]
         who += [{"type": "anonymous"}] if space.anonymous else []
-        return JSONResponse([
-            {
-                "operation": {"targetType": target, "operationKey": key}, "subject": subject, "spaceKey": space.key,
-                "spaceId": int(space.id),
-            }
-            for subject in who
-            for key, target in (("read", "space"), ("create", "page"))
-        ])  # fmt: skip
+        return JSONResponse(
+            [
+                {
+                    "operation": {"targetType": target, "operationKey": key},
+                    "subject": subject,
+                    "spaceKey": space.key,
+                    "spaceId": int(space.id),
+                }
+                for subject in who
+                for key, target in (("read", "space"), ("create", "page"))
+            ]
+        )
 
     async def download(self, request: Request) -> Response:
         """Cloud answers with the address of the media store, where everything lies."""

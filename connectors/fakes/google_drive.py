@@ -132,9 +132,10 @@ class FakeGoogleDrive:
         everywhere = flag(request, "includeItemsFromAllDrives")
         if corpora in ("drive", "allDrives") and not (everywhere and flag(request, "supportsAllDrives")):
             raise ApiError(
-                403, "teamDrivesParametersRequired",
+                403,
+                "teamDrivesParametersRequired",
                 "The includeItemsFromAllDrives and supportsAllDrives parameters are required with this corpora.",
-            )  # fmt: skip
+            )
         if drive_id is not None:
             self._member(drive_id, account)
         fits = matching(query.get("q", ""), self.corpus)

@@ -28,9 +28,15 @@ class ApiError(Exception):
     """What a Google API answers instead of what was asked for. ``reason`` is what programs tell errors apart by."""
 
     def __init__(
-        self, status: int, reason: str, message: str, *, domain: str = "global", location: str | None = None,
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        *,
+        domain: str = "global",
+        location: str | None = None,
         headers: dict[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.headers = headers or {}
@@ -80,10 +86,11 @@ def insufficient_scopes() -> ApiError:
 
 def not_enabled(api: str) -> ApiError:
     return ApiError(
-        403, "accessNotConfigured",
+        403,
+        "accessNotConfigured",
         f"{api} has not been used in project 1 before or it is disabled. Enable it in the console, then retry.",
         domain="usageLimits",
-    )  # fmt: skip
+    )
 
 
 Mask = dict[str, Any]
@@ -213,9 +220,15 @@ class Pages:
         return shown, self._token(about, shown[-1].id) if len(rest) > size else None
 
     def plain(
-        self, every: Sequence[dict[str, Any]], query: Query, sizing: str = "pageSize", *, truncated: bool = False,
-        most: int = 100, usual: int = 100,
-    ) -> tuple[list[dict[str, Any]], str | None]:  # fmt: skip
+        self,
+        every: Sequence[dict[str, Any]],
+        query: Query,
+        sizing: str = "pageSize",
+        *,
+        truncated: bool = False,
+        most: int = 100,
+        usual: int = 100,
+    ) -> tuple[list[dict[str, Any]], str | None]:
         size = whole_number(query, sizing, usual, most)
         start = int(self._read(query, ["plain"]) or 0)
         shown = list(every[start : start + size])

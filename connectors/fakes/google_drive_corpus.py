@@ -148,26 +148,51 @@ class Corpus:
         self.drives[id_] = name
         now = self._tick()
         self.items[id_] = Item(
-            id=id_, name="Drive", mime_type=FOLDER, parent=None, drive=id_, owner=None, created=now, modified=now,
-            modifier="", grants={grant.id: grant for grant in members},
-        )  # fmt: skip
+            id=id_,
+            name="Drive",
+            mime_type=FOLDER,
+            parent=None,
+            drive=id_,
+            owner=None,
+            created=now,
+            modified=now,
+            modifier="",
+            grants={grant.id: grant for grant in members},
+        )
         self._log(self.items[id_], "drive")
         return id_
 
     def add(
-        self, name: str, *, parent: str | None = None, owner: str | None = None, mime_type: str = DOCUMENT,
-        content: bytes = b"", exports: dict[str, bytes] | None = None, target: str | None = None, by: str = "",
-    ) -> Item:  # fmt: skip
+        self,
+        name: str,
+        *,
+        parent: str | None = None,
+        owner: str | None = None,
+        mime_type: str = DOCUMENT,
+        content: bytes = b"",
+        exports: dict[str, bytes] | None = None,
+        target: str | None = None,
+        by: str = "",
+    ) -> Item:
         """In a folder or shared drive (``parent``), or else in the My Drive of ``owner``."""
         above = self.items[parent] if parent else None
         drive = above.drive if above else None
         owner = None if drive else (owner or (above.owner if above else None))
         now = self._tick()
         item = Item(
-            id=f"1F{next(self._ids):05}aBcDeFgHiJkLmNoP", name=name, mime_type=mime_type, parent=parent, drive=drive,
-            owner=owner, created=now, modified=now, modifier=by or owner or "writer@example.com", content=content,
-            exports=exports or {}, target=target,
-        )  # fmt: skip
+            id=f"1F{next(self._ids):05}aBcDeFgHiJkLmNoP",
+            name=name,
+            mime_type=mime_type,
+            parent=parent,
+            drive=drive,
+            owner=owner,
+            created=now,
+            modified=now,
+            modifier=by or owner or "writer@example.com",
+            content=content,
+            exports=exports or {},
+            target=target,
+        )
         if owner:
             own = Grant(type="user", who=owner, role="owner")
             item.grants[own.id] = own

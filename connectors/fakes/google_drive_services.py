@@ -87,9 +87,15 @@ class Channels:
         if ends <= now:
             raise ApiError(400, "channelExpired", "Requested expiration time is in the past")
         channel = Channel(
-            id=str(body["id"]), resource=f"res-{drive or 'user'}", uri=uri, address=str(body["address"]),
-            token=body.get("token"), ends=min(ends, now + LONGEST), drive=drive, told=self._newest(drive),
-        )  # fmt: skip
+            id=str(body["id"]),
+            resource=f"res-{drive or 'user'}",
+            uri=uri,
+            address=str(body["address"]),
+            token=body.get("token"),
+            ends=min(ends, now + LONGEST),
+            drive=drive,
+            told=self._newest(drive),
+        )
         self._used.add(channel.id)
         self.open[channel.id] = channel
         self._outbox.append(self._notification(channel, "sync"))
@@ -195,10 +201,11 @@ class Tokens:
         if subject != issuer:
             if not scopes <= self.delegated.get(issuer, set()):
                 raise OAuthError(
-                    401, "unauthorized_client",
+                    401,
+                    "unauthorized_client",
                     "Client is unauthorized to retrieve access tokens using this method, or client not authorized for"
                     " any of the scopes requested.",
-                )  # fmt: skip
+                )
             if self._corpus.users.get(subject, True):
                 raise OAuthError(400, "invalid_grant", "Invalid email or User ID")
         name = f"ya29.{secrets.token_urlsafe(24)}"
@@ -208,9 +215,12 @@ class Tokens:
     def _verified(self, assertion: str, url: str) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
-                assertion, self._private.public_key(), algorithms=["RS256"], audience=[f"{url}/token", GOOGLES],
+                assertion,
+                self._private.public_key(),
+                algorithms=["RS256"],
+                audience=[f"{url}/token", GOOGLES],
                 options={"verify_exp": False, "verify_iat": False, "require": ["iss", "aud", "exp", "iat"]},
-            )  # fmt: skip
+            )
         except jwt.InvalidAudienceError:
             raise OAuthError(400, "invalid_grant", "Invalid JWT: Failed audience check.") from None
         except jwt.PyJWTError:
@@ -218,10 +228,11 @@ class Tokens:
         now = self._corpus.now().timestamp()
         if claims["exp"] < now or claims["exp"] - claims["iat"] > MAX_ASSERTION_SECONDS or claims["iat"] > now + 300:
             raise OAuthError(
-                400, "invalid_grant",
+                400,
+                "invalid_grant",
                 "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe. Check your"
                 " iat and exp values in the JWT claim.",
-            )  # fmt: skip
+            )
         if claims["iss"] not in self._corpus.users:
             raise OAuthError(400, "invalid_grant", "Invalid grant: account not found")
         return claims

@@ -40,9 +40,13 @@ class Note:
 
     def shown(self, restricted: set[str]) -> dict[str, Any]:
         return {
-            "id": self.id, "notebook": self.notebook, "title": self.title, "text": self.text,
-            "revision": self.revision, "restricted": self.notebook in restricted,
-        }  # fmt: skip
+            "id": self.id,
+            "notebook": self.notebook,
+            "title": self.title,
+            "text": self.text,
+            "revision": self.revision,
+            "restricted": self.notebook in restricted,
+        }
 
 
 @dataclass

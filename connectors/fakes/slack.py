@@ -65,9 +65,13 @@ class SocketServer:
         """An event, to one of those connected; kept until acknowledged."""
         id = f"e{next(self._numbers):06}"
         self.unacknowledged[id] = {
-            "envelope_id": id, "type": "events_api", "payload": envelope, "accepts_response_payload": False,
-            "retry_attempt": 0, "retry_reason": "",
-        }  # fmt: skip
+            "envelope_id": id,
+            "type": "events_api",
+            "payload": envelope,
+            "accepts_response_payload": False,
+            "retry_attempt": 0,
+            "retry_reason": "",
+        }
         if self.connections:
             await self.connections[0].send_json(self.unacknowledged[id])
 
@@ -92,9 +96,11 @@ class SocketServer:
         self.connections.append(connection)
         try:
             hello: dict[str, Any] = {
-                "type": "hello", "num_connections": len(self.connections), "connection_info": {"app_id": APP_ID},
+                "type": "hello",
+                "num_connections": len(self.connections),
+                "connection_info": {"app_id": APP_ID},
                 "debug_info": {"host": "fake", "approximate_connection_time": 18060},
-            }  # fmt: skip
+            }
             await connection.send_json(hello)
             for waiting in list(self.unacknowledged.values()):
                 waiting |= {"retry_attempt": waiting["retry_attempt"] + 1, "retry_reason": "timeout"}
@@ -117,9 +123,14 @@ class FakeSlack:
     """token, app_token: the only ones taken. scopes: of the token; may be changed."""
 
     def __init__(
-        self, workspace: Workspace | None = None, *, token: str = TOKEN, app_token: str = APP_TOKEN,
-        signing_secret: str = SIGNING_SECRET, scopes: Sequence[str] = SCOPES,
-    ) -> None:  # fmt: skip
+        self,
+        workspace: Workspace | None = None,
+        *,
+        token: str = TOKEN,
+        app_token: str = APP_TOKEN,
+        signing_secret: str = SIGNING_SECRET,
+        scopes: Sequence[str] = SCOPES,
+    ) -> None:
         self.workspace = workspace or Workspace()
         self.token, self.app_token, self.signing_secret = token, app_token, signing_secret
         self.revoked = False
@@ -234,10 +245,15 @@ class FakeSlack:
     def rate_limited(self) -> Request:
         """More than 30,000 events in an hour: the rest is not sent."""
         at = int(self.workspace.clock())
-        return self.signed({
-            "token": "unused", "type": "app_rate_limited", "team_id": self.workspace.team_id,
-            "minute_rate_limited": at - at % 60, "api_app_id": APP_ID,
-        })  # fmt: skip
+        return self.signed(
+            {
+                "token": "unused",
+                "type": "app_rate_limited",
+                "team_id": self.workspace.team_id,
+                "minute_rate_limited": at - at % 60,
+                "api_app_id": APP_ID,
+            }
+        )
 
     def signed(self, envelope: Object, *, retry: int = 0, at: float | None = None) -> Request:
         """docs.slack.dev/authentication/verifying-requests-from-slack. at: of the signature."""
@@ -245,9 +261,10 @@ class FakeSlack:
         timestamp = str(int(self.workspace.clock() if at is None else at))
         digest = hmac.new(self.signing_secret.encode(), b"v0:" + timestamp.encode() + b":" + body, hashlib.sha256)
         headers = {
-            "content-type": "application/json", "x-slack-request-timestamp": timestamp,
+            "content-type": "application/json",
+            "x-slack-request-timestamp": timestamp,
             "x-slack-signature": f"v0={digest.hexdigest()}",
-        }  # fmt: skip
+        }
         if retry:
             headers |= {"x-slack-retry-num": str(retry), "x-slack-retry-reason": "http_timeout"}
         return Request(headers, {}, body)

@@ -16,9 +16,11 @@ Arguments = dict[str, str]
 _KINDS = ("public_channel", "private_channel", "im", "mpim")
 _READ = {"public_channel": "channels:read", "private_channel": "groups:read", "im": "im:read", "mpim": "mpim:read"}
 _HISTORY = {
-    "public_channel": "channels:history", "private_channel": "groups:history", "im": "im:history",
+    "public_channel": "channels:history",
+    "private_channel": "groups:history",
+    "im": "im:history",
     "mpim": "mpim:history",
-}  # fmt: skip
+}
 _EJECTED_FROM_ARCHIVED = "not_in_channel"
 
 
@@ -117,9 +119,14 @@ def kind(channel: Channel) -> str:
 def auth_test(desk: Desk, _: Arguments) -> Object:
     workspace = desk.workspace
     return {
-        "url": f"https://{workspace.domain}.slack.com/", "team": workspace.domain.title(), "user": "penstock",
-        "team_id": workspace.team_id, "user_id": BOT_USER, "bot_id": BOT_ID, "is_enterprise_install": False,
-    }  # fmt: skip
+        "url": f"https://{workspace.domain}.slack.com/",
+        "team": workspace.domain.title(),
+        "user": "penstock",
+        "team_id": workspace.team_id,
+        "user_id": BOT_USER,
+        "bot_id": BOT_ID,
+        "is_enterprise_install": False,
+    }
 
 
 def conversations_list(desk: Desk, arguments: Arguments) -> Object:

@@ -19,9 +19,14 @@ BOT_USER = "U0PENSTOCK"
 BOT_ID = "B0PENSTOCK"
 APP_ID = "A0PENSTOCK"
 SCOPES = (
-    "channels:history", "channels:read", "groups:history", "groups:read", "usergroups:read", "users:read",
+    "channels:history",
+    "channels:read",
+    "groups:history",
+    "groups:read",
+    "usergroups:read",
+    "users:read",
     "users:read.email",
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -46,17 +51,27 @@ class Channel:
 
     def shown(self) -> Object:
         return {
-            "id": self.id, "name": self.name, "name_normalized": self.name, "created": self.created,
+            "id": self.id,
+            "name": self.name,
+            "name_normalized": self.name,
+            "created": self.created,
             "is_channel": self.kind == "channel" and not self.is_private,
             "is_group": self.kind == "channel" and self.is_private,
-            "is_im": self.kind == "im", "is_mpim": self.kind == "mpim", "is_private": self.is_private,
-            "is_archived": self.is_archived, "is_general": False, "is_shared": self.is_ext_shared,
-            "is_ext_shared": self.is_ext_shared, "is_org_shared": False, "is_pending_ext_shared": False,
-            "is_member": BOT_USER in self.members, "previous_names": list(self.previous_names),
+            "is_im": self.kind == "im",
+            "is_mpim": self.kind == "mpim",
+            "is_private": self.is_private,
+            "is_archived": self.is_archived,
+            "is_general": False,
+            "is_shared": self.is_ext_shared,
+            "is_ext_shared": self.is_ext_shared,
+            "is_org_shared": False,
+            "is_pending_ext_shared": False,
+            "is_member": BOT_USER in self.members,
+            "previous_names": list(self.previous_names),
             "topic": {"value": "", "creator": "", "last_set": 0},
             "purpose": {"value": "", "creator": "", "last_set": 0},
             "num_members": len(self.members),
-        }  # fmt: skip
+        }
 
     def replies(self, thread_ts: str) -> list[Object]:
         return [m for ts, m in sorted(self.messages.items()) if m.get("thread_ts") == thread_ts and ts != thread_ts]
@@ -77,9 +92,13 @@ class Channel:
         if replies:
             users = list(dict.fromkeys(reply.get("user", reply.get("bot_id")) for reply in replies))
             shown |= {
-                "thread_ts": message["ts"], "reply_count": len(replies), "reply_users_count": len(users),
-                "latest_reply": replies[-1]["ts"], "reply_users": users[:5], "is_locked": False,
-            }  # fmt: skip
+                "thread_ts": message["ts"],
+                "reply_count": len(replies),
+                "reply_users_count": len(users),
+                "latest_reply": replies[-1]["ts"],
+                "reply_users": users[:5],
+                "is_locked": False,
+            }
         if message.get("thread_ts", message["ts"]) != message["ts"]:
             parent = self.messages.get(message["thread_ts"])
             shown["parent_user_id"] = parent.get("user") if parent else None
@@ -112,10 +131,20 @@ class Workspace:
         if address:
             profile["email"] = address
         self.users[id] = {
-            "id": id, "team_id": self.team_id, "name": name.split()[0].lower(), "real_name": name, "deleted": False,
-            "is_bot": False, "is_restricted": False, "is_ultra_restricted": False, "is_app_user": False,
-            "is_email_confirmed": bool(address), "profile": profile, "updated": int(self.clock()), **fields,
-        }  # fmt: skip
+            "id": id,
+            "team_id": self.team_id,
+            "name": name.split()[0].lower(),
+            "real_name": name,
+            "deleted": False,
+            "is_bot": False,
+            "is_restricted": False,
+            "is_ultra_restricted": False,
+            "is_app_user": False,
+            "is_email_confirmed": bool(address),
+            "profile": profile,
+            "updated": int(self.clock()),
+            **fields,
+        }
         self._send({"type": "team_join", "user": copy.deepcopy(self.users[id])})
         return id
 
@@ -202,8 +231,10 @@ class Workspace:
         message = self.channels[channel].messages[ts]
         before = copy.deepcopy(message)
         message |= {
-            "text": text, "edited": {"user": message.get("user"), "ts": f"{int(self.clock())}.000000"}, **fields,
-        }  # fmt: skip
+            "text": text,
+            "edited": {"user": message.get("user"), "ts": f"{int(self.clock())}.000000"},
+            **fields,
+        }
         self._changed(channel, message, before)
 
     def delete(self, channel: str, ts: str) -> None:
@@ -212,9 +243,14 @@ class Workspace:
         message = found.messages[ts]
         if found.replies(ts):
             found.messages[ts] = {
-                "type": "message", "subtype": "tombstone", "text": "This message was deleted.", "user": "USLACKBOT",
-                "hidden": True, "ts": ts, "thread_ts": ts,
-            }  # fmt: skip
+                "type": "message",
+                "subtype": "tombstone",
+                "text": "This message was deleted.",
+                "user": "USLACKBOT",
+                "hidden": True,
+                "ts": ts,
+                "thread_ts": ts,
+            }
             self._changed(channel, found.messages[ts], message)
             return
         del found.messages[ts]
@@ -223,8 +259,9 @@ class Workspace:
             del found.messages[parent]
         self._send_message(
             channel,
-            {"subtype": "message_deleted", "hidden": True, "deleted_ts": ts, "previous_message": message}, self.ts(),
-        )  # fmt: skip
+            {"subtype": "message_deleted", "hidden": True, "deleted_ts": ts, "previous_message": message},
+            self.ts(),
+        )
 
     def restore(self, channel: str, message: Object) -> None:
         """Puts a message back as it was (people cannot do that in Slack; a support case can)."""
@@ -235,16 +272,24 @@ class Workspace:
         shown = self.channels[channel].as_read(message)
         self._send_message(
             channel,
-            {"subtype": "message_changed", "hidden": True, "message": shown, "previous_message": before}, self.ts(),
-        )  # fmt: skip
+            {"subtype": "message_changed", "hidden": True, "message": shown, "previous_message": before},
+            self.ts(),
+        )
 
     # Events
 
     def _send_message(self, channel: str, fields: Object, ts: str) -> None:
-        self._send_of(channel, {
-            **fields, "type": "message", "channel": channel, "ts": ts, "event_ts": ts,
-            "channel_type": self.channels[channel].type,
-        })  # fmt: skip
+        self._send_of(
+            channel,
+            {
+                **fields,
+                "type": "message",
+                "channel": channel,
+                "ts": ts,
+                "event_ts": ts,
+                "channel_type": self.channels[channel].type,
+            },
+        )
 
     def _send_of(self, channel: str, event: Object) -> None:
         """What happens in a channel is told to its members only."""
@@ -254,11 +299,23 @@ class Workspace:
     def _send(self, event: Object) -> None:
         number = next(self._numbers)
         envelope = {
-            "token": "unused", "team_id": self.team_id, "api_app_id": APP_ID, "type": "event_callback",
-            "event": {"event_ts": f"{self.clock():.6f}", **event}, "event_id": f"Ev{number:08}",
-            "event_time": int(self.clock()), "is_ext_shared_channel": False,
-            "authorizations": [{"enterprise_id": None, "team_id": self.team_id, "user_id": BOT_USER, "is_bot": True,
-                                "is_enterprise_install": False}],
-        }  # fmt: skip
+            "token": "unused",
+            "team_id": self.team_id,
+            "api_app_id": APP_ID,
+            "type": "event_callback",
+            "event": {"event_ts": f"{self.clock():.6f}", **event},
+            "event_id": f"Ev{number:08}",
+            "event_time": int(self.clock()),
+            "is_ext_shared_channel": False,
+            "authorizations": [
+                {
+                    "enterprise_id": None,
+                    "team_id": self.team_id,
+                    "user_id": BOT_USER,
+                    "is_bot": True,
+                    "is_enterprise_install": False,
+                }
+            ],
+        }
         for listener in self.listeners:
             listener(envelope)

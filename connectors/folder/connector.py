@@ -106,9 +106,14 @@ class Hints:
             trouble: Problem | None = None
             try:
                 async for changes in awatch(
-                    watched, watch_filter=self._concerns, recursive=recursive, debounce=DEBOUNCE_MS, step=50,
-                    stop_event=self._stop, ignore_permission_denied=True,
-                ):  # fmt: skip
+                    watched,
+                    watch_filter=self._concerns,
+                    recursive=recursive,
+                    debounce=DEBOUNCE_MS,
+                    step=50,
+                    stop_event=self._stop,
+                    ignore_permission_denied=True,
+                ):
                     self._changed |= {path for _, path in changes}
                     self._some.set()
             except (OSError, RuntimeError) as error:  # watchfiles raises RuntimeError for what inotify refuses

@@ -38,9 +38,12 @@ class FileRead:
 def describe(stat: os.stat_result) -> Stat:
     """What tells that a file is unchanged without reading it; an extractor of another version reads it again."""
     return {
-        "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "inode": stat.st_ino,
+        "size": stat.st_size,
+        "mtime_ns": stat.st_mtime_ns,
+        "ctime_ns": stat.st_ctime_ns,
+        "inode": stat.st_ino,
         "extractor": EXTRACTOR,
-    }  # fmt: skip
+    }
 
 
 def read(path: str, stat: os.stat_result) -> FileRead:
@@ -129,15 +132,32 @@ def content_of(path: str, root: str, file: FileRead, extracted: Extracted) -> Co
 
 
 def upserted(
-    what: Content, *, tenant: str, source: str, path: str, version: int, observed_at: datetime,
-    acl_tags: tuple[str, ...], required_tags: tuple[str, ...],
-) -> DocumentUpserted:  # fmt: skip
+    what: Content,
+    *,
+    tenant: str,
+    source: str,
+    path: str,
+    version: int,
+    observed_at: datetime,
+    acl_tags: tuple[str, ...],
+    required_tags: tuple[str, ...],
+) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant=tenant, source=source, external_id=path, version=version, observed_at=observed_at, title=what.title,
-        content=what.content, media_type=what.media_type, acl_tags=list(acl_tags), required_tags=list(required_tags),
-        source_url=what.source_url, author=what.author, source_modified_at=what.modified_at,
+        tenant=tenant,
+        source=source,
+        external_id=path,
+        version=version,
+        observed_at=observed_at,
+        title=what.title,
+        content=what.content,
+        media_type=what.media_type,
+        acl_tags=list(acl_tags),
+        required_tags=list(required_tags),
+        source_url=what.source_url,
+        author=what.author,
+        source_modified_at=what.modified_at,
         metadata=dict(what.metadata),
-    )  # fmt: skip
+    )
 
 
 def _time(nanoseconds: int) -> datetime | None:

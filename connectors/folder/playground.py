@@ -24,8 +24,11 @@ class FolderPlayground:
         self._removed: dict[str, str] = {}
         self.environment: Mapping[str, str] = {}
         self.options: Mapping[str, Any] = {
-            "paths": [str(self.root)], "acl_tags": ["team"], "members_file": str(self._members), "page_files": 3,
-        }  # fmt: skip
+            "paths": [str(self.root)],
+            "acl_tags": ["team"],
+            "members_file": str(self._members),
+            "page_files": 3,
+        }
         self._write_members(self.inside)
 
     async def write(self, name: str, text: str) -> str:

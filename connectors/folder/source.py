@@ -191,9 +191,13 @@ class Folder(SmallSource):
             return Gone(id_)
         if file.unreadable is not None and file.unreadable.code != "empty":
             return Unreadable(
-                external_id=id_, code=file.unreadable.code, message=str(file.unreadable), acl_tags=one.acl_tags,
-                required_tags=one.required_tags, revision=revision,
-            )  # fmt: skip
+                external_id=id_,
+                code=file.unreadable.code,
+                message=str(file.unreadable),
+                acl_tags=one.acl_tags,
+                required_tags=one.required_tags,
+                revision=revision,
+            )
         return _document(id_, root, one, file, revision)
 
     def _members(self) -> dict[str, list[str]]:
@@ -213,10 +217,18 @@ class Folder(SmallSource):
 def _document(id_: str, root: str, one: Candidate, file: FileRead, revision: str) -> Document:
     what = content_of(one.path, root, file, file.extracted or EMPTY)
     return Document(
-        external_id=id_, title=what.title, content=what.content, media_type=what.media_type, acl_tags=one.acl_tags,
-        required_tags=one.required_tags, revision=revision, source_url=what.source_url, author=what.author,
-        source_modified_at=what.modified_at, metadata=dict(what.metadata),
-    )  # fmt: skip
+        external_id=id_,
+        title=what.title,
+        content=what.content,
+        media_type=what.media_type,
+        acl_tags=one.acl_tags,
+        required_tags=one.required_tags,
+        revision=revision,
+        source_url=what.source_url,
+        author=what.author,
+        source_modified_at=what.modified_at,
+        metadata=dict(what.metadata),
+    )
 
 
 def _revision(path: str, stat: Stat) -> str:

@@ -144,14 +144,22 @@ class Sweep:
 
     async def _upsert(self, candidate: Candidate, item: Item, what: Content, observed_at: datetime) -> None:
         event = upserted(
-            what, tenant=self.options.tenant, source=self.options.source, path=candidate.path,
-            version=version_at(observed_at, item.version), observed_at=observed_at, acl_tags=candidate.acl_tags,
+            what,
+            tenant=self.options.tenant,
+            source=self.options.source,
+            path=candidate.path,
+            version=version_at(observed_at, item.version),
+            observed_at=observed_at,
+            acl_tags=candidate.acl_tags,
             required_tags=candidate.required_tags,
-        )  # fmt: skip
+        )
         row = replace(
-            item, version=event.version, fingerprint=what.fingerprint(), acl_tags=event.acl_tags,
+            item,
+            version=event.version,
+            fingerprint=what.fingerprint(),
+            acl_tags=event.acl_tags,
             required_tags=event.required_tags,
-        )  # fmt: skip
+        )
         await self._publish("upserted", event, event.version, row, self._lane(first=item.version is None))
 
     async def _unreadable(
@@ -180,9 +188,13 @@ class Sweep:
             self.report.unchanged.append((item.external_id, item.version))
             return
         event = AccessChanged(
-            tenant=self.options.tenant, source=self.options.source, external_id=item.external_id,
-            observed_at=observed_at, acl_tags=list(candidate.acl_tags), required_tags=list(candidate.required_tags),
-        )  # fmt: skip
+            tenant=self.options.tenant,
+            source=self.options.source,
+            external_id=item.external_id,
+            observed_at=observed_at,
+            acl_tags=list(candidate.acl_tags),
+            required_tags=list(candidate.required_tags),
+        )
         row = replace(item, acl_tags=event.acl_tags, required_tags=event.required_tags)
         await self._publish("access", event, item.version, row, self._lane(first=False))
 
@@ -218,9 +230,12 @@ class Sweep:
         """documents: (external id, version)."""
         for external_id, version in documents:
             event = DocumentDeleted(
-                tenant=self.options.tenant, source=self.options.source, external_id=external_id,
-                observed_at=observed_at, version=version,
-            )  # fmt: skip
+                tenant=self.options.tenant,
+                source=self.options.source,
+                external_id=external_id,
+                observed_at=observed_at,
+                version=version,
+            )
             await self._publish("deleted", event, version, None, self._lane(first=False))
 
     async def _unlisted(self, started: datetime) -> list[Unwritten]:

@@ -170,9 +170,10 @@ class Walk:
     def _refused(self, folder: str, subtree: str, error: PolicyError) -> Problem:
         self.broken.append(subtree)
         return Problem(
-            os.path.join(folder, FILE), "policy",
+            os.path.join(folder, FILE),
+            "policy",
             f"{error}; nothing under it is published, what was keeps its access, until it is mended",
-        )  # fmt: skip
+        )
 
     def _unlistable(self, path: str, error: OSError) -> Iterator[Problem]:
         """What has just vanished is no problem: it is gone."""

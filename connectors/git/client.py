@@ -92,11 +92,19 @@ class Command:
         that it started."""
         try:
             process = await asyncio.create_subprocess_exec(
-                "git", f"--git-dir={self.folder}", "--no-pager", "--literal-pathspecs", *arguments,
+                "git",
+                f"--git-dir={self.folder}",
+                "--no-pager",
+                "--literal-pathspecs",
+                *arguments,
                 stdin=asyncio.subprocess.DEVNULL if input is None else asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env=self._environment,
-                cwd=self.folder.parent, start_new_session=True, limit=RECORD_BYTES,
-            )  # fmt: skip
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                env=self._environment,
+                cwd=self.folder.parent,
+                start_new_session=True,
+                limit=RECORD_BYTES,
+            )
         except FileNotFoundError as error:
             raise Misconfigured("git is not installed, or not on PATH: install it (2.35 or newer)") from error
         errors = asyncio.create_task(_head(process.stderr))
@@ -244,10 +252,19 @@ class Mirror:
         watching = asyncio.create_task(self._too_large())
         fetching = asyncio.create_task(
             self._remote(
-                "fetch", "--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", "--no-write-fetch-head",
-                "--force", "--", self._options.url, f"+{name}:{REF}", seconds=self._options.fetch_seconds,
+                "fetch",
+                "--quiet",
+                "--no-tags",
+                "--no-recurse-submodules",
+                "--no-auto-gc",
+                "--no-write-fetch-head",
+                "--force",
+                "--",
+                self._options.url,
+                f"+{name}:{REF}",
+                seconds=self._options.fetch_seconds,
             )
-        )  # fmt: skip
+        )
         try:
             done, _ = await asyncio.wait({watching, fetching}, return_when=asyncio.FIRST_COMPLETED)
             if fetching not in done:

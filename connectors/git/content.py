@@ -67,9 +67,13 @@ class Reader:
             found = await self._text(file, blob, name)
         except NoText as error:
             return Unreadable(
-                external_id=external_id, code=error.code, message=str(error), acl_tags=acl_tags,
-                required_tags=required_tags, revision=revised,
-            )  # fmt: skip
+                external_id=external_id,
+                code=error.code,
+                message=str(error),
+                acl_tags=acl_tags,
+                required_tags=required_tags,
+                revision=revised,
+            )
         touch = touches.get(path, Touch(None, None))
         ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
         return Document(

@@ -151,15 +151,101 @@ def _byte(value: int) -> str:
 MAX_FILES = 2_000_000
 _FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]+) +(\d+)\t(.+)", re.DOTALL)
 """Links (120000) and submodules (160000) are no files: neither is followed."""
-_PICTURES_AND_SO_ON = frozenset({
-    "png", "jpg", "jpeg", "gif", "bmp", "ico", "icns", "tif", "tiff", "webp", "heic", "psd", "ai", "eps", "mp3",
-    "mp4", "m4a", "mov", "avi", "mkv", "webm", "wav", "ogg", "flac", "ttf", "otf", "woff", "woff2", "eot", "zip",
-    "gz", "tgz", "bz2", "xz", "zst", "7z", "rar", "tar", "jar", "war", "ear", "whl", "egg", "so", "dll", "dylib",
-    "exe", "bin", "o", "a", "obj", "lib", "class", "pyc", "pyo", "wasm", "dex", "apk", "aab", "ipa", "dmg", "iso",
-    "img", "deb", "rpm", "msi", "pdb", "db", "sqlite", "sqlite3", "mdb", "parquet", "avro", "orc", "npy", "npz",
-    "pkl", "pt", "pth", "onnx", "h5", "safetensors", "gguf", "keystore", "jks", "p12", "pfx", "der", "mo", "pack",
-    "idx",
-})  # fmt: skip
+_PICTURES_AND_SO_ON = frozenset(
+    {
+        "png",
+        "jpg",
+        "jpeg",
+        "gif",
+        "bmp",
+        "ico",
+        "icns",
+        "tif",
+        "tiff",
+        "webp",
+        "heic",
+        "psd",
+        "ai",
+        "eps",
+        "mp3",
+        "mp4",
+        "m4a",
+        "mov",
+        "avi",
+        "mkv",
+        "webm",
+        "wav",
+        "ogg",
+        "flac",
+        "ttf",
+        "otf",
+        "woff",
+        "woff2",
+        "eot",
+        "zip",
+        "gz",
+        "tgz",
+        "bz2",
+        "xz",
+        "zst",
+        "7z",
+        "rar",
+        "tar",
+        "jar",
+        "war",
+        "ear",
+        "whl",
+        "egg",
+        "so",
+        "dll",
+        "dylib",
+        "exe",
+        "bin",
+        "o",
+        "a",
+        "obj",
+        "lib",
+        "class",
+        "pyc",
+        "pyo",
+        "wasm",
+        "dex",
+        "apk",
+        "aab",
+        "ipa",
+        "dmg",
+        "iso",
+        "img",
+        "deb",
+        "rpm",
+        "msi",
+        "pdb",
+        "db",
+        "sqlite",
+        "sqlite3",
+        "mdb",
+        "parquet",
+        "avro",
+        "orc",
+        "npy",
+        "npz",
+        "pkl",
+        "pt",
+        "pth",
+        "onnx",
+        "h5",
+        "safetensors",
+        "gguf",
+        "keystore",
+        "jks",
+        "p12",
+        "pfx",
+        "der",
+        "mo",
+        "pack",
+        "idx",
+    }
+)
 """Endings of what holds no text to index. Of what is binary without saying so, reading finds out."""
 
 
@@ -218,9 +304,19 @@ async def changes(mirror: Mirror, old: str | None, new: str) -> list[Change]:
         return True
 
     await mirror.each(
-        see, "diff-tree", "-r", "-z", "--no-commit-id", "--name-status", "--find-renames", "--break-rewrites",
-        "--no-rename-empty", "--no-ext-diff", old, new,
-    )  # fmt: skip
+        see,
+        "diff-tree",
+        "-r",
+        "-z",
+        "--no-commit-id",
+        "--name-status",
+        "--find-renames",
+        "--break-rewrites",
+        "--no-rename-empty",
+        "--no-ext-diff",
+        old,
+        new,
+    )
     found, position = [], 0
     while position < len(fields):
         status, path = fields[position][:1], os.fsdecode(fields[position + 1])
@@ -263,9 +359,17 @@ class History:
         # A span is walked to its end; everything only as far as there are files whose last commit is not found.
         walk = _Walk(None if known else set(paths))
         await mirror.each(
-            walk.see, "log", "-z", _FORMAT, "--name-only", "--no-renames", "--no-ext-diff", "--no-show-signature", span,
+            walk.see,
+            "log",
+            "-z",
+            _FORMAT,
+            "--name-only",
+            "--no-renames",
+            "--no-ext-diff",
+            "--no-show-signature",
+            span,
             "--",
-        )  # fmt: skip
+        )
         for path, touch in walk.fresh.items():
             before = touches.get(path)
             # What a merge brings may be older than what it was merged with: the newest counts, as in a whole walk.

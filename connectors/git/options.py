@@ -209,14 +209,28 @@ def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]
         origin = "/".join(options.url.split("/")[:3])
         config[f"http.{origin}/.extraHeader"] = f"Authorization: Basic {basic(options.username, options.token)}"
     variables = {
-        "PATH": path, "HOME": str(home), "XDG_CONFIG_HOME": str(home), "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8",
+        "PATH": path,
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "LANG": "C.UTF-8",
+        "LC_ALL": "C.UTF-8",
         "LANGUAGE": "C",
-        "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_SYSTEM": "/dev/null", "GIT_CONFIG_GLOBAL": "/dev/null",
-        "GIT_ATTR_NOSYSTEM": "1", "GIT_TERMINAL_PROMPT": "0", "GIT_ASKPASS": "", "SSH_ASKPASS": "",
-        "GIT_ALLOW_PROTOCOL": "https:ssh:file", "GIT_PROTOCOL_FROM_USER": "0", "GIT_NO_LAZY_FETCH": "1",
-        "GIT_NO_REPLACE_OBJECTS": "1", "GIT_LFS_SKIP_SMUDGE": "1", "GIT_SSH_VARIANT": "ssh",
-        "GIT_SSH_COMMAND": ssh_command(options), "GIT_CONFIG_COUNT": str(len(config)),
-    }  # fmt: skip
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "",
+        "SSH_ASKPASS": "",
+        "GIT_ALLOW_PROTOCOL": "https:ssh:file",
+        "GIT_PROTOCOL_FROM_USER": "0",
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_LFS_SKIP_SMUDGE": "1",
+        "GIT_SSH_VARIANT": "ssh",
+        "GIT_SSH_COMMAND": ssh_command(options),
+        "GIT_CONFIG_COUNT": str(len(config)),
+    }
     for number, (key, value) in enumerate(config.items()):
         variables |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     return variables
@@ -228,10 +242,16 @@ def basic(username: str, token: SecretStr) -> str:
 
 def ssh_command(options: GitOptions) -> str:
     settings = {
-        "BatchMode": "yes", "StrictHostKeyChecking": "yes", "IdentitiesOnly": "yes", "ConnectTimeout": "20",
-        "PermitLocalCommand": "no", "ProxyCommand": "none", "ClearAllForwardings": "yes",
-        "UserKnownHostsFile": f'"{options.known_hosts_file or "/dev/null"}"', "GlobalKnownHostsFile": "/dev/null",
-    }  # fmt: skip
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "IdentitiesOnly": "yes",
+        "ConnectTimeout": "20",
+        "PermitLocalCommand": "no",
+        "ProxyCommand": "none",
+        "ClearAllForwardings": "yes",
+        "UserKnownHostsFile": f'"{options.known_hosts_file or "/dev/null"}"',
+        "GlobalKnownHostsFile": "/dev/null",
+    }
     parts = ["ssh", "-F", "none", "-i", str(options.ssh_key_file or "/dev/null")]
     parts += [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
     return " ".join(map(quote, parts))

@@ -75,12 +75,19 @@ class Backend:
     def _run(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> bytes:
         """As a web server calls a CGI program (RFC 3875); git-http-backend(1) names the variables."""
         environment = {
-            "PATH": os.environ.get("PATH", os.defpath), "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GIT_PROJECT_ROOT": str(self.root), "GIT_HTTP_EXPORT_ALL": "1", "REQUEST_METHOD": method,
-            "PATH_INFO": path, "QUERY_STRING": query, "CONTENT_TYPE": headers.get("content-type", ""),
-            "CONTENT_LENGTH": str(len(body)), "HTTP_CONTENT_ENCODING": headers.get("content-encoding", ""),
+            "PATH": os.environ.get("PATH", os.defpath),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_PROJECT_ROOT": str(self.root),
+            "GIT_HTTP_EXPORT_ALL": "1",
+            "REQUEST_METHOD": method,
+            "PATH_INFO": path,
+            "QUERY_STRING": query,
+            "CONTENT_TYPE": headers.get("content-type", ""),
+            "CONTENT_LENGTH": str(len(body)),
+            "HTTP_CONTENT_ENCODING": headers.get("content-encoding", ""),
             "GIT_PROTOCOL": headers.get("git-protocol", ""),
-        }  # fmt: skip
+        }
         done = subprocess.run(["git", "http-backend"], input=body, env=environment, capture_output=True, check=True)
         return done.stdout
 
@@ -123,19 +130,29 @@ class Work:
         self.folder = folder
         self.remote = remote
         self._environment = {
-            "PATH": os.environ.get("PATH", os.defpath), "HOME": str(folder.parent), "GIT_CONFIG_NOSYSTEM": "1",
-            "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_AUTHOR_NAME": "Ada Author", "GIT_AUTHOR_EMAIL": "ada@example.com",
-            "GIT_COMMITTER_NAME": "Ada Author", "GIT_COMMITTER_EMAIL": "ada@example.com",
-        }  # fmt: skip
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": str(folder.parent),
+            "GIT_CONFIG_NOSYSTEM": "1",
+            "GIT_CONFIG_GLOBAL": "/dev/null",
+            "GIT_AUTHOR_NAME": "Ada Author",
+            "GIT_AUTHOR_EMAIL": "ada@example.com",
+            "GIT_COMMITTER_NAME": "Ada Author",
+            "GIT_COMMITTER_EMAIL": "ada@example.com",
+        }
         if not remote.exists():
             self.git("init", "--quiet", "--bare", "--initial-branch=main", str(remote), at=folder.parent)
         self.git("init", "--quiet", "--initial-branch=main", str(folder), at=folder.parent)
 
     def git(self, *arguments: str, at: Path | None = None, **environment: str) -> str:
         done = subprocess.run(
-            ["git", *arguments], cwd=at or self.folder, env=self._environment | environment, check=True,
-            capture_output=True, text=True, errors="surrogateescape",
-        )  # fmt: skip
+            ["git", *arguments],
+            cwd=at or self.folder,
+            env=self._environment | environment,
+            check=True,
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+        )
         return done.stdout.strip()
 
     def write(self, path: str, content: str | bytes) -> None:
@@ -168,9 +185,11 @@ class GitPlayground:
         self._rewritten = 0
         self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": HOOK}
         self.options: Mapping[str, Any] = {
-            "url": f"{url}/wiki.git", "ca_file": str(folder / "certificate.pem"), "page_documents": 3,
+            "url": f"{url}/wiki.git",
+            "ca_file": str(folder / "certificate.pem"),
+            "page_documents": 3,
             "access_file": str(self._access_file),
-        }  # fmt: skip
+        }
         self._write_access()
 
     async def write(self, name: str, text: str) -> str:
@@ -226,9 +245,14 @@ class GitPlayground:
             self._rewritten += 1
             message = f"sed '1s/^/Rewritten {self._rewritten}: /'"
             await asyncio.to_thread(
-                self._work.git, "filter-branch", "--force", "--msg-filter", message, "HEAD",
+                self._work.git,
+                "filter-branch",
+                "--force",
+                "--msg-filter",
+                message,
+                "HEAD",
                 FILTER_BRANCH_SQUELCH_WARNING="1",
-            )  # fmt: skip
+            )
             await self._push()
 
     async def _push(self) -> None:

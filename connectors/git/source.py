@@ -139,9 +139,11 @@ class Git:
         path = tree.taken[external_id]
         acl_tags, required_tags = access.of(path)
         return Listed(
-            external_id=external_id, acl_tags=acl_tags, required_tags=required_tags,
+            external_id=external_id,
+            acl_tags=acl_tags,
+            required_tags=required_tags,
             revision=revision(path, tree.files[path], self._options, tree.branch),
-        )  # fmt: skip
+        )
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         tree = await self._fresh()

@@ -86,9 +86,13 @@ def own_access(permissions: Iterable[Permission], sharing: Sharing, now: datetim
 
 
 def shared_access(
-    file: Permission, permissions: Collection[Permission], members: Collection[Permission], drive: str,
-    sharing: Sharing, now: datetime,
-) -> Access:  # fmt: skip
+    file: Permission,
+    permissions: Collection[Permission],
+    members: Collection[Permission],
+    drive: str,
+    sharing: Sharing,
+    now: datetime,
+) -> Access:
     """Of a file in a shared drive: the drive's members as one tag where all of them reach it, else one by one.
 
     members: the drive's own permissions. Where a folder above has inheritance switched off, only organizers still come
@@ -169,9 +173,12 @@ class Readers:
         if file.get("hasAugmentedPermissions") is not False or not file.get("permissionIds"):
             return ("file", file["id"])
         return (
-            "folder", file["driveId"], *(file.get("parents") or (file["id"],)),
-            bool(file.get("inheritedPermissionsDisabled")), frozenset(file["permissionIds"]),
-        )  # fmt: skip
+            "folder",
+            file["driveId"],
+            *(file.get("parents") or (file["id"],)),
+            bool(file.get("inheritedPermissionsDisabled")),
+            frozenset(file["permissionIds"]),
+        )
 
     async def _list(self, id_: str, key: Key) -> Sequence[Json]:
         async with self._reading[key]:

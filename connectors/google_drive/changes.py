@@ -106,15 +106,23 @@ class Channels:
         secret, id_, now = secrets.token_urlsafe(32), str(uuid.uuid4()), self._now()
         token = str((await self._api.start_page_token(corpus.drive))["startPageToken"])
         asked = {
-            "id": id_, "type": "web_hook", "address": address, "token": secret,
+            "id": id_,
+            "type": "web_hook",
+            "address": address,
+            "token": secret,
             "expiration": str(int((now + LIFE).timestamp() * 1000)),
-        }  # fmt: skip
+        }
         answer: Mapping[str, Any] = await self._api.watch(corpus.drive, token, asked)
         end = datetime.fromtimestamp(int(answer["expiration"]) / 1000, UTC) if "expiration" in answer else now + LIFE
         return Channel(
-            id=id_, corpus=corpus.key, address=address, resource=str(answer.get("resourceId", "")),
-            digest=digest(secret), opened=now.isoformat(), expires=end.isoformat(),
-        )  # fmt: skip
+            id=id_,
+            corpus=corpus.key,
+            address=address,
+            resource=str(answer.get("resourceId", "")),
+            digest=digest(secret),
+            opened=now.isoformat(),
+            expires=end.isoformat(),
+        )
 
     async def _stop(self, channel: Channel) -> None:
         if channel.end <= self._now():
@@ -170,9 +178,15 @@ class Listener:
         self._wish.set()
 
     async def run(
-        self, react: React, kept: Kept, now: Callable[[], datetime], renew: Renew | None, *, source: str,
+        self,
+        react: React,
+        kept: Kept,
+        now: Callable[[], datetime],
+        renew: Renew | None,
+        *,
+        source: str,
         look_seconds: float = LOOK_SECONDS,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Until cancelled. renew None: nothing can be sent to us."""
         renewal: datetime | None = None
         while True:

@@ -61,9 +61,12 @@ class ServiceAccount:
     def assertion(self, scopes: str, subject: str | None, now: float) -> str:
         """A signed claim (RS256) to act with these scopes, separated by spaces, as itself or as the subject."""
         claims: dict[str, Any] = {
-            "iss": self.email, "scope": scopes, "aud": self.token_uri, "iat": int(now),
+            "iss": self.email,
+            "scope": scopes,
+            "aud": self.token_uri,
+            "iat": int(now),
             "exp": int(now) + ASSERTION_SECONDS,
-        }  # fmt: skip
+        }
         if subject:
             claims["sub"] = subject
         return jwt.encode(claims, self._key, algorithm="RS256", headers={"kid": self._key_id} if self._key_id else None)
@@ -216,9 +219,12 @@ class Api:
             else {"corpora": "user", "includeItemsFromAllDrives": "false", **ALL_DRIVES}
         )
         params = {
-            **where, "q": q, "pageToken": token, "spaces": "drive",
+            **where,
+            "q": q,
+            "pageToken": token,
+            "spaces": "drive",
             "fields": f"nextPageToken,incompleteSearch,files({fields})",
-        }  # fmt: skip
+        }
         page = await self._smaller("files", params, size)
         if page.get("incompleteSearch"):
             raise Retryable("Google Drive could not search everything (incompleteSearch): the listing is not complete")
@@ -240,9 +246,11 @@ class Api:
         token: str | None = None
         while True:
             params = {
-                "fields": f"nextPageToken,permissions({PERMISSION})", "pageSize": PERMISSIONS_A_PAGE,
-                "pageToken": token, **ALL_DRIVES,
-            }  # fmt: skip
+                "fields": f"nextPageToken,permissions({PERMISSION})",
+                "pageSize": PERMISSIONS_A_PAGE,
+                "pageToken": token,
+                **ALL_DRIVES,
+            }
             page = await self._get(f"files/{_segment(id_)}/permissions", params)
             found += page.get("permissions", [])
             token = page.get("nextPageToken")
@@ -287,17 +295,25 @@ class Api:
     async def changes(self, drive: str | None, token: str, size: int) -> Json:
         """One page of a shared drive's log, or of the account's own."""
         params = {
-            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
-            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
+            "driveId": drive,
+            "pageToken": token,
+            "includeRemoved": "true",
+            "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false",
+            **ALL_DRIVES,
             "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE}))",
-        }  # fmt: skip
+        }
         return await self._smaller("changes", params, size)
 
     async def watch(self, drive: str | None, token: str, channel: Mapping[str, Any]) -> Json:
         params = {
-            "driveId": drive, "pageToken": token, "includeRemoved": "true", "spaces": "drive",
-            "includeItemsFromAllDrives": "true" if drive else "false", **ALL_DRIVES,
-        }  # fmt: skip
+            "driveId": drive,
+            "pageToken": token,
+            "includeRemoved": "true",
+            "spaces": "drive",
+            "includeItemsFromAllDrives": "true" if drive else "false",
+            **ALL_DRIVES,
+        }
         found: Json = await self._asked(self._drive.json("POST", "changes/watch", params=params, json=dict(channel)))
         return found
 

@@ -65,18 +65,74 @@ _BINARY = {
     "application/vnd.ms-excel": ".xls",
     "application/vnd.ms-powerpoint": ".ppt",
 }
-_TEXTUAL = frozenset({
-    "application/json", "application/ld+json", "application/x-ndjson", "application/xml", "application/yaml",
-    "application/x-yaml", "application/toml", "application/javascript", "application/x-javascript", "application/sql",
-    "application/x-sh", "application/x-python", "application/typescript", "application/xhtml+xml",
-})  # fmt: skip
+_TEXTUAL = frozenset(
+    {
+        "application/json",
+        "application/ld+json",
+        "application/x-ndjson",
+        "application/xml",
+        "application/yaml",
+        "application/x-yaml",
+        "application/toml",
+        "application/javascript",
+        "application/x-javascript",
+        "application/sql",
+        "application/x-sh",
+        "application/x-python",
+        "application/typescript",
+        "application/xhtml+xml",
+    }
+)
 _UNTOLD = frozenset({"application/octet-stream", "", "application/x-zip", "application/zip"})
 """Uploaded without a type (or as the archive that an office file is): its ending tells."""
-_ENDINGS = frozenset({
-    "txt", "text", "log", "md", "markdown", "rst", "html", "htm", "csv", "tsv", "json", "jsonl", "ndjson", "yaml",
-    "yml", "toml", "ini", "xml", "py", "pyi", "js", "mjs", "cjs", "jsx", "ts", "tsx", "java", "go", "rs", "c", "h",
-    "cc", "cpp", "cxx", "hh", "hpp", "sql", "sh", "bash", "pdf", "docx", "pptx", "xlsx", "eml",
-})  # fmt: skip
+_ENDINGS = frozenset(
+    {
+        "txt",
+        "text",
+        "log",
+        "md",
+        "markdown",
+        "rst",
+        "html",
+        "htm",
+        "csv",
+        "tsv",
+        "json",
+        "jsonl",
+        "ndjson",
+        "yaml",
+        "yml",
+        "toml",
+        "ini",
+        "xml",
+        "py",
+        "pyi",
+        "js",
+        "mjs",
+        "cjs",
+        "jsx",
+        "ts",
+        "tsx",
+        "java",
+        "go",
+        "rs",
+        "c",
+        "h",
+        "cc",
+        "cpp",
+        "cxx",
+        "hh",
+        "hpp",
+        "sql",
+        "sh",
+        "bash",
+        "pdf",
+        "docx",
+        "pptx",
+        "xlsx",
+        "eml",
+    }
+)
 _EMBEDDED = re.compile(r"^\[image\d+\]: *<data:image/[^>]*>[ \t]*\n?", re.M)
 _SHOWN = re.compile(r"!\[([^\]\n]*)\]\[image\d+\]")
 
@@ -144,9 +200,15 @@ def revision_of(file: File) -> str:
     """
     bytes_ = file.get("md5Checksum") or file.get("headRevisionId")
     told = [
-        bytes_, file.get("modifiedTime"), file.get("name"), author(file), file.get("webViewLink"), metadata(file),
-        may_download(file), bool(file.get("clientEncryptionDetails")),
-    ]  # fmt: skip
+        bytes_,
+        file.get("modifiedTime"),
+        file.get("name"),
+        author(file),
+        file.get("webViewLink"),
+        metadata(file),
+        may_download(file),
+        bool(file.get("clientEncryptionDetails")),
+    ]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -191,15 +253,25 @@ class Contents:
             content, media_type = await self._text(file)
         except NoText as error:
             return Unreadable(
-                external_id=str(file["id"]), code=error.code, message=str(error), acl_tags=access.tags,
+                external_id=str(file["id"]),
+                code=error.code,
+                message=str(error),
+                acl_tags=access.tags,
                 revision=revision,
-            )  # fmt: skip
+            )
         return Document(
-            external_id=str(file["id"]), title=str(file.get("name") or file["id"])[:4_000], content=content,
-            media_type=media_type, acl_tags=access.tags, version=version(file), revision=revision,
-            source_url=file.get("webViewLink"), author=author(file), source_modified_at=modified(file),
+            external_id=str(file["id"]),
+            title=str(file.get("name") or file["id"])[:4_000],
+            content=content,
+            media_type=media_type,
+            acl_tags=access.tags,
+            version=version(file),
+            revision=revision,
+            source_url=file.get("webViewLink"),
+            author=author(file),
+            source_modified_at=modified(file),
             metadata=metadata(file),
-        )  # fmt: skip
+        )
 
     def _tidy(self) -> None:
         """Removes what a process that was killed has left."""

@@ -36,9 +36,14 @@ class GoogleDrivePlayground:
         self.archive = corpus.add("Archive", parent=self.drive, mime_type=FOLDER).id
         self.files: dict[str, str] = {}
         self.options: Mapping[str, Any] = {
-            "drives": [self.drive], "directory_subject": ADMIN, "page_size": 3, "sweep_page_size": 3, "api_url": url,
-            "directory_url": url, "service_account_key": {"env": KEY_VARIABLE},
-        }  # fmt: skip
+            "drives": [self.drive],
+            "directory_subject": ADMIN,
+            "page_size": 3,
+            "sweep_page_size": 3,
+            "api_url": url,
+            "directory_url": url,
+            "service_account_key": {"env": KEY_VARIABLE},
+        }
         self.environment: Mapping[str, str] = {KEY_VARIABLE: fake.tokens.key(ACCOUNT, url)}
 
     async def write(self, name: str, text: str) -> str:

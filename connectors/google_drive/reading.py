@@ -219,9 +219,14 @@ patience)."""
 
 class Reading:
     def __init__(
-        self, api: Api, contents: Contents, kept: Kept, sharing: Sharing, now: Callable[[], datetime],
+        self,
+        api: Api,
+        contents: Contents,
+        kept: Kept,
+        sharing: Sharing,
+        now: Callable[[], datetime],
         unknown: Callable[[], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._api = api
         self._contents = contents
         self._kept = kept
@@ -258,10 +263,12 @@ class Reading:
             elif access is not None and self._is_hopeless(str(file["id"])):
                 entries.append(
                     Unreadable(
-                        external_id=str(file["id"]), code="unavailable", acl_tags=access.tags,
+                        external_id=str(file["id"]),
+                        code="unavailable",
+                        acl_tags=access.tags,
                         message="Google fails whenever it is asked for it: it is tried again with every sweep",
                     )
-                )  # fmt: skip
+                )
             else:
                 failure = entry
         if failure is not None:

@@ -29,7 +29,7 @@ from connectors.source import (
     Playground,
     Reaction,
     Request,
-)  # fmt: skip
+)
 from connectors.web import Answered, Denied, Limits, Missing
 from pipeline.core.errors import Misconfigured, Retryable
 
@@ -63,10 +63,11 @@ async def _drive(drive: str, api: Api) -> Problem | None:
         return Problem(drive, "drive", missing_drive(drive, api))
     except Denied as error:
         return Problem(
-            drive, "permissions",
+            drive,
+            "permissions",
             f"drives: the members of {drive} may not be listed ({error.code}), so nobody could read anything of it:"
             f" give {api.email} (or the subject) a higher role there",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -79,10 +80,11 @@ async def _folder(folder: str, api: Api) -> Problem | None:
         return Problem(folder, "folder", f"folders: {folder} is no folder")
     if not place.get("driveId") and not (place.get("capabilities") or {}).get("canShare"):
         return Problem(
-            folder, "permissions",
+            folder,
+            "permissions",
             f"folders: {folder} is in somebody's My Drive, where only those who may share see who may read: make"
             f" {api.email} (or the subject) an Editor of it, or nobody will find anything of it",
-        )  # fmt: skip
+        )
     return None
 
 
@@ -129,9 +131,13 @@ class GoogleDrive:
     Options: ClassVar[type[GoogleDriveOptions]] = GoogleDriveOptions
 
     def __init__(
-        self, options: GoogleDriveOptions, context: Context, *, now: Callable[[], datetime] = utc_now,
+        self,
+        options: GoogleDriveOptions,
+        context: Context,
+        *,
+        now: Callable[[], datetime] = utc_now,
         limits: Limits = Limits(),  # noqa: B008 - frozen
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises Misconfigured. now: by which grants and channels end."""
         self._options = options
         self._context = context
@@ -310,6 +316,4 @@ class GoogleDrive:
             assert address is not None
             return await self._channels.renew(await self._corpora(), address)
 
-        await self._listener.run(
-            react, self._kept, self._now, renew if address else None, source=self._context.name
-        )  # fmt: skip
+        await self._listener.run(react, self._kept, self._now, renew if address else None, source=self._context.name)

@@ -171,9 +171,12 @@ class Activity:
         failures, self.status.failures = self.status.failures, self.status.failures + 1
         if isinstance(error, Retryable):
             wait = backoff(
-                failures, base=RETRY_BASE_SECONDS, cap=RETRY_CAP_SECONDS, retry_after=error.retry_after,
+                failures,
+                base=RETRY_BASE_SECONDS,
+                cap=RETRY_CAP_SECONDS,
+                retry_after=error.retry_after,
                 random=random.random(),  # noqa: S311
-            )  # fmt: skip
+            )
             self.status.become("waiting", explained(error))
         else:
             wait = self._attention_seconds

@@ -126,14 +126,26 @@ def is_stale(row: Row | None, entry: Listed, *, is_mended: bool = True) -> bool:
 
 
 def _gone(row: Row, seen: Seen) -> Decision:
-    gone = replace(row, gone=True, fingerprint=None, revision=None, problem_code=None, problem_message=None,
-                   content_at=seen.at, access_at=seen.at, in_doubt_since=None)  # fmt: skip
+    gone = replace(
+        row,
+        gone=True,
+        fingerprint=None,
+        revision=None,
+        problem_code=None,
+        problem_message=None,
+        content_at=seen.at,
+        access_at=seen.at,
+        in_doubt_since=None,
+    )
     if not row.is_published:
         return Decision("unchanged", gone)
     event = DocumentDeleted(
-        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at,
+        tenant=seen.tenant,
+        source=seen.source,
+        external_id=row.external_id,
+        observed_at=seen.at,
         version=row.version or 0,
-    )  # fmt: skip
+    )
     return Decision("deleted", gone, [event])
 
 
@@ -141,9 +153,13 @@ def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str,
     """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
     row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
     row = replace(
-        row, problem_code=one_line(code)[:100], problem_message=one_line(message), revision=clipped(entry.revision),
-        content_at=seen.at, in_doubt_since=None,
-    )  # fmt: skip
+        row,
+        problem_code=one_line(code)[:100],
+        problem_message=one_line(message),
+        revision=clipped(entry.revision),
+        content_at=seen.at,
+        in_doubt_since=None,
+    )
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
 
 
@@ -158,17 +174,35 @@ def _document(row: Row, entry: Document, seen: Seen) -> Decision:
     version = version_at(seen.at, row.version) if entry.version is None else entry.version
     try:
         event = DocumentUpserted(
-            tenant=seen.tenant, source=seen.source, external_id=entry.external_id, observed_at=seen.at,
-            version=version, title=entry.title, content=entry.content, media_type=entry.media_type,
-            acl_tags=list(acl), required_tags=list(required), source_url=entry.source_url, author=entry.author,
-            source_modified_at=entry.source_modified_at, metadata=dict(entry.metadata),
-        )  # fmt: skip
+            tenant=seen.tenant,
+            source=seen.source,
+            external_id=entry.external_id,
+            observed_at=seen.at,
+            version=version,
+            title=entry.title,
+            content=entry.content,
+            media_type=entry.media_type,
+            acl_tags=list(acl),
+            required_tags=list(required),
+            source_url=entry.source_url,
+            author=entry.author,
+            source_modified_at=entry.source_modified_at,
+            metadata=dict(entry.metadata),
+        )
     except ValidationError as error:
         return _unreadable(row, entry, "invalid", why(error), seen)
     digest = fingerprint(event)
     moved, access = _access(row, acl, required, seen)
-    read = replace(moved, fingerprint=digest, revision=clipped(entry.revision), content_at=seen.at, problem_code=None,
-                   problem_message=None, gone=False, in_doubt_since=None)  # fmt: skip
+    read = replace(
+        moved,
+        fingerprint=digest,
+        revision=clipped(entry.revision),
+        content_at=seen.at,
+        problem_code=None,
+        problem_message=None,
+        gone=False,
+        in_doubt_since=None,
+    )
     if row.is_published and not row.is_in_doubt and row.fingerprint == digest:
         return Decision("access" if access else "unchanged", read, access)
     return Decision("upserted", replace(read, version=event.version), [*access, event])
@@ -184,9 +218,13 @@ def _access(row: Row, acl_tags: Collection[str], required_tags: Collection[str],
     if not row.is_published or is_known:
         return moved, []
     event = AccessChanged(
-        tenant=seen.tenant, source=seen.source, external_id=row.external_id, observed_at=seen.at,
-        acl_tags=list(acl), required_tags=list(required),
-    )  # fmt: skip
+        tenant=seen.tenant,
+        source=seen.source,
+        external_id=row.external_id,
+        observed_at=seen.at,
+        acl_tags=list(acl),
+        required_tags=list(required),
+    )
     return moved, [event]
 
 
@@ -245,7 +283,12 @@ def why(error: ValidationError) -> str:
 def fingerprint(event: DocumentUpserted) -> bytes:
     """SHA-256 of everything but access, version and stamps."""
     fields = [
-        event.title, event.content, event.media_type, event.source_url, event.author,
-        event.source_modified_at and event.source_modified_at.timestamp(), event.metadata,
-    ]  # fmt: skip
+        event.title,
+        event.content,
+        event.media_type,
+        event.source_url,
+        event.author,
+        event.source_modified_at and event.source_modified_at.timestamp(),
+        event.metadata,
+    ]
     return hashlib.sha256(json.dumps(fields, sort_keys=True, ensure_ascii=False).encode()).digest()

@@ -26,9 +26,16 @@ class Crawl:
     whose cursor is older than the load."""
 
     def __init__(
-        self, source: Source, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
-        loaded: Callable[[], None], gap: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        state: State,
+        publisher: Publisher,
+        clock: Clock,
+        *,
+        between_pages: Callable[[], None],
+        loaded: Callable[[], None],
+        gap: Callable[[], None],
+    ) -> None:
         """between_pages: raises Paused. loaded: the first load has ended. gap: changes may have been missed."""
         self._source = source
         self._state = state

@@ -40,9 +40,15 @@ class Identities:
     the next look, even when the source is by then as it was before (``membership_tables``)."""
 
     def __init__(
-        self, source: Source, producer: Producer, pool: Pool, holder: Holder, clock: Clock,
-        *, between_pages: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        producer: Producer,
+        pool: Pool,
+        holder: Holder,
+        clock: Clock,
+        *,
+        between_pages: Callable[[], None],
+    ) -> None:
         self._source = source
         self._producer = producer
         self._tables = MembershipTables(pool, holder)
@@ -77,13 +83,18 @@ class Identities:
         listed = [
             Held(held.tag, _sayable(held.members), _sayable(held.of), at) for held in listed if is_group(held.tag)
         ]
-        self.problems = [] if not unsayable else [
-            Problem(
-                self._holder.source, "identity_invalid",
-                f"{unsayable} names of tags or principals are empty, longer than 500 characters, or groups called"
-                " user:…: nobody holds them",
-            )
-        ]  # fmt: skip
+        self.problems = (
+            []
+            if not unsayable
+            else [
+                Problem(
+                    self._holder.source,
+                    "identity_invalid",
+                    f"{unsayable} names of tags or principals are empty, longer than 500 characters, or groups called"
+                    " user:…: nobody holds them",
+                )
+            ]
+        )
         async with self._applying:
             return await (self._apply_all(listed, at) if tags is None else self._apply_some(listed, at, tags))
 

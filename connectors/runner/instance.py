@@ -69,10 +69,13 @@ class Instance:
             wait = TAKEOVER_SECONDS
             try:
                 async with lease(
-                    self._services.postgres, self.plan.tenant, self.plan.name, self.plan.kind,
+                    self._services.postgres,
+                    self.plan.tenant,
+                    self.plan.name,
+                    self.plan.kind,
                     address=self._services.address,
                     access_every_seconds=max(self.plan.sweep_seconds, self.plan.groups_seconds),
-                ) as held:  # fmt: skip
+                ) as held:
                     self.held_elsewhere = held is None
                     if held is None:
                         self.start.become("waiting", "another process runs it")
@@ -131,11 +134,13 @@ class Instance:
         folder = self._services.folder / self.plan.name
         folder.mkdir(parents=True, exist_ok=True)
         return Context(
-            name=self.plan.name, tenant=self.plan.tenant, folder=folder,
+            name=self.plan.name,
+            tenant=self.plan.tenant,
+            folder=folder,
             memory=PostgresMemory(self._services.pool, self.plan.tenant, self.plan.name),
             events_url=self.plan.events_url(self._services.events_url),
             postgres=self._services.pool,
-        )  # fmt: skip
+        )
 
     def _wire(
         self, source: Source, state: State, rows: Rows, clock: Clock, before: Mapping[str, Mapping[str, Any]]
@@ -143,17 +148,31 @@ class Instance:
         """before: what the activities' statuses were when the instance was last run."""
         publisher = Publisher(self._services.producer, rows)
         crawl = Crawl(
-            source, state, publisher, clock, between_pages=self._between_pages,
-            loaded=lambda: self.activities["sweep"].ask(), gap=lambda: self.activities["sweep"].ask("gap"),
-        )  # fmt: skip
-        sweep = Sweep(
-            source, state, publisher, clock, between_pages=self._between_pages,
-            unrevised=lambda: self.activities["full"].ask("again"), done=lambda: self.activities["reconcile"].ask(),
-        )  # fmt: skip
-        identities = Identities(
-            source, self._services.producer, self._services.pool, state.holder, clock,
+            source,
+            state,
+            publisher,
+            clock,
             between_pages=self._between_pages,
-        )  # fmt: skip
+            loaded=lambda: self.activities["sweep"].ask(),
+            gap=lambda: self.activities["sweep"].ask("gap"),
+        )
+        sweep = Sweep(
+            source,
+            state,
+            publisher,
+            clock,
+            between_pages=self._between_pages,
+            unrevised=lambda: self.activities["full"].ask("again"),
+            done=lambda: self.activities["reconcile"].ask(),
+        )
+        identities = Identities(
+            source,
+            self._services.producer,
+            self._services.pool,
+            state.holder,
+            clock,
+            between_pages=self._between_pages,
+        )
 
         def look_again(ids: Collection[str], groups: bool) -> None:
             if len(ids) > MASS_COUNT:
@@ -182,9 +201,15 @@ class Instance:
 
         def activity(name: str, run: Any, every: float | None, *, first: float = 0.0, rests: bool = False) -> None:
             self.activities[name] = one = Activity(
-                name, run, every_seconds=every, first_in_seconds=first, rests=rests, on_done=answer,
-                attention_seconds=min(self.plan.poll_seconds, 60.0), not_paused=self._not_paused,
-            )  # fmt: skip
+                name,
+                run,
+                every_seconds=every,
+                first_in_seconds=first,
+                rests=rests,
+                on_done=answer,
+                attention_seconds=min(self.plan.poll_seconds, 60.0),
+                not_paused=self._not_paused,
+            )
             one.status.succeeded_at = before.get(name, {}).get("succeeded_at")
 
         plan = self.plan
@@ -254,8 +279,9 @@ class Instance:
         counts = Counter(self._publisher.counts)
         paused, asks = await state.beat(
             {name: activity.shown() for name, activity in self.activities.items()},
-            counts, [{"code": one.code, "message": one.message} for one in self.problems()],
-        )  # fmt: skip
+            counts,
+            [{"code": one.code, "message": one.message} for one in self.problems()],
+        )
         self._publisher.counts -= counts
         self.published += counts
         self._measured(counts)

@@ -92,9 +92,14 @@ class Publisher:
         return set(ids) if None in named else {id_ for id_ in ids for names in named if names and id_ in names}
 
     async def publish(
-        self, entries: Sequence[Entry], at: datetime, lane: Lane, *, full: Cursor | None = None,
+        self,
+        entries: Sequence[Entry],
+        at: datetime,
+        lane: Lane,
+        *,
+        full: Cursor | None = None,
         changes: Cursor | None = None,
-    ) -> Counter[str]:  # fmt: skip
+    ) -> Counter[str]:
         """Publish what differs, of what the source was asked for at ``at``; then keep the cursor. Returns what became
         of the entries, by outcome. lane: of upserts; whatever takes something away is live."""
         by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
@@ -120,9 +125,14 @@ class Publisher:
                 await self.rows.doubt({name: differences[name] for name in some}, stamp())
 
     async def _carry_out(
-        self, decisions: Sequence[Decision], at: datetime, lane: Lane, *, full: Cursor | None = None,
+        self,
+        decisions: Sequence[Decision],
+        at: datetime,
+        lane: Lane,
+        *,
+        full: Cursor | None = None,
         changes: Cursor | None = None,
-    ) -> Counter[str]:  # fmt: skip
+    ) -> Counter[str]:
         publishing = [decision for decision in decisions if decision.events]
         if publishing:
             events = [event for decision in publishing for event in decision.events]

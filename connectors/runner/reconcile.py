@@ -117,8 +117,13 @@ CERTAIN: frozenset[Kind] = frozenset({"unknown", "newer", "member_unknown"})
 """An intent is recorded before anything is sent, so what the ledger has and no row knows is not on its way. The others
 count once they were seen twice, and everything that was sent before the first time has been handled."""
 FIRST: tuple[Kind, ...] = (
-    "member_unknown", "newer", "not_deleted", "member_not_accepted", "not_accepted", "unknown",
-)  # fmt: skip
+    "member_unknown",
+    "newer",
+    "not_deleted",
+    "member_not_accepted",
+    "not_accepted",
+    "unknown",
+)
 """In this order they are repaired: what may show too much comes first."""
 
 PAGE = 500
@@ -209,9 +214,16 @@ class Reconcile:
     """Of one instance. Methods raise Retryable while Postgres is away, and LeaseLost."""
 
     def __init__(
-        self, pool: Pool, state: State, publisher: Publisher, identities: Identities, clock: Clock, *,
-        between_pages: Callable[[], None], look_again: Callable[[Collection[str], bool], None],
-    ) -> None:  # fmt: skip
+        self,
+        pool: Pool,
+        state: State,
+        publisher: Publisher,
+        identities: Identities,
+        clock: Clock,
+        *,
+        between_pages: Callable[[], None],
+        look_again: Callable[[Collection[str], bool], None],
+    ) -> None:
         """look_again: is told which documents to fetch by name now, and whether to list groups."""
         self._state = state
         self._publisher = publisher
@@ -243,13 +255,18 @@ class Reconcile:
         standing = await self._repair(certain, remembered, now)
         kinds = Counter(one.kind for one in certain.values())
         told = {kind: kinds[kind] for kind in KINDS if kinds[kind]}
-        self.problems = [] if not standing else [
-            Problem(
-                self._rows.holder.source, "ledger_differs",
-                f"{standing} documents or people's groups differ from the ledger although they were published again:"
-                " see docs/runbooks/reconciliation.md",
-            )
-        ]  # fmt: skip
+        self.problems = (
+            []
+            if not standing
+            else [
+                Problem(
+                    self._rows.holder.source,
+                    "ledger_differs",
+                    f"{standing} documents or people's groups differ from the ledger although they were published again"
+                    ": see docs/runbooks/reconciliation.md",
+                )
+            ]
+        )
         compared: dict[str, Any] = {"documents": found.documents, "principals": found.principals}
         await self._state.reconciled(compared | {"found": told, "standing": standing})
         return compared | dict(told)

@@ -190,21 +190,28 @@ class Rows:
         await self._write(
             "UPDATE connector_items SET unlisted_since = %s WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND swept_at < %s AND unlisted_since IS NULL",
-            since, *self._me, list(ids), since,
-        )  # fmt: skip
+            since,
+            *self._me,
+            list(ids),
+            since,
+        )
 
     async def forget_unpublished(self, ids: Sequence[str], since: datetime) -> None:
         """Problems of documents that are gone, never were published, and were not written since then."""
         await self._write(
             "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND version IS NULL AND withdrawn_at IS NULL AND swept_at < %s",
-            *self._me, list(ids), since,
-        )  # fmt: skip
+            *self._me,
+            list(ids),
+            since,
+        )
         await self._write(
             "UPDATE connector_items SET problem_code = NULL, problem_message = NULL"
             " WHERE tenant = %s AND source = %s AND external_id = ANY(%s) AND gone AND swept_at < %s",
-            *self._me, list(ids), since,
-        )  # fmt: skip
+            *self._me,
+            list(ids),
+            since,
+        )
 
     # The ledger, as far as it is ours to know
 
@@ -213,8 +220,10 @@ class Rows:
         found = await self._all(
             "SELECT id, external_id, version, access_observed_at, coalesce(acl_tags, '{}'),"
             " coalesce(required_tags, '{}'), has_letter FROM ledger_documents(%s, %s, %s, %s)",
-            *self._me, UUID(after) if after else _BEFORE_ALL, limit,
-        )  # fmt: skip
+            *self._me,
+            UUID(after) if after else _BEFORE_ALL,
+            limit,
+        )
         return [
             (id_, Accepted(name, version, at, tuple(acl), tuple(required), has_letter))
             for id_, name, version, at, acl, required, has_letter in found
@@ -294,25 +303,54 @@ async def require_lease(connection: Connection, holder: Holder) -> None:
 
 
 def _row(
-    external_id: str, version: int | None, fingerprint: bytes | None, revision: str | None, acl_tags: Sequence[str],
-    required_tags: Sequence[str], problem_code: str | None, problem_message: str | None, content_at: datetime | None,
-    access_at: datetime | None, gone: bool, in_doubt_since: datetime | None, is_withdrawn: bool,
+    external_id: str,
+    version: int | None,
+    fingerprint: bytes | None,
+    revision: str | None,
+    acl_tags: Sequence[str],
+    required_tags: Sequence[str],
+    problem_code: str | None,
+    problem_message: str | None,
+    content_at: datetime | None,
+    access_at: datetime | None,
+    gone: bool,
+    in_doubt_since: datetime | None,
+    is_withdrawn: bool,
     is_unlisted: bool,
-) -> Row:  # fmt: skip
+) -> Row:
     return Row(
-        external_id=external_id, version=version, fingerprint=fingerprint, revision=revision, acl_tags=tuple(acl_tags),
-        required_tags=tuple(required_tags), problem_code=problem_code, problem_message=problem_message,
-        content_at=content_at, access_at=access_at, gone=gone, in_doubt_since=in_doubt_since,
-        is_withdrawn=is_withdrawn, is_unlisted=is_unlisted,
-    )  # fmt: skip
+        external_id=external_id,
+        version=version,
+        fingerprint=fingerprint,
+        revision=revision,
+        acl_tags=tuple(acl_tags),
+        required_tags=tuple(required_tags),
+        problem_code=problem_code,
+        problem_message=problem_message,
+        content_at=content_at,
+        access_at=access_at,
+        gone=gone,
+        in_doubt_since=in_doubt_since,
+        is_withdrawn=is_withdrawn,
+        is_unlisted=is_unlisted,
+    )
 
 
 def _values(row: Row) -> tuple[object, ...]:
     return (
-        row.external_id, row.version, row.fingerprint, row.revision, list(row.acl_tags), list(row.required_tags),
-        row.problem_code, row.problem_message, row.content_at, row.access_at, row.gone,
+        row.external_id,
+        row.version,
+        row.fingerprint,
+        row.revision,
+        list(row.acl_tags),
+        list(row.required_tags),
+        row.problem_code,
+        row.problem_message,
+        row.content_at,
+        row.access_at,
+        row.gone,
         row.in_doubt_since,
-    )  # fmt: skip
+    )
 
 
 def _json(cursor: Cursor | None) -> Jsonb | None:

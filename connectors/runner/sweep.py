@@ -34,9 +34,16 @@ class Sweep:
     ends, and one that is cut off begins anew."""
 
     def __init__(
-        self, source: Source, state: State, publisher: Publisher, clock: Clock, *, between_pages: Callable[[], None],
-        unrevised: Callable[[], None], done: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        source: Source,
+        state: State,
+        publisher: Publisher,
+        clock: Clock,
+        *,
+        between_pages: Callable[[], None],
+        unrevised: Callable[[], None],
+        done: Callable[[], None],
+    ) -> None:
         """unrevised: the listing cannot tell one content from another, so a gap is closed by a full read only. done: a
         sweep came to its end."""
         self._source = source
@@ -88,9 +95,10 @@ class Sweep:
         told = {
             id_: entries[id_]
             for id_, row in known.items()
-            if row.is_unlisted or id_ in awaited or (row.acl_tags, row.required_tags)
-            != access_of(entries[id_].acl_tags, entries[id_].required_tags)
-        }  # fmt: skip
+            if row.is_unlisted
+            or id_ in awaited
+            or (row.acl_tags, row.required_tags) != access_of(entries[id_].acl_tags, entries[id_].required_tags)
+        }
         tally = await self._publisher.relisted(told, at) if told else Counter[str]()
         is_mended = (await condition())["files"] not in ("refused", "unreachable")
         stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, is_mended=is_mended)]
@@ -111,11 +119,12 @@ class Sweep:
         if len(candidates) > max(MASS_COUNT, MASS_SHARE * known) and not allowed:
             self.problems = [
                 Problem(
-                    self._rows.holder.source, "mass_delete",
+                    self._rows.holder.source,
+                    "mass_delete",
                     f"a sweep lacks {len(candidates)} of {known} documents: none is deleted. If they are really gone:"
                     f" penstock connector run {self._rows.holder.source} --allow-mass-delete",
                 )
-            ]  # fmt: skip
+            ]
             for start in range(0, len(candidates), PAGE):
                 await self._rows.mark_unlisted(candidates[start : start + PAGE], started)
             await self._state.guard({"missing": len(candidates), "published": known, "at": started.isoformat()})
@@ -134,11 +143,12 @@ class Sweep:
         if still_there:
             self.problems = [
                 Problem(
-                    self._rows.holder.source, "listing_incomplete",
+                    self._rows.holder.source,
+                    "listing_incomplete",
                     f"a sweep lacked {still_there} documents that are still there: they stay. If the next sweep lacks"
                     " them too, the account may read but not list them",
                 )
-            ]  # fmt: skip
+            ]
         await self._state.guard(None)
         return tally
 

@@ -101,9 +101,13 @@ def channel(row: Mapping[str, Any]) -> Channel | None:
     if not isinstance(id, str) or not isinstance(name, str) or not id.startswith(("C", "G")):
         return None
     return Channel(
-        id, name, is_private=row.get("is_private") is not False, is_archived=bool(row.get("is_archived")),
-        is_member=row.get("is_member") is True, is_direct=bool(row.get("is_im") or row.get("is_mpim")),
-    )  # fmt: skip
+        id,
+        name,
+        is_private=row.get("is_private") is not False,
+        is_archived=bool(row.get("is_archived")),
+        is_member=row.get("is_member") is True,
+        is_direct=bool(row.get("is_im") or row.get("is_mpim")),
+    )
 
 
 def principal(id: str, users: Mapping[str, User], *, trust_external_emails: bool) -> str | None:
@@ -164,9 +168,10 @@ class Directory:
         if self._team is None:
             answer = await self._api.call("auth.test")
             self._team = Team(
-                str(answer["team_id"]), str(answer.get("url") or "https://slack.com").rstrip("/"),
+                str(answer["team_id"]),
+                str(answer.get("url") or "https://slack.com").rstrip("/"),
                 answer.get("enterprise_id") or None,
-            )  # fmt: skip
+            )
         return self._team
 
     # People
@@ -257,7 +262,7 @@ class Directory:
             users={**strangers, **{id: found.name for id, found in self._users.items()}},
             channels={id: found.name for id, found in self._channels.items() if not found.is_private},
             groups=self._groups,
-        )  # fmt: skip
+        )
 
     async def introduce(self, ids: set[str]) -> bool:
         """Ask who these are that the workspace's list lacks. Returns whether any of them is known now that was not."""

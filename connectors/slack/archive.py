@@ -26,10 +26,25 @@ MAX_FILE_BYTES = 128 * 1024 * 1024
 """Of one file, unpacked: a day of a very busy channel is a few MiB."""
 MAX_CHANNEL_BYTES = 512 * 1024 * 1024
 """Of all the days of one channel, unpacked. One that is larger is left to the API."""
-_KEPT = frozenset({
-    "ts", "thread_ts", "subtype", "user", "bot_id", "username", "bot_profile", "user_profile", "text", "blocks",
-    "attachments", "files", "edited", "hidden", "type",
-})  # fmt: skip
+_KEPT = frozenset(
+    {
+        "ts",
+        "thread_ts",
+        "subtype",
+        "user",
+        "bot_id",
+        "username",
+        "bot_profile",
+        "user_profile",
+        "text",
+        "blocks",
+        "attachments",
+        "files",
+        "edited",
+        "hidden",
+        "type",
+    }
+)
 """What is read of a message: the rest need not stay in memory."""
 _DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _READ = 1024 * 1024
@@ -52,9 +67,10 @@ class Archive:
             self._zip.close()
             raise
         self._folders = {
-            row["id"]: row["name"] for row in folders
+            row["id"]: row["name"]
+            for row in folders
             if isinstance(row.get("id"), str) and isinstance(row.get("name"), str)
-        }  # fmt: skip
+        }
 
     def close(self) -> None:
         self._zip.close()
@@ -78,8 +94,9 @@ class Archive:
             days[folder].append(member)
         return {
             folder: sorted(found, key=lambda one: one.filename)
-            for folder, found in days.items() if sizes[folder] <= MAX_CHANNEL_BYTES
-        }  # fmt: skip
+            for folder, found in days.items()
+            if sizes[folder] <= MAX_CHANNEL_BYTES
+        }
 
     def _index(self, name: str) -> list[Object]:
         try:

@@ -28,15 +28,37 @@ from pipeline.core.errors import Deferred, Misconfigured, PenstockError, Retryab
 
 Object = dict[str, Any]
 
-_ABSENT = frozenset({
-    "channel_not_found", "not_in_channel", "thread_not_found", "message_not_found", "user_not_found", "is_archived",
-})  # fmt: skip
+_ABSENT = frozenset(
+    {
+        "channel_not_found",
+        "not_in_channel",
+        "thread_not_found",
+        "message_not_found",
+        "user_not_found",
+        "is_archived",
+    }
+)
 _THROTTLED = frozenset({"ratelimited", "rate_limited"})
-_NEEDS_A_PERSON = frozenset({
-    "invalid_auth", "not_authed", "account_inactive", "token_revoked", "token_expired", "no_permission",
-    "not_allowed_token_type", "missing_scope", "org_login_required", "ekm_access_denied", "access_denied",
-    "accesslimited", "team_access_not_granted", "enterprise_is_restricted", "unknown_method", "invalid_arguments",
-})  # fmt: skip
+_NEEDS_A_PERSON = frozenset(
+    {
+        "invalid_auth",
+        "not_authed",
+        "account_inactive",
+        "token_revoked",
+        "token_expired",
+        "no_permission",
+        "not_allowed_token_type",
+        "missing_scope",
+        "org_login_required",
+        "ekm_access_denied",
+        "access_denied",
+        "accesslimited",
+        "team_access_not_granted",
+        "enterprise_is_restricted",
+        "unknown_method",
+        "invalid_arguments",
+    }
+)
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
 _ATTEMPTS = 3
 """Listings begun again because a cursor was no longer known."""
@@ -71,8 +93,9 @@ def failure(name: str, method: str, answer: Mapping[str, Any]) -> PenstockError:
         which = " or ".join(needed) or "(Slack does not say which)"
         return ScopeMissing(
             f"{said}: add the scope {which} to the app and install it again",
-            needed=needed, provided=provided,
-        )  # fmt: skip
+            needed=needed,
+            provided=provided,
+        )
     if code == "invalid_cursor":
         return InvalidCursor(said)
     if code in _ABSENT:
@@ -125,8 +148,9 @@ class Api:
         """The answer, when it is ok. Raises InvalidCursor besides."""
         form = {
             key: str(value).lower() if isinstance(value, bool) else str(value)
-            for key, value in arguments.items() if value is not None
-        }  # fmt: skip
+            for key, value in arguments.items()
+            if value is not None
+        }
         try:
             answer = await self._web.json("POST", method, data=form, bucket=method)
         except TooLarge as error:

@@ -220,10 +220,12 @@ def attachment(one: Mapping[str, Any], names: Names, depth: int = 0) -> str:
     """Cards of apps, unfurled links, shared messages."""
     title = mrkdwn(_text(one.get("title")), names)
     parts = [
-        mrkdwn(_text(one.get("pretext")), names), _text(one.get("author_name")),
+        mrkdwn(_text(one.get("pretext")), names),
+        _text(one.get("author_name")),
         link(_text(one.get("title_link")), title) if title and one.get("title_link") else title,
-        mrkdwn(_text(one.get("text")), names), blocks(one.get("blocks"), names, depth + 1),
-    ]  # fmt: skip
+        mrkdwn(_text(one.get("text")), names),
+        blocks(one.get("blocks"), names, depth + 1),
+    ]
     for field_ in _objects(one.get("fields")):
         parts.append(": ".join(mrkdwn(_text(field_.get(key)), names) for key in ("title", "value") if field_.get(key)))
     parts += [shown for file in _objects(one.get("files")) if (shown := file_name(file))]
@@ -261,12 +263,35 @@ def _number(value: object) -> int:
 
 Object = Mapping[str, Any]
 
-NOISE = frozenset({
-    "channel_join", "channel_leave", "group_join", "group_leave", "channel_topic", "channel_purpose", "channel_name",
-    "channel_archive", "channel_unarchive", "channel_convert_to_private", "channel_posting_permissions", "group_topic",
-    "group_purpose", "group_name", "group_archive", "group_unarchive", "bot_add", "bot_remove", "pinned_item",
-    "unpinned_item", "reminder_add", "ekm_access_denied", "sh_room_created", "huddle_thread", "channel_canvas_updated",
-})  # fmt: skip
+NOISE = frozenset(
+    {
+        "channel_join",
+        "channel_leave",
+        "group_join",
+        "group_leave",
+        "channel_topic",
+        "channel_purpose",
+        "channel_name",
+        "channel_archive",
+        "channel_unarchive",
+        "channel_convert_to_private",
+        "channel_posting_permissions",
+        "group_topic",
+        "group_purpose",
+        "group_name",
+        "group_archive",
+        "group_unarchive",
+        "bot_add",
+        "bot_remove",
+        "pinned_item",
+        "unpinned_item",
+        "reminder_add",
+        "ekm_access_denied",
+        "sh_room_created",
+        "huddle_thread",
+        "channel_canvas_updated",
+    }
+)
 """Subtypes that say nothing but that something was done; docs.slack.dev/reference/events/message. A thread that people
 began under one is read."""
 
@@ -327,17 +352,23 @@ def revision(parent: Object, place: Place) -> str:
     """Of the parent as ``conversations.history`` returns it. Ids stand for names: a person who is renamed does not make
     every thread new. An edit of an answer changes nothing here: only events, ``fetch`` and the poll's overlap tell."""
     told = [
-        place.name, body(parent, Names()), parent.get("user") or parent.get("bot_id"), _edited(parent),
-        parent.get("subtype") == "tombstone", parent.get("reply_count") or 0, parent.get("latest_reply"),
-    ]  # fmt: skip
+        place.name,
+        body(parent, Names()),
+        parent.get("user") or parent.get("bot_id"),
+        _edited(parent),
+        parent.get("subtype") == "tombstone",
+        parent.get("reply_count") or 0,
+        parent.get("latest_reply"),
+    ]
     return hashlib.sha256(json.dumps(told, ensure_ascii=True).encode()).hexdigest()[:32]
 
 
 def listed(parent: Object, place: Place) -> Listed:
     return Listed(
-        external_id=external_id(place.channel, parent["ts"]), acl_tags=(tag(place.channel),),
+        external_id=external_id(place.channel, parent["ts"]),
+        acl_tags=(tag(place.channel),),
         revision=revision(parent, place),
-    )  # fmt: skip
+    )
 
 
 def newest(message: Object) -> float:
@@ -362,24 +393,34 @@ def document(
     content = RECORD_SEPARATOR.join(spoken)
     if len(content.encode(errors="replace")) > MAX_CONTENT_BYTES:
         return Unreadable(
-            external_id=id, code="too_large", acl_tags=(tag(place.channel),), revision=revision(parent, place),
+            external_id=id,
+            code="too_large",
+            acl_tags=(tag(place.channel),),
+            revision=revision(parent, place),
             message=f"a thread of {len(spoken)} messages is larger than 4 MiB: begin a new thread",
-        )  # fmt: skip
+        )
     people: dict[str | int | float | bool, None] = dict.fromkeys(
         author(message, names) for message in (parent, *answers) if message["ts"] == ts or body(message, names)
     )
     files = [file["name"] for message in (parent, *answers) for file in _files(message)]
     return Document(
-        external_id=id, title=title(first, place.name), content=content, media_type=MESSAGES_TYPE,
-        acl_tags=(tag(place.channel),), revision=revision(parent, place),
+        external_id=id,
+        title=title(first, place.name),
+        content=content,
+        media_type=MESSAGES_TYPE,
+        acl_tags=(tag(place.channel),),
+        revision=revision(parent, place),
         source_url=f"{place.url}/archives/{place.channel}/p{ts.replace('.', '')}",
         author=None if first == DELETED else author(parent, names),
         source_modified_at=_moment(max([newest(parent), *(newest(answer) for answer in answers)])),
         metadata={
-            "channel": place.name, "channel_id": place.channel, "messages": len(spoken),
-            "participants": list(people)[:MAX_NAMES], **({"files": [*files[:MAX_NAMES]]} if files else {}),
+            "channel": place.name,
+            "channel_id": place.channel,
+            "messages": len(spoken),
+            "participants": list(people)[:MAX_NAMES],
+            **({"files": [*files[:MAX_NAMES]]} if files else {}),
         },
-    )  # fmt: skip
+    )
 
 
 def title(text: str, channel: str) -> str:

@@ -17,10 +17,22 @@ REMEMBERED = 10_000
 
 _MEMBERS = frozenset({"member_joined_channel", "member_left_channel"})
 _LEFT = frozenset({"channel_left", "group_left"})
-_CHANNEL = frozenset({
-    "channel_archive", "channel_unarchive", "channel_rename", "channel_deleted", "channel_shared", "channel_unshared",
-    "channel_created", "channel_id_changed", "group_archive", "group_unarchive", "group_rename", "group_deleted",
-})  # fmt: skip
+_CHANNEL = frozenset(
+    {
+        "channel_archive",
+        "channel_unarchive",
+        "channel_rename",
+        "channel_deleted",
+        "channel_shared",
+        "channel_unshared",
+        "channel_created",
+        "channel_id_changed",
+        "group_archive",
+        "group_unarchive",
+        "group_rename",
+        "group_deleted",
+    }
+)
 _USER = frozenset({"user_change", "team_join"})
 _ABOUT_ANOTHER = frozenset({"message_changed", "message_deleted", "message_replied"})
 """The ts of such an event is no message's."""

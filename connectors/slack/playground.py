@@ -30,9 +30,12 @@ class SlackPlayground:
         """By the suite's name: channel, ts, ts of the answer."""
         self.removed: dict[str, list[Object]] = {}
         self.options: Mapping[str, Any] = {
-            "base_url": f"{url}/api", "page_size": 3, "rows_per_request": 3,
-            "token": {"env": TOKEN_VARIABLE}, "signing_secret": {"env": SECRET_VARIABLE},
-        }  # fmt: skip
+            "base_url": f"{url}/api",
+            "page_size": 3,
+            "rows_per_request": 3,
+            "token": {"env": TOKEN_VARIABLE},
+            "signing_secret": {"env": SECRET_VARIABLE},
+        }
         self.environment: Mapping[str, str] = {TOKEN_VARIABLE: fake.token, SECRET_VARIABLE: fake.signing_secret}
 
     async def write(self, name: str, text: str) -> str:

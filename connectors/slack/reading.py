@@ -114,19 +114,26 @@ class Losses:
         if self.is_kept(channel):
             return [
                 Unreadable(
-                    external_id=one, code="archived", acl_tags=(tag(id),), revision=revisions.get(one),
+                    external_id=one,
+                    code="archived",
+                    acl_tags=(tag(id),),
+                    revision=revisions.get(one),
                     message="its channel is archived, and Slack shows it to no app: what was read before stays",
-                ) for one in ids
-            ]  # fmt: skip
+                )
+                for one in ids
+            ]
         if await self._is_over(id):
             return [Gone(one) for one in ids]
         return [
             Unreadable(
-                external_id=one, code="access_lost", acl_tags=(),
+                external_id=one,
+                code="access_lost",
+                acl_tags=(),
                 revision=_while_lost(revisions[one]) if one in revisions else None,
                 message="the app is not in this channel (any more): invite it, or the document goes",
-            ) for one in ids
-        ]  # fmt: skip
+            )
+            for one in ids
+        ]
 
     async def found(self, id: str) -> None:
         """The app is in it (again)."""
@@ -247,10 +254,16 @@ class Reader:
             for start in range(0, len(moved), size):
                 entries = [await self._entry_or_gone(channel, ts) for ts in moved[start : start + size]]
                 last = start + size >= len(moved)
-                yield Page(entries, {
-                    "at": at, "seen": seen, "began": began, "now_seen": dict(now_seen),
-                    "after": channel.id if last else after,
-                })  # fmt: skip
+                yield Page(
+                    entries,
+                    {
+                        "at": at,
+                        "seen": seen,
+                        "began": began,
+                        "now_seen": dict(now_seen),
+                        "after": channel.id if last else after,
+                    },
+                )
             after = channel.id
         yield Page((), {"at": began, "seen": now_seen})
 
@@ -424,6 +437,9 @@ class Lister:
         except Absent:
             return None
         return channel_group(
-            channel, (id for id in members if isinstance(id, str)), users, await self._directory.team(),
+            channel,
+            (id for id in members if isinstance(id, str)),
+            users,
+            await self._directory.team(),
             trust_external_emails=self._options.trust_external_emails,
-        )  # fmt: skip
+        )

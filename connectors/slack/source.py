@@ -50,11 +50,13 @@ async def check(
     lacking = [scope for scope in needed(options) if api.scopes is not None and scope not in api.scopes]
     problems += [
         Problem(
-            "token", "missing_scope",
+            "token",
+            "missing_scope",
             f"the bot token lacks the scope {scope}, {needed(options)[scope]}: add it under OAuth & Permissions and"
             " install the app again",
-        ) for scope in lacking
-    ]  # fmt: skip
+        )
+        for scope in lacking
+    ]
     if not {"channels:read", "groups:read"} & set(lacking):
         try:
             problems += _channels(list((await directory.channels()).values()), options, app)
@@ -69,11 +71,12 @@ async def check(
     elif has_events_url and options.signing_secret is None:
         problems.append(
             Problem(
-                "signing_secret", "signing_secret",
+                "signing_secret",
+                "signing_secret",
                 "there is none, so every event is refused: take it from Basic Information of the app, or set app_token"
                 " for Socket Mode",
             )
-        )  # fmt: skip
+        )
     if options.archive is not None and not options.archive.is_file():
         problems.append(
             Problem("archive", "archive", "the export is not there: correct the path, or remove the setting")
@@ -92,11 +95,12 @@ def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> li
         if not matching:
             problems.append(
                 Problem(
-                    "channels", "not_invited",
+                    "channels",
+                    "not_invited",
                     f"no channel {pattern} is visible: if it is private, write /invite {app} there; else correct the"
                     " name",
                 )
-            )  # fmt: skip
+            )
         problems += [_invite(app, one) for one in matching if not one.is_member and not one.is_archived]
     if not options.channels and not any(one.is_member for one in wanted):
         problems.append(
@@ -152,9 +156,13 @@ class Slack:
 
     async def check(self) -> Sequence[Problem]:
         return await check(
-            self._api, self._socket, self._directory, self._options, name=self._context.name,
+            self._api,
+            self._socket,
+            self._directory,
+            self._options,
+            name=self._context.name,
             has_events_url=self._context.events_url is not None,
-        )  # fmt: skip
+        )
 
     async def start(self) -> Cursor:
         return self._reader.now()

@@ -93,9 +93,13 @@ class Drop:
     async def _take(self, one: Candidate) -> None:
         name = os.path.relpath(one.path, self._root)
         words = Words(
-            file_name=printable(os.path.basename(one.path)), media_type=None, title=None, acl_tags=one.acl_tags,
-            required_tags=one.required_tags, metadata={"path": name},
-        )  # fmt: skip
+            file_name=printable(os.path.basename(one.path)),
+            media_type=None,
+            title=None,
+            acl_tags=one.acl_tags,
+            required_tags=one.required_tags,
+            metadata={"path": name},
+        )
         if await self._was_deleted(name, one):
             self._taken[one.path] = _seen(one)
             return

@@ -85,11 +85,16 @@ async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -
     parser = MultipartParser(
         boundary,
         {
-            "on_part_begin": form.begin, "on_part_data": form.data, "on_part_end": form.end,
-            "on_header_field": form.header_name, "on_header_value": form.header_value, "on_header_end": form.header_end,
-            "on_headers_finished": form.headers_end, "on_end": form.finish,
+            "on_part_begin": form.begin,
+            "on_part_data": form.data,
+            "on_part_end": form.end,
+            "on_header_field": form.header_name,
+            "on_header_value": form.header_value,
+            "on_header_end": form.header_end,
+            "on_headers_finished": form.headers_end,
+            "on_end": form.finish,
         },
-    )  # fmt: skip
+    )
     try:
         async for chunk in stream:
             parser.write(chunk)
@@ -256,9 +261,11 @@ def router(desks: Desks, tenant_of: Callable[..., Any], on_refused: OnRefused = 
     @routes.get("")
     @_explained
     async def uploads(
-        tenant: Tenant, source: str | None = None, before: Annotated[int | None, Query(ge=0)] = None,
+        tenant: Tenant,
+        source: str | None = None,
+        before: Annotated[int | None, Query(ge=0)] = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
-    ) -> JSONResponse:  # fmt: skip
+    ) -> JSONResponse:
         """What changed last first → {"uploads", "next"}; ``next`` is ``before`` of the page after, null at the end."""
         desk = api.desk(tenant, source)
         rows = await desk.table.newest(before, limit)
@@ -271,11 +278,20 @@ def router(desks: Desks, tenant_of: Callable[..., Any], on_refused: OnRefused = 
 def shown(status: Status) -> dict[str, Any]:
     found = status.upload
     return {
-        "id": str(found.id), "external_id": found.external_id, "state": status.state, "reason": status.reason,
-        "code": status.code, "file_name": found.file_name, "title": found.title, "size": found.size,
-        "acl_tags": found.acl_tags, "required_tags": found.required_tags, "metadata": found.metadata,
-        "received_at": found.received_at.isoformat(), "version": found.version,
-    }  # fmt: skip
+        "id": str(found.id),
+        "external_id": found.external_id,
+        "state": status.state,
+        "reason": status.reason,
+        "code": status.code,
+        "file_name": found.file_name,
+        "title": found.title,
+        "size": found.size,
+        "acl_tags": found.acl_tags,
+        "required_tags": found.required_tags,
+        "metadata": found.metadata,
+        "received_at": found.received_at.isoformat(),
+        "version": found.version,
+    }
 
 
 class _Api:

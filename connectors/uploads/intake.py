@@ -237,10 +237,13 @@ def words_of(fields: Fields, part: Part | None, before: Uploaded | None, *, tena
         media_type=part.media_type if part else before.media_type if before else None,
         title=one(fields, "title") if "title" in fields else before.title if before else None,
         acl_tags=_tags(fields, "acl_tags") if "acl_tags" in fields else before.acl_tags if before else [],
-        required_tags=_tags(fields, "required_tags") if "required_tags" in fields
-        else before.required_tags if before else [],
+        required_tags=_tags(fields, "required_tags")
+        if "required_tags" in fields
+        else before.required_tags
+        if before
+        else [],
         metadata=_metadata(fields) if "metadata" in fields else before.metadata if before else {},
-    )  # fmt: skip
+    )
     if not words.acl_tags:
         raise Invalid(NOBODY)
     _check(words, one(fields, "external_id"), tenant, source)
@@ -294,10 +297,18 @@ def _check(words: Words, external_id: str | None, tenant: str, source: str) -> N
     """By the message that will be made of it: what the wire refuses is refused at once."""
     try:
         DocumentUpserted(
-            tenant=tenant, source=source, external_id=external_id or "-", observed_at=datetime.now(UTC), version=1,
-            title=words.title or words.file_name, content="", media_type=words.media_type or "text/plain",
-            acl_tags=list(words.acl_tags), required_tags=list(words.required_tags), metadata=dict(words.metadata),
-        )  # fmt: skip
+            tenant=tenant,
+            source=source,
+            external_id=external_id or "-",
+            observed_at=datetime.now(UTC),
+            version=1,
+            title=words.title or words.file_name,
+            content="",
+            media_type=words.media_type or "text/plain",
+            acl_tags=list(words.acl_tags),
+            required_tags=list(words.required_tags),
+            metadata=dict(words.metadata),
+        )
     except ValidationError as error:
         found = error.errors(include_input=False, include_url=False, include_context=False)[0]
         raise Invalid(f"{found['loc'][0] if found['loc'] else 'upload'}: {found['msg']}") from error

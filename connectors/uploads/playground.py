@@ -31,8 +31,10 @@ class UploadsPlayground:
         self._store, self._members = folder / "originals", folder / "members.toml"
         self._members.write_text(f'[members]\nstaff = ["{self.inside}"]\n')
         self.options: Mapping[str, Any] = {
-            "store": str(self._store), "members_file": str(self._members), "page_size": 3
-        }  # fmt: skip
+            "store": str(self._store),
+            "members_file": str(self._members),
+            "page_size": 3,
+        }
         self._ids: dict[str, str] = {}
         """Name → id of the upload."""
         self._texts: dict[str, str] = {}

@@ -74,9 +74,11 @@ class Uploads:
         self._options = options
         store = Store(options.store or context.folder / "originals")
         self.desk = Desk(
-            Table(context.postgres, context.tenant, context.name), store, max_bytes=options.max_bytes,
+            Table(context.postgres, context.tenant, context.name),
+            store,
+            max_bytes=options.max_bytes,
             quota=UploadsQuota.load(),
-        )  # fmt: skip
+        )
         self._store = store
         self._drop = Drop(options, self.desk) if options.folder is not None else None
         try:
@@ -118,11 +120,13 @@ class Uploads:
             after = rows[-1].external_id
             yield [
                 Listed(
-                    external_id=one.external_id, acl_tags=one.acl_tags, required_tags=one.required_tags,
+                    external_id=one.external_id,
+                    acl_tags=one.acl_tags,
+                    required_tags=one.required_tags,
                     revision=revision_of(one, EXTRACTOR),
                 )
                 for one in rows
-            ]  # fmt: skip
+            ]
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         wanted = list(dict.fromkeys(external_ids))
@@ -177,15 +181,26 @@ class Uploads:
             return await self._unreadable(one, "original_lost", "is no longer in the store: upload it again")
         await self.desk.table.ended(one, None, None)
         return Document(
-            external_id=one.external_id, title=one.title or found.title or one.file_name, content=found.text,
-            media_type=found.media_type, acl_tags=one.acl_tags, required_tags=one.required_tags, version=one.version,
-            revision=revision_of(one, EXTRACTOR), author=found.author, source_modified_at=one.modified_at,
+            external_id=one.external_id,
+            title=one.title or found.title or one.file_name,
+            content=found.text,
+            media_type=found.media_type,
+            acl_tags=one.acl_tags,
+            required_tags=one.required_tags,
+            version=one.version,
+            revision=revision_of(one, EXTRACTOR),
+            author=found.author,
+            source_modified_at=one.modified_at,
             metadata={"file_name": one.file_name, "size": one.size, **found.metadata, **one.metadata},
-        )  # fmt: skip
+        )
 
     async def _unreadable(self, one: Uploaded, code: str, message: str) -> Entry:
         await self.desk.table.ended(one, code, message)
         return Unreadable(
-            external_id=one.external_id, code=code, message=f"{one.file_name} {message}", acl_tags=one.acl_tags,
-            required_tags=one.required_tags, revision=revision_of(one, EXTRACTOR),
-        )  # fmt: skip
+            external_id=one.external_id,
+            code=code,
+            message=f"{one.file_name} {message}",
+            acl_tags=one.acl_tags,
+            required_tags=one.required_tags,
+            revision=revision_of(one, EXTRACTOR),
+        )

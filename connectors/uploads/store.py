@@ -217,10 +217,19 @@ class Table:
                 EXCLUDED.metadata)
             RETURNING {_COLUMNS}
             """,  # noqa: S608 — constants of this module
-            id_, *self.me, external_id, words.file_name, words.media_type, words.title, original.sha256, original.size,
-            sorted(set(words.acl_tags)), sorted(set(words.required_tags)), Jsonb(dict(words.metadata)),
+            id_,
+            *self.me,
+            external_id,
+            words.file_name,
+            words.media_type,
+            words.title,
+            original.sha256,
+            original.size,
+            sorted(set(words.acl_tags)),
+            sorted(set(words.required_tags)),
+            Jsonb(dict(words.metadata)),
             before=require_room,
-        )  # fmt: skip
+        )
         return found or (await self.named([external_id]))[0]
 
     async def delete(self, id_: UUID) -> Uploaded | None:
@@ -230,8 +239,9 @@ class Table:
             "UPDATE uploads SET deleted_at = now(), changed = nextval('uploads_changed'), title = NULL,"  # noqa: S608 — constants of this module
             " acl_tags = '{}', required_tags = '{}', metadata = '{}'"
             f" WHERE id = %s AND tenant = %s AND source = %s AND deleted_at IS NULL RETURNING {_COLUMNS}",
-            id_, *self.me,
-        )  # fmt: skip
+            id_,
+            *self.me,
+        )
 
     async def get(self, id_: UUID) -> Uploaded | None:
         found = await self._all("id = %s", id_)
@@ -272,15 +282,19 @@ class Table:
         await self._do(
             "UPDATE uploads SET extracting_at = now() WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND extracted_at IS NULL",
-            *self.me, list(external_ids),
-        )  # fmt: skip
+            *self.me,
+            list(external_ids),
+        )
 
     async def ended(self, one: Uploaded, code: str | None, problem: str | None) -> None:
         """That version was read; what came meanwhile is not touched."""
         await self._do(
             "UPDATE uploads SET extracted_at = now(), problem_code = %s, problem = %s WHERE id = %s AND version = %s",
-            code, problem, one.id, one.version,
-        )  # fmt: skip
+            code,
+            problem,
+            one.id,
+            one.version,
+        )
 
     async def uses(self, sha256: str) -> bool:
         """Whether an upload that is not deleted has this content."""

@@ -6,6 +6,15 @@ from connectors.web.limits import Limits, throttled
 from connectors.web.transport import Resolver, system_resolver
 
 __all__ = [
-    "Answered", "Denied", "Forbidden", "Limits", "Missing", "Rejected", "Resolver", "TooLarge", "Web",
-    "system_resolver", "throttled",
-]  # fmt: skip
+    "Answered",
+    "Denied",
+    "Forbidden",
+    "Limits",
+    "Missing",
+    "Rejected",
+    "Resolver",
+    "TooLarge",
+    "Web",
+    "system_resolver",
+    "throttled",
+]

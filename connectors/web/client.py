@@ -239,41 +239,82 @@ class Web:
         await self._client.aclose()
 
     async def json(
-        self, method: str, path_or_url: str, *, params: Mapping[str, Any] | None = None, json: Any = None,
-        data: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None,
-        ok: Collection[int] = (200,), bucket: str | None = None,
-    ) -> Any:  # fmt: skip
+        self,
+        method: str,
+        path_or_url: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        data: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        ok: Collection[int] = (200,),
+        bucket: str | None = None,
+    ) -> Any:
         """params: merged into the address's own query. data: a form. headers: besides the client's, and to the base
         host alone. bucket: what the source counts by itself (Slack: the method); a 429 there holds its requests only.
         """
         ask = self._ask(
-            method, path_or_url, params, {"accept": "application/json", **(headers or {})}, json=json, data=data, ok=ok,
-            bucket=bucket, seconds=self._limits.request_seconds,
-        )  # fmt: skip
+            method,
+            path_or_url,
+            params,
+            {"accept": "application/json", **(headers or {})},
+            json=json,
+            data=data,
+            ok=ok,
+            bucket=bucket,
+            seconds=self._limits.request_seconds,
+        )
         return await self._run(ask, lambda response, where: read_json(response, where, self._limits.answer_bytes))
 
     async def text(
-        self, method: str, path_or_url: str, *, params: Mapping[str, Any] | None = None, json: Any = None,
-        data: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None,
-        ok: Collection[int] = (200,), bucket: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        method: str,
+        path_or_url: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        json: Any = None,
+        data: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        ok: Collection[int] = (200,),
+        bucket: str | None = None,
+    ) -> str:
         """As ``json``; the text in the charset that the answer names, UTF-8 else; bytes that are none are replaced."""
         ask = self._ask(
-            method, path_or_url, params, headers or {}, json=json, data=data, ok=ok, bucket=bucket,
+            method,
+            path_or_url,
+            params,
+            headers or {},
+            json=json,
+            data=data,
+            ok=ok,
+            bucket=bucket,
             seconds=self._limits.request_seconds,
-        )  # fmt: skip
+        )
         return await self._run(ask, lambda response, where: read_text(response, where, self._limits.answer_bytes))
 
     async def download(
-        self, path_or_url: str, to: Path, *, max_bytes: int, params: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None, bucket: str | None = None,
-    ) -> str:  # fmt: skip
+        self,
+        path_or_url: str,
+        to: Path,
+        *,
+        max_bytes: int,
+        params: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        bucket: str | None = None,
+    ) -> str:
         """The whole body as the file ``to``, which is there only once it is complete. Returns its media type, in lower
         case, or ``""``."""
         ask = self._ask(
-            "GET", path_or_url, params, headers or {}, json=None, data=None, ok=(200,), bucket=bucket,
+            "GET",
+            path_or_url,
+            params,
+            headers or {},
+            json=None,
+            data=None,
+            ok=(200,),
+            bucket=bucket,
             seconds=self._limits.download_seconds,
-        )  # fmt: skip
+        )
 
         async def save(response: httpx.Response, where: str) -> str:
             part = to.with_name(f".{secrets.token_hex(8)}.part")
@@ -291,9 +332,18 @@ class Web:
         return await self._run(ask, save)
 
     def _ask(
-        self, method: str, path_or_url: str, params: Mapping[str, Any] | None, headers: Mapping[str, str], *,
-        json: Any, data: Mapping[str, Any] | None, ok: Collection[int], bucket: str | None, seconds: float,
-    ) -> _Ask:  # fmt: skip
+        self,
+        method: str,
+        path_or_url: str,
+        params: Mapping[str, Any] | None,
+        headers: Mapping[str, str],
+        *,
+        json: Any,
+        data: Mapping[str, Any] | None,
+        ok: Collection[int],
+        bucket: str | None,
+        seconds: float,
+    ) -> _Ask:
         base = str(self._base).rstrip("/")
         url = _parsed(path_or_url if _ABSOLUTE.match(path_or_url) else f"{base}/{path_or_url.removeprefix('/')}")
         if url is None:
@@ -302,9 +352,15 @@ class Web:
             url = url.copy_merge_params({key: value for key, value in params.items() if value is not None})
         self._hosts.check(url)
         return _Ask(
-            method=method.upper(), url=url, headers=self._sendable(headers), json=json, data=data, ok=ok,
-            seconds=seconds, gates=self._pace.gates(origin(url).host, bucket),
-        )  # fmt: skip
+            method=method.upper(),
+            url=url,
+            headers=self._sendable(headers),
+            json=json,
+            data=data,
+            ok=ok,
+            seconds=seconds,
+            gates=self._pace.gates(origin(url).host, bucket),
+        )
 
     async def _run(self, ask: _Ask, read: Read[T]) -> T:
         """Attempts, until one succeeds or patience ends. Waiting for a place among our own tasks costs no patience."""
@@ -321,9 +377,12 @@ class Web:
                     failure = error
                 spent += time.monotonic() - started
             wait = backoff(
-                attempt, base=self._limits.backoff_base_seconds, cap=self._limits.backoff_cap_seconds,
-                retry_after=failure.retry_after, random=random.random(),  # noqa: S311 — jitter, no secret
-            )  # fmt: skip
+                attempt,
+                base=self._limits.backoff_base_seconds,
+                cap=self._limits.backoff_cap_seconds,
+                retry_after=failure.retry_after,
+                random=random.random(),  # noqa: S311 — jitter, no secret
+            )
             if isinstance(failure, Deferred):
                 self._close(ask.gates, wait, refused=True)
             if spent + wait > self._limits.patience_seconds:

@@ -48,10 +48,17 @@ class Canary:
     def published(self, words: str, token: str, moment: datetime, version: int) -> DocumentUpserted:
         """It holds the words, and the token that it is known by this time; its reader alone may see it."""
         return DocumentUpserted(
-            tenant=self.tenant, source=self.source, external_id=EXTERNAL_ID, observed_at=moment, version=version,
-            title="Canary", content=f"{words} Canary {token}.", media_type="text/plain",
-            acl_tags=[f"user:{PRINCIPAL}"], source_modified_at=moment,
-        )  # fmt: skip
+            tenant=self.tenant,
+            source=self.source,
+            external_id=EXTERNAL_ID,
+            observed_at=moment,
+            version=version,
+            title="Canary",
+            content=f"{words} Canary {token}.",
+            media_type="text/plain",
+            acl_tags=[f"user:{PRINCIPAL}"],
+            source_modified_at=moment,
+        )
 
     def withdrawn(self, way: Withdrawal, moment: datetime) -> AccessChanged | DocumentDeleted:
         if way == "delete":

@@ -153,10 +153,22 @@ def seal_head(keys: Keys, head: Head, previous: bytes) -> Head:
 
 def _record(record: Record, chain: UUID, number: int, process: str) -> list[object]:
     return [
-        str(chain), number, _microseconds(record.at), record.actor, record.credential, record.action, record.tenant,
-        list(record.access), record.object, [str(id_) for id_ in record.documents], record.decision, record.reason,
-        record.address, record.request, process,
-    ]  # fmt: skip
+        str(chain),
+        number,
+        _microseconds(record.at),
+        record.actor,
+        record.credential,
+        record.action,
+        record.tenant,
+        list(record.access),
+        record.object,
+        [str(id_) for id_ in record.documents],
+        record.decision,
+        record.reason,
+        record.address,
+        record.request,
+        process,
+    ]
 
 
 def _head(head: Head) -> list[object]:
@@ -171,9 +183,18 @@ def _microseconds(at: datetime) -> int:
 # Checking
 
 Kind = Literal[
-    "altered", "removed", "cut-off", "chain-removed", "day-removed", "without-head", "head-altered", "head-removed",
-    "heads-cut-off", "unknown-key", "outdated-key",
-]  # fmt: skip
+    "altered",
+    "removed",
+    "cut-off",
+    "chain-removed",
+    "day-removed",
+    "without-head",
+    "head-altered",
+    "head-removed",
+    "heads-cut-off",
+    "unknown-key",
+    "outdated-key",
+]
 
 MEANS: Mapping[Kind, str] = {
     "altered": "a record was altered, inserted or moved",

@@ -64,15 +64,22 @@ def settings_of(generation: Generation, settings: EmbeddingSettings) -> Embeddin
         )
     return settings.model_copy(
         update={
-            "provider": provider, "model": generation.model, "dimensions": generation.dimensions,
-            "input_window": generation.input_window, "document_prefix": generation.document_prefix,
-            "query_prefix": generation.query_prefix, "base_url": service.base_url,
-            "api_key": key_of(service, settings), "send_dimensions": service.send_dimensions,
-            "encoding_format": service.encoding_format, "chunk_tokens": None,
+            "provider": provider,
+            "model": generation.model,
+            "dimensions": generation.dimensions,
+            "input_window": generation.input_window,
+            "document_prefix": generation.document_prefix,
+            "query_prefix": generation.query_prefix,
+            "base_url": service.base_url,
+            "api_key": key_of(service, settings),
+            "send_dimensions": service.send_dimensions,
+            "encoding_format": service.encoding_format,
+            "chunk_tokens": None,
             "price_per_million_tokens": settings.price_per_million_tokens
-            if service.price_per_million_tokens is None else service.price_per_million_tokens,
+            if service.price_per_million_tokens is None
+            else service.price_per_million_tokens,
         }
-    )  # fmt: skip
+    )
 
 
 def service_of(settings: EmbeddingSettings) -> EmbeddingService | None:

@@ -75,9 +75,12 @@ class Endpoint:
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
             proxy, proxy_auth = self._proxy
             self._session = aiohttp.ClientSession(
-                connector=connector, timeout=self._timeout, read_bufsize=BUFFER_BYTES,
-                proxy=proxy, proxy_auth=proxy_auth,
-            )  # fmt: skip
+                connector=connector,
+                timeout=self._timeout,
+                read_bufsize=BUFFER_BYTES,
+                proxy=proxy,
+                proxy_auth=proxy_auth,
+            )
         return self._session
 
 

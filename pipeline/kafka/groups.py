@@ -78,8 +78,10 @@ class Groups:
         self._bootstrap = bootstrap
         self._prefix = topic_prefix
         self._options: dict[str, Any] = {
-            "bootstrap_servers": bootstrap, "request_timeout_ms": int(REQUEST_SECONDS * 1000), **dict(security or {}),
-        }  # fmt: skip
+            "bootstrap_servers": bootstrap,
+            "request_timeout_ms": int(REQUEST_SECONDS * 1000),
+            **dict(security or {}),
+        }
         self._admin: Any = AIOKafkaAdminClient(**self._options)
         self._patience = settle_seconds
         """That is left, for all groups together."""

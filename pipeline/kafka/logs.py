@@ -67,10 +67,15 @@ async def look(
     now, or was not looked at within LOOK_SECONDS, is absent. security: aiokafka's TLS and SASL options. Raises
     LogsUnavailable when there is none left."""
     kafka = AIOKafkaConsumer(
-        bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
-        max_partition_fetch_bytes=FETCH_BYTES, fetch_max_wait_ms=FETCH_WAIT_MS,
-        request_timeout_ms=int(LOOK_SECONDS * 1000), **dict(security or {}),
-    )  # fmt: skip
+        bootstrap_servers=bootstrap,
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        max_partition_fetch_bytes=FETCH_BYTES,
+        fetch_max_wait_ms=FETCH_WAIT_MS,
+        request_timeout_ms=int(LOOK_SECONDS * 1000),
+        **dict(security or {}),
+    )
     logs: dict[Place, LogNow] = {}
     try:
         async with asyncio.timeout(LOOK_SECONDS):
@@ -152,8 +157,11 @@ class _TopicIdsResponse(Response):  # type: ignore[misc]
         (
             "brokers",
             CompactArray(
-                ("node_id", Int32), ("host", CompactString("utf-8")), ("port", Int32),
-                ("rack", CompactString("utf-8")), ("tags", TaggedFields),
+                ("node_id", Int32),
+                ("host", CompactString("utf-8")),
+                ("port", Int32),
+                ("rack", CompactString("utf-8")),
+                ("tags", TaggedFields),
             ),
         ),
         ("cluster_id", CompactString("utf-8")),
@@ -161,20 +169,29 @@ class _TopicIdsResponse(Response):  # type: ignore[misc]
         (
             "topics",
             CompactArray(
-                ("error_code", Int16), ("name", CompactString("utf-8")), ("topic_id", _Uuid), ("is_internal", Boolean),
+                ("error_code", Int16),
+                ("name", CompactString("utf-8")),
+                ("topic_id", _Uuid),
+                ("is_internal", Boolean),
                 (
                     "partitions",
                     CompactArray(
-                        ("error_code", Int16), ("partition", Int32), ("leader", Int32), ("leader_epoch", Int32),
-                        ("replicas", CompactArray(Int32)), ("isr", CompactArray(Int32)),
-                        ("offline", CompactArray(Int32)), ("tags", TaggedFields),
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline", CompactArray(Int32)),
+                        ("tags", TaggedFields),
                     ),
                 ),
-                ("authorized_operations", Int32), ("tags", TaggedFields),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
             ),
         ),
         ("tags", TaggedFields),
-    )  # fmt: skip
+    )
 
 
 class _TopicIdsRequest(RequestStruct):  # type: ignore[misc]

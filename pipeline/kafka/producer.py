@@ -29,9 +29,12 @@ REQUEST_SECONDS = 30.0
 CLOSE_SECONDS = 10.0
 
 _HARMLESS = (
-    TimeoutError, KafkaTimeoutError, MessageSizeTooLargeError, TopicAuthorizationFailedError,
+    TimeoutError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
     UnknownTopicOrPartitionError,
-)  # fmt: skip
+)
 """Raised by ``send`` before anything left the process: the producer is as good as before."""
 
 

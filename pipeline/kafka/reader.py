@@ -34,9 +34,14 @@ class Reader:
         self._bootstrap = bootstrap
         self._topic = topic_prefix + topic.name
         self._kafka = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
-            max_partition_fetch_bytes=FETCH_BYTES, request_timeout_ms=int(READ_SECONDS * 1000), **dict(security or {}),
-        )  # fmt: skip
+            bootstrap_servers=bootstrap,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            max_partition_fetch_bytes=FETCH_BYTES,
+            request_timeout_ms=int(READ_SECONDS * 1000),
+            **dict(security or {}),
+        )
         self._next: int | None = None
         """The offset that the consumer stands at in the partition it is assigned to."""
         self._end = 0

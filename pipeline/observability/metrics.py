@@ -265,9 +265,11 @@ class Metrics:
             registry=r,
         )
         self.connector_events = Counter(
-            "penstock_connector_events", "Events that sources sent us, by what became of them", ["source", "outcome"],
+            "penstock_connector_events",
+            "Events that sources sent us, by what became of them",
+            ["source", "outcome"],
             registry=r,
-        )  # fmt: skip
+        )
         self.reconciled = Counter(
             "penstock_reconciliation_differences",
             "Differences between what a connector published and what the ledger accepted, each published again",

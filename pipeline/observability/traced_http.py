@@ -29,9 +29,11 @@ class Traced:
             return
         method = scope["method"] if scope["method"] in METHODS else "_OTHER"
         with tracing.begin(
-            method, "server", parent=Headers(scope=scope).get(HEADER, ""),
+            method,
+            "server",
+            parent=Headers(scope=scope).get(HEADER, ""),
             attributes={"http.request.method": method, "url.scheme": scope.get("scheme", "http")},
-        ) as span:  # fmt: skip
+        ) as span:
 
             async def sending(message: Message) -> None:
                 if message["type"] == "http.response.start":

@@ -71,12 +71,18 @@ def batch(stage: str, records: Sequence[Received], *, tries: int) -> Iterator[Sp
         many = OFF
         if len(records) > 1:
             many = begin(
-                f"process {stage}", "consumer", parent="", links=[_header(r) for r in records], gathers=True,
+                f"process {stage}",
+                "consumer",
+                parent="",
+                links=[_header(r) for r in records],
+                gathers=True,
                 attributes={
-                    **about, "messaging.system": "kafka", "messaging.operation.type": "process",
+                    **about,
+                    "messaging.system": "kafka",
+                    "messaging.operation.type": "process",
                     "messaging.batch.message_count": len(records),
                 },
-            )  # fmt: skip
+            )
         spans = [_one(record, about, many) for record in records]
         for record, span in zip(records, spans, strict=True):
             key, document = _key(record), _document(record)
@@ -121,9 +127,12 @@ def _one(record: Received, about: Attributes, many: Span) -> Span:
         **_names(record),
     }
     return begin(
-        f"process {record.topic}", "consumer", parent=_header(record), links=[many] if many is not OFF else (),
+        f"process {record.topic}",
+        "consumer",
+        parent=_header(record),
+        links=[many] if many is not OFF else (),
         attributes=attributes,
-    )  # fmt: skip
+    )
 
 
 def of(record: Received) -> Span | str:

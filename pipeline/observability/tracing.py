@@ -159,7 +159,7 @@ def begin(
             name, under, trace.SpanKind[kind.upper()], attributes, _links(links), record_exception=False
         ),
         gathers=gathers,
-    )  # fmt: skip
+    )
 
 
 def _context(of: Span | str) -> SpanContext | None:
@@ -342,9 +342,13 @@ def trace_call(service: str, name: str, attributes: Attributes, *, kind: Kind = 
         if kind == "client" and not span.recorded:
             facts = {_short(name): fact for name, fact in {**attributes, **call.facts}.items()}
             log.info(
-                "external_call", service=service, outcome=outcome, ms=round(1000 * (perf_counter() - began), 1),
-                **known, **facts,
-            )  # fmt: skip
+                "external_call",
+                service=service,
+                outcome=outcome,
+                ms=round(1000 * (perf_counter() - began), 1),
+                **known,
+                **facts,
+            )
 
 
 def _short(attribute: str) -> str:
@@ -368,9 +372,11 @@ def trace_chat(model: str, host: str) -> AbstractContextManager[Call]:
 
 def trace_bulk(index: str, operations: int) -> AbstractContextManager[Call]:
     about: Attributes = {
-        "db.system.name": "elasticsearch", "db.operation.name": "bulk", "db.collection.name": index,
+        "db.system.name": "elasticsearch",
+        "db.operation.name": "bulk",
+        "db.collection.name": index,
         "db.operation.batch.size": operations,
-    }  # fmt: skip
+    }
     return trace_call("elasticsearch", f"bulk {index}", about)
 
 
@@ -388,7 +394,9 @@ def _model(operation: str, model: str, host: str | None) -> dict[str, str | int 
 def trace_statement(operation: str, table: str, rows: int) -> Span:
     """Of Postgres; a span alone, for the database has a log of its own."""
     about: Attributes = {
-        "db.system.name": "postgresql", "db.operation.name": operation, "db.collection.name": table,
+        "db.system.name": "postgresql",
+        "db.operation.name": operation,
+        "db.collection.name": table,
         "db.operation.batch.size": rows,
-    }  # fmt: skip
+    }
     return begin(f"{operation} {table}", "client", attributes=about)

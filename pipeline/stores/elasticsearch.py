@@ -236,12 +236,14 @@ async def _check_index(es: AsyncElasticsearch, index: str) -> None:
     body = next(iter(found.body.values()))
     settings = body["settings"]["index"]
     pairs = {
-        **{f"field {name}": (body["mappings"].get("properties", {}).get(name), field)
-           for name, field in MAPPING["properties"].items()},
+        **{
+            f"field {name}": (body["mappings"].get("properties", {}).get(name), field)
+            for name, field in MAPPING["properties"].items()
+        },
         "dynamic": (body["mappings"].get("dynamic"), MAPPING["dynamic"]),
         "similarity": (settings.get("similarity"), _as_strings(SIMILARITY)),
         "analysis": (settings.get("analysis"), _as_strings(ANALYSIS)),
-    }  # fmt: skip
+    }
     for extra in sorted(body["mappings"].get("properties", {}).keys() - MAPPING["properties"].keys()):
         pairs[f"field {extra}"] = (True, None)
     different = [name for name, (theirs, ours) in pairs.items() if theirs != ours]

@@ -150,14 +150,19 @@ async def create_graph(
     attempt left is removed first."""
     table = generation.chunk_table
     await _create(
-        connection, f"{table}_waiting",
-        sql.SQL("{} (id) WHERE NOT in_graph").format(sql.Identifier(table)), concurrently=concurrently,
-    )  # fmt: skip
+        connection,
+        f"{table}_waiting",
+        sql.SQL("{} (id) WHERE NOT in_graph").format(sql.Identifier(table)),
+        concurrently=concurrently,
+    )
     await _create(
-        connection, name or own_name(generation),
-        sql.SQL(f"{{}} USING hnsw (embedding {generation.vector_type}_cosine_ops) WITH ({_OPTIONS}) WHERE in_graph")
-        .format(sql.Identifier(table)), concurrently=concurrently,
-    )  # fmt: skip
+        connection,
+        name or own_name(generation),
+        sql.SQL(
+            f"{{}} USING hnsw (embedding {generation.vector_type}_cosine_ops) WITH ({_OPTIONS}) WHERE in_graph"
+        ).format(sql.Identifier(table)),
+        concurrently=concurrently,
+    )
 
 
 async def _create(connection: Connection, name: str, what: sql.Composed, *, concurrently: bool) -> None:

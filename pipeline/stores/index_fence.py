@@ -103,12 +103,17 @@ async def look(es: AsyncElasticsearch, index: str) -> Seen:
     """One request, which needs the index privilege ``monitor``. The caller translates errors. Raises Retryable when
     none of its shards is there, Misconfigured when the name is an alias of several indexes."""
     answer = await es.indices.stats(
-        index=index, metric="docs", level="shards",
+        index=index,
+        metric="docs",
+        level="shards",
         filter_path=[
-            "indices.*.uuid", "indices.*.shards.*.routing.primary", "indices.*.shards.*.routing.state",
-            "indices.*.shards.*.seq_no", "indices.*.shards.*.commit.user_data.history_uuid",
+            "indices.*.uuid",
+            "indices.*.shards.*.routing.primary",
+            "indices.*.shards.*.routing.state",
+            "indices.*.shards.*.seq_no",
+            "indices.*.shards.*.commit.user_data.history_uuid",
         ],
-    )  # fmt: skip
+    )
     if not answer.body:
         raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
     told, *others = answer["indices"].values()
@@ -124,10 +129,12 @@ async def look(es: AsyncElasticsearch, index: str) -> Seen:
         raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
     return Seen(
         told["uuid"],
-        {n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])
-         for n, p in primaries.items()},
+        {
+            n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])
+            for n, p in primaries.items()
+        },
         {n: p["seq_no"]["max_seq_no"] for n, p in primaries.items()},
-    )  # fmt: skip
+    )
 
 
 _KNOWN = """k.index_uuid, k.shards, k.changes, k.change, k.changed_at AT TIME ZONE 'UTC', k.position,

@@ -193,9 +193,14 @@ class Keywords:
         query = {"term": {"document_id": str(document_id)}}
         with translated(f"search {index}"):
             first = await self._es.search(
-                index=index, query=query, source=False, version=True, size=PAGE, track_total_hits=PAGE + 1,
+                index=index,
+                query=query,
+                source=False,
+                version=True,
+                size=PAGE,
+                track_total_hits=PAGE + 1,
                 allow_partial_search_results=False,
-            )  # fmt: skip
+            )
             if first["hits"]["total"]["value"] <= PAGE:
                 return _versions(first["hits"]["hits"])
             pit: str = (await self._es.open_point_in_time(index=index, keep_alive="1m"))["id"]
@@ -209,10 +214,16 @@ class Keywords:
         after: list[Any] | None = None
         while True:
             page = await self._es.search(
-                query=query, pit={"id": pit, "keep_alive": "1m"}, source=False, version=True, size=PAGE,
-                sort=[{"_shard_doc": "asc"}], search_after=after, track_total_hits=False,
+                query=query,
+                pit={"id": pit, "keep_alive": "1m"},
+                source=False,
+                version=True,
+                size=PAGE,
+                sort=[{"_shard_doc": "asc"}],
+                search_after=after,
+                track_total_hits=False,
                 allow_partial_search_results=False,
-            )  # fmt: skip
+            )
             hits = page["hits"]["hits"]
             found |= _versions(hits)
             if len(hits) < PAGE:
@@ -228,9 +239,11 @@ class Keywords:
         """The highest version of any entry that a search finds, 0 when empty: the ledger's seq must be above it."""
         with translated(f"search {index}"):
             answer = await self._es.search(
-                index=index, size=0, aggs={"highest": {"max": {"field": "_version"}}},
+                index=index,
+                size=0,
+                aggs={"highest": {"max": {"field": "_version"}}},
                 allow_partial_search_results=False,
-            )  # fmt: skip
+            )
         return int(answer["aggregations"]["highest"]["value"] or 0)
 
     async def aclose(self) -> None:

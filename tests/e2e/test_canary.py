@@ -70,9 +70,16 @@ async def test_a_canary_is_found_in_both_stores_and_vanishes_in_either_way(space
 @pytest.mark.slow
 async def test_nobody_else_sees_it_and_the_next_process_removes_what_a_killed_one_left(space: Space) -> None:
     note = DocumentUpserted(
-        tenant="default", source="wiki", external_id="note", observed_at=now(), version=1, title="A note",
-        content="The penstock carries water to the turbine.", media_type="text/plain", acl_tags=["staff"],
-    )  # fmt: skip
+        tenant="default",
+        source="wiki",
+        external_id="note",
+        observed_at=now(),
+        version=1,
+        title="A note",
+        content="The penstock carries water to the turbine.",
+        media_type="text/plain",
+        acl_tags=["staff"],
+    )
     # For two minutes it stays as the first round leaves it: there.
     slow = {**SOURCES, "PENSTOCK_CANARY_EVERY_SECONDS": "120"}
     await asyncio.to_thread(space.start, "detect", "vectors", "keywords", "canary", env=slow)

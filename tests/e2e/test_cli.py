@@ -21,8 +21,13 @@ WORKERS = ("detect", "vectors", "keywords")
 def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        env=space.environment,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 def answer(space: Space, *arguments: str) -> Any:
@@ -56,8 +61,12 @@ def folder(tmp_path: Path) -> Path:
 async def test_a_folder_is_found_and_every_change_of_it_is_followed(working: Space, folder: Path) -> None:
     loaded = answer(working, "ingest", str(folder), "--wait")
     assert {k: loaded[k] for k in ("published", "unchanged", "indexed", "dead", "chunks")} == {
-        "published": 4, "unchanged": 0, "indexed": 4, "dead": 0, "chunks": 4,
-    }  # fmt: skip
+        "published": 4,
+        "unchanged": 0,
+        "indexed": 4,
+        "dead": 0,
+        "chunks": 4,
+    }
     assert found(working, "when are the blades of a turbine looked at?")[0] == "turbine.md"
 
     again = answer(working, "ingest", str(folder), "--wait")

@@ -82,14 +82,22 @@ async def company(request: pytest.FixtureRequest, space: Space, tmp_path: Path) 
             return Confluence(declared_options(Confluence, play.options, "wiki", play.environment), context)
 
         plan = Plan(
-            name="wiki", tenant="acme", kind="confluence", make=make, poll_seconds=3600, sweep_seconds=3600,
+            name="wiki",
+            tenant="acme",
+            kind="confluence",
+            make=make,
+            poll_seconds=3600,
+            sweep_seconds=3600,
             groups_seconds=3600,
-        )  # fmt: skip
+        )
         services = Services(
-            postgres=space.settings.postgres, pool=await stack.enter_async_context(open_pool(space.settings.postgres)),
-            producer=await stack.enter_async_context(producer(space.settings.kafka)), metrics=Metrics(),
-            folder=tmp_path / "sources", events_url="https://penstock.example.com",
-        )  # fmt: skip
+            postgres=space.settings.postgres,
+            pool=await stack.enter_async_context(open_pool(space.settings.postgres)),
+            producer=await stack.enter_async_context(producer(space.settings.kafka)),
+            metrics=Metrics(),
+            folder=tmp_path / "sources",
+            events_url="https://penstock.example.com",
+        )
         embedder = GenerationEmbedders.by_settings(space.settings.embedding, dist() / "models")
         search = await stack.enter_async_context(open_search(space.settings, embedder))
         instance = Instance(plan, services)

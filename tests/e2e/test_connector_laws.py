@@ -23,9 +23,15 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 pytestmark = pytest.mark.stack
 
 KINDS = (
-    "examples.notes:Notes", "confluence", "connectors.confluence.playground:ConfluenceDataCenter", "folder", "git",
-    "google-drive", "slack", "uploads",
-)  # fmt: skip
+    "examples.notes:Notes",
+    "confluence",
+    "connectors.confluence.playground:ConfluenceDataCenter",
+    "folder",
+    "git",
+    "google-drive",
+    "slack",
+    "uploads",
+)
 SECURITY_LAWS = ("delete", "member-removed")
 """`make test` tries these with every kind, and all laws with the example; `make test-slow` tries the rest."""
 

@@ -246,9 +246,15 @@ async def test_commands_do_it_here_or_ask_the_worker(desk: Desk) -> None:
 
 async def spoken(space: Space, *arguments: str) -> tuple[int, str, str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", *arguments, env=space.environment, cwd=PROJECT,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cli.main",
+        *arguments,
+        env=space.environment,
+        cwd=PROJECT,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, errors = await asyncio.wait_for(process.communicate(), 120)
     assert process.returncode is not None
     return process.returncode, out.decode(), errors.decode()

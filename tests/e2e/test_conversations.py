@@ -36,9 +36,11 @@ START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def pair(n: int, topic: str = "leave") -> dict[str, Any]:
     return {
-        "question": f"What about {topic}, point {n}?", "answer": f"Point {n} of {topic} is settled by rule {n}.",
-        "asked_at": (START + timedelta(minutes=n)).isoformat(), "id": f"{topic}-{n}",
-    }  # fmt: skip
+        "question": f"What about {topic}, point {n}?",
+        "answer": f"Point {n} of {topic} is settled by rule {n}.",
+        "asked_at": (START + timedelta(minutes=n)).isoformat(),
+        "id": f"{topic}-{n}",
+    }
 
 
 @asynccontextmanager

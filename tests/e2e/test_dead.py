@@ -158,8 +158,9 @@ async def test_list_show_and_replay_by_the_real_command(space: Space) -> None:
     whole = answer(space, "dead", "show", binary, "--value")
     assert (whole["value"], whole["key"]) == ({"base64": "/wA="}, {"text": key.decode()})
     assert whole["headers"] == [
-        {"name": "ce_type", "text": TYPE[0][1].decode()}, {"name": "mine", "base64": "/w=="},
-    ]  # fmt: skip
+        {"name": "ce_type", "text": TYPE[0][1].decode()},
+        {"name": "mine", "base64": "/w=="},
+    ]
     assert "value" not in answer(space, "dead", "show", text)
     assert run(space, "dead", "show", text, "--value").stdout == '{"secret-canary'
     assert answer(space, "dead", "show", none, "--value")["value"] is None

@@ -33,11 +33,12 @@ async def flood(space: Space, records: int = BAD) -> None:
 async def revoke(space: Space, documents: list[DocumentUpserted]) -> None:
     await space.publish(
         *(
-            AccessChanged(tenant=d.tenant, source=d.source, external_id=d.external_id, observed_at=now(),
-                          acl_tags=["boss"])
+            AccessChanged(
+                tenant=d.tenant, source=d.source, external_id=d.external_id, observed_at=now(), acl_tags=["boss"]
+            )
             for d in documents
         )
-    )  # fmt: skip
+    )
 
 
 async def shared_by_acme(space: Space) -> list[DocumentUpserted]:

@@ -43,8 +43,10 @@ class Crowd:
             process = subprocess.Popen(
                 [sys.executable, "-m", RECORDING_WORKER, str(self.log), str(slow), slow_signal],
                 env={**self.space.environment, "PENSTOCK_STREAM_SESSION_TIMEOUT_SECONDS": "6"},
-                cwd=PROJECT, stdout=subprocess.PIPE, stderr=log,
-            )  # fmt: skip
+                cwd=PROJECT,
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
         self.processes[name] = process
         assert process.stdout is not None
         line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)

@@ -48,8 +48,17 @@ class Pair:
         data.mkdir(parents=True)
         shutil.copy(self.primary.home / "data" / "postgres.password", data)
         binary = dist.postgres_bin() / "pg_basebackup"
-        argv = [str(binary), "-D", str(data / "postgres"), "-d", self.dsn(self.primary, ""), "-R", "-X", "stream",
-                "--checkpoint=fast"]  # fmt: skip
+        argv = [
+            str(binary),
+            "-D",
+            str(data / "postgres"),
+            "-d",
+            self.dsn(self.primary, ""),
+            "-R",
+            "-X",
+            "stream",
+            "--checkpoint=fast",
+        ]
         subprocess.run(argv, check=True, capture_output=True, timeout=120)
         self.standby.up(services=("postgres",))
 
@@ -207,8 +216,10 @@ async def test_a_failover_that_loses_a_revocation_does_not_reopen_the_document(
         await refused(client, saying="Postgres is a standby")
         await asyncio.to_thread(pair.promote)
         # What the promoted ledger would show if it were asked:
-        assert await space.query("SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id"
-                                 " WHERE external_id = 'revoked.md'") == [(["wiki/staff"],)]  # fmt: skip
+        assert await space.query(
+            "SELECT a.acl_tags FROM documents d JOIN access_sets a ON a.id = d.access_id"
+            " WHERE external_id = 'revoked.md'"
+        ) == [(["wiki/staff"],)]
         await refused(client, saying="`penstock recover --failover`")
         assert await metric(client) == 1
         assert (await client.get("/readyz")).text == "not ready: ledger fenced\n"

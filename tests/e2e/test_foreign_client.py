@@ -25,9 +25,13 @@ def documented() -> list[dict[str, object]]:
 
 def headers(kind: str, identity: str) -> list[tuple[str, bytes]]:
     given = {
-        "ce_specversion": "1.0", "ce_type": f"io.penstock.{kind}", "ce_id": identity, "ce_source": "/acme/tickets",
-        "ce_time": now().isoformat(), "content-type": "application/json",
-    }  # fmt: skip
+        "ce_specversion": "1.0",
+        "ce_type": f"io.penstock.{kind}",
+        "ce_id": identity,
+        "ce_source": "/acme/tickets",
+        "ce_time": now().isoformat(),
+        "content-type": "application/json",
+    }
     return [(name, value.encode()) for name, value in given.items()]
 
 

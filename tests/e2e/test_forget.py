@@ -62,9 +62,14 @@ async def until(space: Space, condition: str) -> None:
 async def plant(space: Space) -> DocumentUpserted:
     """The name in every place that a document or a person can leave it in."""
     jane = written(
-        f"terminations/{NAME}.md", f"# About {NAME}\n\nreason: illness of {NAME}", title=f"Termination of {NAME}",
-        author=PERSON, source_url=f"https://hr/{NAME}", metadata={"employee": NAME}, acl_tags=["hr", f"user:{PERSON}"],
-    )  # fmt: skip
+        f"terminations/{NAME}.md",
+        f"# About {NAME}\n\nreason: illness of {NAME}",
+        title=f"Termination of {NAME}",
+        author=PERSON,
+        source_url=f"https://hr/{NAME}",
+        metadata={"employee": NAME},
+        acl_tags=["hr", f"user:{PERSON}"],
+    )
     rules = written("rules.md", "Be kind to each other.", author=PERSON)
     await space.publish(jane, rules)
     member = IdentityChanged(tenant="acme", source="hr", principal=PERSON, groups=["staff"], observed_at=now())
@@ -76,13 +81,17 @@ async def plant(space: Space) -> DocumentUpserted:
     await space.publish(
         *(
             ConversationRecorded(
-                tenant="acme", source="chat", member=who, conversation="c", observed_at=now(),
+                tenant="acme",
+                source="chat",
+                member=who,
+                conversation="c",
+                observed_at=now(),
                 pairs=[Pair(question=f"Where is {NAME}?", answer=f"{NAME} is ill.", asked_at=now(), answer_id=answer)],
             )
             for who, answer in ((PERSON, asked), ("ada", made))
         ),
         topic=CONVERSATIONS,
-    )  # fmt: skip
+    )
     async with producer(space.settings.kafka) as kafka:
         broken = json.dumps({"title": NAME}).encode()
         await (await kafka.send_raw(DOCUMENTS_LIVE, jane.key.encode(), broken, [("ce_type", b"penstock.nonsense.v1")]))
@@ -91,32 +100,47 @@ async def plant(space: Space) -> DocumentUpserted:
             "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons,"
             " documents, chunks, answer, unsupported)"
             " VALUES (%s, 'acme', %s, 'm', 'm', 0, 0, '{}', %s, '{}', %s, '{}')",
-            answer, f"Where is {NAME}?", [id_] if answer == made else [], f"{NAME} is ill.",
-        )  # fmt: skip
+            answer,
+            f"Where is {NAME}?",
+            [id_] if answer == made else [],
+            f"{NAME} is ill.",
+        )
     [(chunk,)] = await space.query("SELECT chunk_ids[1] FROM manifests WHERE document_id = %s", id_)
     for giver, subject in ((b"x", "passage"), (givers_of([KEY.encode()], "acme", PERSON)[0], "person")):
         await space.execute(
             "INSERT INTO answer_feedback (tenant, giver, subject, chunk_id, query, verdict, note)"
-            " VALUES ('acme', %s, %s, %s, %s, 'up', %s)", giver, subject.encode(),
-            chunk if subject == "passage" else uuid4(), NAME, f"about {NAME}",
-        )  # fmt: skip
+            " VALUES ('acme', %s, %s, %s, %s, 'up', %s)",
+            giver,
+            subject.encode(),
+            chunk if subject == "passage" else uuid4(),
+            NAME,
+            f"about {NAME}",
+        )
     for principals, judged in (([], jane.external_id), ([PERSON], "rules.md")):
         query = uuid4()
         await space.execute(
             "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference)"
             " VALUES (%s, 'acme', %s, %s, '{}', %s)",
-            query, f"Who is {NAME}? {len(principals)}", principals, NAME,
-        )  # fmt: skip
+            query,
+            f"Who is {NAME}? {len(principals)}",
+            principals,
+            NAME,
+        )
         await space.execute("INSERT INTO eval_judgements VALUES (%s, 'hr', %s, '', 1)", query, judged)
     await space.execute(
         f"INSERT INTO superseded SELECT id, 1, {OLD}, '', '', %s, NULL, NULL, NULL, NULL, '{{}}', %s FROM documents"
-        " WHERE id = %s", NAME, NAME, id_,
-    )  # fmt: skip
+        " WHERE id = %s",
+        NAME,
+        NAME,
+        id_,
+    )
     await space.execute("INSERT INTO connectors (tenant, source, kind) VALUES ('acme', 'hr', 'theirs')")
     await space.execute(
         "INSERT INTO connector_items (tenant, source, external_id, scope, version, content_at, acl_tags)"
-        f" VALUES ('acme', 'hr', %s, '', 1, {OLD}, %s)", jane.external_id, [f"user:{PERSON}"],
-    )  # fmt: skip
+        f" VALUES ('acme', 'hr', %s, '', 1, {OLD}, %s)",
+        jane.external_id,
+        [f"user:{PERSON}"],
+    )
     await space.execute("INSERT INTO connector_groups VALUES ('acme', 'hr', 'staff', %s, '{}', now())", [PERSON])
     await space.execute("INSERT INTO connector_principals VALUES ('acme', 'hr', %s, 'x', now())", PERSON)
     await space.execute(
@@ -126,8 +150,10 @@ async def plant(space: Space) -> DocumentUpserted:
     await space.execute(
         "INSERT INTO uploads (id, tenant, source, external_id, version, file_name, sha256, size, acl_tags,"
         " required_tags, metadata, changed) VALUES (%s, 'acme', 'hr', %s, 1, %s, '', 1, '{}', '{}', '{}', 1)",
-        uuid4(), jane.external_id, f"{NAME}.md",
-    )  # fmt: skip
+        uuid4(),
+        jane.external_id,
+        f"{NAME}.md",
+    )
     await until(
         space,
         "SELECT (SELECT count(*) FROM dead_letters) = 1 AND (SELECT count(*) FROM conversation_provenance) = 1"
@@ -146,9 +172,11 @@ async def in_postgres(space: Space) -> set[str]:
     for schema, table in tables:
         rows = await space.query(
             sql.SQL("SELECT 1 FROM {} t WHERE t::text ILIKE %s OR t::text LIKE %s LIMIT 1")
-            .format(sql.Identifier(schema, table)).as_string(None),
-            f"%{NAME}%", f"%{NAME.encode().hex()}%",
-        )  # fmt: skip
+            .format(sql.Identifier(schema, table))
+            .as_string(None),
+            f"%{NAME}%",
+            f"%{NAME.encode().hex()}%",
+        )
         found |= {table for _ in rows}
     return found
 
@@ -196,10 +224,14 @@ async def let_expire(space: Space) -> None:
     admin = AIOKafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     await admin.start()
     try:
-        await admin.delete_records({
-            TopicPartition(f"{kafka.topic_prefix}{topic.name}", n): RecordsToDelete(-1)
-            for topic in TOPICS if topic.cleanup == "delete" for n in range(topic.partitions)
-        })  # fmt: skip
+        await admin.delete_records(
+            {
+                TopicPartition(f"{kafka.topic_prefix}{topic.name}", n): RecordsToDelete(-1)
+                for topic in TOPICS
+                if topic.cleanup == "delete"
+                for n in range(topic.partitions)
+            }
+        )
     finally:
         await admin.close()
 
@@ -318,7 +350,7 @@ async def test_of_a_forgotten_tenant_nothing_is_left(operator: Space) -> None:
         await space.penstock("forget", "document", "kept.md", "--tenant", "globex", "--yes", "--json", "--wait", "60")
     assert await space.query(
         "SELECT title, text FROM documents d JOIN document_bodies b ON b.document_id = d.id WHERE tenant = 'globex'"
-    ) == [("kept.md", "of somebody else")], "a living document is not touched"  # fmt: skip
+    ) == [("kept.md", "of somebody else")], "a living document is not touched"
     code, told = await space.penstock("forget", "tenant", "acme", "--yes", "--json")
     assert code == 0
     assert told["erased"]["postgres documents"] == 2
@@ -349,8 +381,10 @@ async def test_what_names_a_document_is_forgotten_although_its_own_row_went_by_a
     gone = DocumentDeleted(tenant="acme", source="hr", external_id=jane.external_id, observed_at=now())
     await space.publish(gone)
     await space.settled([gone])
-    await space.execute("UPDATE documents SET announced_seq = seq, deleted_at = %s WHERE deleted_at IS NOT NULL",
-                        now() - timedelta(days=31))  # fmt: skip
+    await space.execute(
+        "UPDATE documents SET announced_seq = seq, deleted_at = %s WHERE deleted_at IS NOT NULL",
+        now() - timedelta(days=31),
+    )
     await space.execute("DELETE FROM connector_items")  # as by age, too
     async with open_pool(space.settings.postgres) as pool, asyncio.timeout(60):
         while await space.query("SELECT count(*) FROM documents WHERE erased_at IS NOT NULL") != [(1,)]:
@@ -363,4 +397,4 @@ async def test_what_names_a_document_is_forgotten_although_its_own_row_went_by_a
         "SELECT (SELECT count(*) FROM dead_letters), (SELECT count(*) FROM eval_judgements WHERE external_id = %s),"
         " (SELECT count(*) FROM conversation_pairs WHERE member = 'ada'), (SELECT count(*) FROM superseded)",
         jane.external_id,
-    ) == [(0, 0, 0, 0)]  # fmt: skip
+    ) == [(0, 0, 0, 0)]

@@ -48,10 +48,18 @@ def document(name: str, subject: str, **fields: object) -> DocumentUpserted:
     text = f"# Inspection of {subject}\n\n{subject}: {inspection}.\n\n# Repair of {subject}\n\n{subject}: {repair}."
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": name, "observed_at": now(), "version": time.time_ns(),
-            "title": name, "content": text, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": name,
+            "observed_at": now(),
+            "version": time.time_ns(),
+            "title": name,
+            "content": text,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 @dataclass
@@ -63,9 +71,15 @@ class Operator:
 
     async def start(self, *arguments: str) -> asyncio.subprocess.Process:
         self.running = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", *arguments, env=self.space.environment, cwd=PROJECT,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "cli.main",
+            *arguments,
+            env=self.space.environment,
+            cwd=PROJECT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         return self.running
 
     async def run(self, *arguments: str) -> tuple[int, str, str]:

@@ -38,10 +38,16 @@ PLACE = {"tenant": "acme", "source": "wiki"}
 
 def page(external_id: str, content: str, *acl_tags: str, version: int = 1) -> DocumentUpserted:
     return DocumentUpserted(
-        **PLACE, external_id=external_id, observed_at=now(), version=version, title=external_id.removesuffix(".md"),
-        content=content, media_type="text/markdown", acl_tags=list(acl_tags) or ["staff"],
+        **PLACE,
+        external_id=external_id,
+        observed_at=now(),
+        version=version,
+        title=external_id.removesuffix(".md"),
+        content=content,
+        media_type="text/markdown",
+        acl_tags=list(acl_tags) or ["staff"],
         source_url=f"https://wiki.example.org/{external_id}",
-    )  # fmt: skip
+    )
 
 
 LEAVE = page("leave.md", "Everybody has thirty days of paid holiday a year. Ask your manager before you book a trip.")
@@ -56,7 +62,7 @@ async def site(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> AsyncI
         await space.publish(
             *(IdentityChanged(**PLACE, observed_at=now(), principal=name, groups=["staff"]) for name in ("ann", "bob")),
             topic=IDENTITIES,
-        )  # fmt: skip
+        )
         await space.publish(LEAVE, TRAVEL, SALARY)
         await space.settled([LEAVE, TRAVEL, SALARY])
         yield space
@@ -80,17 +86,20 @@ async def check(client: Client) -> None:
 @pytest.mark.slow
 async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
     started = StdioServerParameters(
-        command=COMMAND[0], args=[*COMMAND[1:], "mcp", "--tenant", "acme", "--as", "ann"], env=site.environment,
+        command=COMMAND[0],
+        args=[*COMMAND[1:], "mcp", "--tenant", "acme", "--as", "ann"],
+        env=site.environment,
         cwd=PROJECT,
-    )  # fmt: skip
+    )
     since = datetime.now(UTC)
     async with Client(started, read_timeout_seconds=60) as client:
         await check(client)
     recorded = await site.query(
         "SELECT action, decision, object, %s = ANY(documents::text[]) FROM trail.records"
         " WHERE access = '{user:ann}' AND at > %s ORDER BY at",
-        id_of(LEAVE), since,
-    )  # fmt: skip
+        id_of(LEAVE),
+        since,
+    )
     assert recorded[:2] == [("mcp.search", "allowed", "", True), ("mcp.fetch", "allowed", "", True)]
     assert [row[:2] for row in recorded[2:]] == [("mcp.search", "allowed"), ("mcp.fetch", "refused")]
     assert recorded[3][2] == f"document:{id_of(SALARY)}"
@@ -99,9 +108,18 @@ async def test_a_client_starts_it_and_speaks_over_stdio(site: Space) -> None:
 @pytest.mark.slow
 async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout(site: Space) -> None:
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "mcp", "--tenant", "acme", "--tag", "wiki/board", env=site.environment, cwd=PROJECT,
-        stdin=PIPE, stdout=PIPE, stderr=PIPE,
-    )  # fmt: skip
+        *COMMAND,
+        "mcp",
+        "--tenant",
+        "acme",
+        "--tag",
+        "wiki/board",
+        env=site.environment,
+        cwd=PROJECT,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=PIPE,
+    )
     begin = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}}
     asked = {"name": "fetch", "arguments": {"id": id_of(SALARY)}}
     sent: list[dict[str, Any]] = [
@@ -127,9 +145,15 @@ async def test_a_tag_reads_what_carries_it_and_nothing_else_is_written_to_stdout
 
 async def test_a_client_connects_over_http(site: Space) -> None:
     process = await asyncio.create_subprocess_exec(
-        *COMMAND, "serve", "--port", "0", env={**site.environment, "PENSTOCK_SERVE_DEVELOPMENT": "true"}, cwd=PROJECT,
-        stdout=PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        *COMMAND,
+        "serve",
+        "--port",
+        "0",
+        env={**site.environment, "PENSTOCK_SERVE_DEVELOPMENT": "true"},
+        cwd=PROJECT,
+        stdout=PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     assert process.stdout is not None
     try:
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
@@ -153,10 +177,14 @@ async def reading(site: Space) -> AsyncIterator[Process]:
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}' IN ROLE penstock_reader")
         environment = {
-            **site.environment, "READER_DSN": theirs, "ELASTICSEARCH_URL": site.settings.elasticsearch.url,
-            "KAFKA_BOOTSTRAP": site.settings.kafka.bootstrap, "TENANT": "acme", "PYTHONPATH": os.fspath(PROJECT),
+            **site.environment,
+            "READER_DSN": theirs,
+            "ELASTICSEARCH_URL": site.settings.elasticsearch.url,
+            "KAFKA_BOOTSTRAP": site.settings.kafka.bootstrap,
+            "TENANT": "acme",
+            "PYTHONPATH": os.fspath(PROJECT),
             "TOPIC": f"{site.settings.kafka.topic_prefix}documents.indexed.v1",
-        }  # fmt: skip
+        }
         process = await asyncio.create_subprocess_exec(
             sys.executable, "examples/reader.py", env=environment, cwd=PROJECT, stdin=PIPE, stdout=PIPE
         )

@@ -40,6 +40,9 @@ def test_every_command_of_the_guide_prints_what_it_shows(tmp_path: Path) -> None
                 bash.run(command)
         finally:
             subprocess.run(
-                [sys.executable, "-m", "cli.main", "down"], cwd=PROJECT, capture_output=True, check=True,
+                [sys.executable, "-m", "cli.main", "down"],
+                cwd=PROJECT,
+                capture_output=True,
+                check=True,
                 env={**env, "PENSTOCK_HOME": str(tmp_path / "penstock-trial" / "state")},
-            )  # fmt: skip
+            )

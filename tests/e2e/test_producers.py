@@ -138,8 +138,11 @@ async def test_whoever_may_write_the_topics_without_a_key_changes_nothing(space:
     assert await who_reads(space, ["ann", "eve"]) == ["ann"]
     assert await space.query("SELECT external_id FROM documents") == [("merger.md",)]
     assert await codes(space) == {
-        "unsigned": tried // 3, "unknown_key": tried // 3, "not_allowed": tried // 3, "bad_signature": len(moved),
-    }  # fmt: skip
+        "unsigned": tried // 3,
+        "unknown_key": tried // 3,
+        "not_allowed": tried // 3,
+        "bad_signature": len(moved),
+    }
 
     # The same record once more, where it belongs, is as harmless as ever; and its signer goes on.
     async with producer(space.settings.kafka) as kafka:
@@ -160,9 +163,11 @@ async def test_a_tombstone_that_nobody_signed_is_refused(space: Space, tmp_path:
     await until(space, "SELECT count(*) FROM memberships", 1)
     [(key, _, signed)] = await records(space, IDENTITIES)
     tries: list[tuple[Path | None, bytes | None, Headers]] = [
-        (None, None, [TOMBSTONE]), (partner, None, [TOMBSTONE]), (None, None, [*signed, TOMBSTONE]),
+        (None, None, [TOMBSTONE]),
+        (partner, None, [TOMBSTONE]),
+        (None, None, [*signed, TOMBSTONE]),
         (None, b"", [*signed, TOMBSTONE]),
-    ]  # fmt: skip
+    ]
     for signer, value, headers in tries:
         kafka = space.settings.kafka.model_copy(update={"signing_key_file": str(signer) if signer else None})
         async with producer(kafka) as sender:
@@ -328,9 +333,12 @@ async def test_the_example_in_another_programs_words_is_taken_in(space: Space) -
     key = await enrol(space, "wiki", "acme/wiki")
     space.start("detect", env=ENFORCE)
     given = {
-        "BOOTSTRAP": space.settings.kafka.bootstrap, "TOPIC_PREFIX": space.settings.kafka.topic_prefix,
-        "KEY_FILE": str(key), "TENANT": "acme", "SOURCE": "wiki",
-    }  # fmt: skip
+        "BOOTSTRAP": space.settings.kafka.bootstrap,
+        "TOPIC_PREFIX": space.settings.kafka.topic_prefix,
+        "KEY_FILE": str(key),
+        "TENANT": "acme",
+        "SOURCE": "wiki",
+    }
     argv = [sys.executable, str(PROJECT / "examples" / "producer.py"), "leave policy.md", "Thirty days."]
     subprocess.run(argv, env={**os.environ, **given}, check=True, timeout=60)
     await until(space, "SELECT count(*) FROM documents WHERE external_id = 'leave policy.md'", 1)
@@ -371,8 +379,9 @@ def test_the_commands_that_enrol_as_an_operator_types_them(space: Space, monkeyp
         assert typed("add", *wrong).exit_code == 2, wrong
     listed = json.loads(typed("list", "--json").stdout)
     assert [(one["producer"], one["allow"], len(one["keys"])) for one in listed] == [
-        ("canary", ["acme/canary.*", "globex/canary.*"], 1), ("wiki", ["acme/wiki", "acme/shop-*"], 1),
-    ]  # fmt: skip
+        ("canary", ["acme/canary.*", "globex/canary.*"], 1),
+        ("wiki", ["acme/wiki", "acme/shop-*"], 1),
+    ]
     assert json.loads(typed("remove", "wiki", "--json").stdout) == {"producer": "wiki", "removed": True}
     shown = typed("list").stdout
     assert ("wiki" in shown, "canary  acme/canary.*, globex/canary.*" in shown) == (False, True)

@@ -37,9 +37,15 @@ async def test_every_panel_and_alert_has_its_numbers_from_the_running_system(sta
             json.dumps({"tenant": "default", "query": "heron", "as": [], "tags": ["golden"], "judgements": [judged]})
         )
         importing = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", "golden", "import", str(tmp_path / "golden.jsonl"),
-            env=world.space.environment, cwd=PROJECT,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "cli.main",
+            "golden",
+            "import",
+            str(tmp_path / "golden.jsonl"),
+            env=world.space.environment,
+            cwd=PROJECT,
+        )
         assert await importing.wait() == 0
         try:
             async with asyncio.timeout(150), world.in_use():

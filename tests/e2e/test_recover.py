@@ -31,8 +31,13 @@ WORKERS = ("detect", "vectors", "keywords")
 def run(space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment, cwd=PROJECT, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        env=space.environment,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
 
 
 async def answer(space: Space, *arguments: str) -> Any:
@@ -49,10 +54,18 @@ def document(name: str, *subjects: str, **fields: object) -> DocumentUpserted:
     text = "\n\n".join(f"# {s}\n\n" + f"This chapter of the handbook is about {s}. " * 25 for s in subjects)
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": name, "observed_at": now(), "version": time.time_ns(),
-            "title": name, "content": text, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": name,
+            "observed_at": now(),
+            "version": time.time_ns(),
+            "title": name,
+            "content": text,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def deletion(name: str) -> DocumentDeleted:
@@ -153,8 +166,10 @@ async def test_an_index_deleted_by_accident_is_rebuilt_while_documents_change(sp
 async def test_a_rebuild_without_workers_says_so_and_a_dry_run_says_what_it_would_do(space: Space) -> None:
     planned = await answer(space, "rebuild", "vectors", "--dry-run")
     assert {k: planned[k] for k in ("store", "documents", "embedded")} == {
-        "store": "vectors", "documents": 0, "embedded": 0,
-    }  # fmt: skip
+        "store": "vectors",
+        "documents": 0,
+        "embedded": 0,
+    }
     process = await asyncio.to_thread(run, space, "rebuild", "vectors")
     assert process.returncode == 1
     assert "no vectors worker runs" in process.stderr.splitlines()[-1]
@@ -201,8 +216,10 @@ async def test_a_ledger_restored_from_an_hour_ago_converges(space: Space, local:
     await until(
         space, "SELECT count(*) = 1 FROM documents WHERE external_id = 'fleeting.md' AND deleted_at IS NOT NULL"
     )
-    await until(space, "SELECT count(*) = 1 FROM memberships WHERE groups = ARRAY['wiki/visitors']"
-                       " OR groups = ARRAY['visitors']")  # fmt: skip
+    await until(
+        space,
+        "SELECT count(*) = 1 FROM memberships WHERE groups = ARRAY['wiki/visitors'] OR groups = ARRAY['visitors']",
+    )
     stop(local, "detect", "vectors")
     lost_entries = await space.entries()
     await leave_ghosts(space, lost_entries)

@@ -84,8 +84,12 @@ async def slow_space(
     stack: Stack, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Space]:
     for name, value in {
-        "PROVIDER": "openai", "BASE_URL": model.url, "API_KEY": "none", "DIMENSIONS": DIMENSIONS, "CHUNK_TOKENS": 32,
-    }.items():  # fmt: skip
+        "PROVIDER": "openai",
+        "BASE_URL": model.url,
+        "API_KEY": "none",
+        "DIMENSIONS": DIMENSIONS,
+        "CHUNK_TOKENS": 32,
+    }.items():
         monkeypatch.setenv(f"PENSTOCK_EMBEDDING_{name}", str(value))
     async with Space.create(stack, tmp_path) as space:
         yield space
@@ -160,9 +164,13 @@ async def test_access_and_deletes_count_at_the_next_query_while_ten_thousand_chu
 
 def access(of: DocumentUpserted, acl: list[str], required: list[str] | None = None) -> AccessChanged:
     return AccessChanged(
-        tenant=of.tenant, source=of.source, external_id=of.external_id, observed_at=now(), acl_tags=acl,
+        tenant=of.tenant,
+        source=of.source,
+        external_id=of.external_id,
+        observed_at=now(),
+        acl_tags=acl,
         required_tags=required or [],
-    )  # fmt: skip
+    )
 
 
 def deleted(of: DocumentUpserted) -> DocumentDeleted:

@@ -54,10 +54,13 @@ def run_script(secured: Secured, folder: Path, passwords: dict[str, str]) -> sub
     shown = secured.logins[ADMIN].certificate
     (folder / ".curlrc").write_text(f'cert = "{shown.certificate}"\nkey = "{shown.key}"\n')
     given = {
-        "PATH": os.environ["PATH"], "SECRETS": str(folder), "ROLES": str(ROLES), "CURL_HOME": str(folder),
+        "PATH": os.environ["PATH"],
+        "SECRETS": str(folder),
+        "ROLES": str(ROLES),
+        "CURL_HOME": str(folder),
         "CURL_CA_BUNDLE": str(secured.authority.ca),
         "ELASTICSEARCH": secured.stack.endpoints()["elasticsearch"]["url"],
-    }  # fmt: skip
+    }
     return subprocess.run(["bash", str(SCRIPT)], env=given, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -72,9 +75,12 @@ MAY = {
     "penstock_query": {"GET /chunks-g1/_count": 200, "POST /chunks-g1/_doc": 403, "DELETE /chunks-g1": 403},
     "penstock_worker": {"GET /chunks-g1/_count": 200, "POST /chunks-g1/_doc": 201, "DELETE /chunks-g1": 403},
     "penstock_migrate": {
-        "PUT /others": 403, "GET /_security/user": 403, "PUT /chunks-g2": 200, "DELETE /chunks-g2": 200,
+        "PUT /others": 403,
+        "GET /_security/user": 403,
+        "PUT /chunks-g2": 200,
+        "DELETE /chunks-g2": 200,
     },
-}  # fmt: skip
+}
 """role → what is asked, and the status of the answer."""
 
 
@@ -119,10 +125,15 @@ async def test_an_api_key_may_what_its_role_may_until_it_is_taken_back(users: Se
         with client(users, headers={"authorization": f"ApiKey {made['encoded']}"}) as one:
             assert asked(one, role) == MAY[role]
         shown = users.logins[ADMIN].certificate
-        es = connect(ElasticsearchSettings(
-            url=users.stack.endpoints()["elasticsearch"]["url"], api_key=made["encoded"],
-            ca_certs=str(users.authority.ca), client_cert=str(shown.certificate), client_key=str(shown.key),
-        ))  # fmt: skip
+        es = connect(
+            ElasticsearchSettings(
+                url=users.stack.endpoints()["elasticsearch"]["url"],
+                api_key=made["encoded"],
+                ca_certs=str(users.authority.ca),
+                client_cert=str(shown.certificate),
+                client_key=str(shown.key),
+            )
+        )
         try:
             assert (await es.count(index="chunks-*"))["count"] >= 0
             admin.request("DELETE", "/_security/api_key", json={"ids": [made["id"]]}).raise_for_status()

@@ -60,8 +60,11 @@ async def company(space: Space, tmp_path: Path) -> AsyncIterator[Workplace]:
     fake.lose()
     async with served(fake.app) as url:
         options = SlackOptions(
-            token=fake.token, signing_secret=fake.signing_secret, base_url=f"{url}/api", page_size=3,  # type: ignore[arg-type]
-        )  # fmt: skip
+            token=fake.token,
+            signing_secret=fake.signing_secret,
+            base_url=f"{url}/api",
+            page_size=3,  # type: ignore[arg-type]
+        )
         async with company_in(
             space, tmp_path, fake, lambda context: Slack(options, context), name="chat", within_seconds=60
         ) as company:

@@ -21,10 +21,18 @@ WORKERS = ("detect", "vectors", "keywords")
 def document(name: str, content: str, **fields: object) -> DocumentUpserted:
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": name, "observed_at": now(), "version": time.time_ns(),
-            "title": name, "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": name,
+            "observed_at": now(),
+            "version": time.time_ns(),
+            "title": name,
+            "content": content,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def changed(old: DocumentUpserted, **fields: object) -> DocumentUpserted:

@@ -75,8 +75,11 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
     assert (await space.penstock(*connect))[0] == 0
     (source,) = {name.partition("/")[0] for name in await living(space)} - {"swept"}
     staff, board = (f"{source}/staff",), (f"{source}/board",)
-    before = {f"{s}/{n}": (t, (f"{s}/staff",)) for s in (source, "swept")
-              for n, t in (("kept", "Stays."), ("edited", "Before."), ("deleted", "Goes."))}  # fmt: skip
+    before = {
+        f"{s}/{n}": (t, (f"{s}/staff",))
+        for s in (source, "swept")
+        for n, t in (("kept", "Stays."), ("edited", "Before."), ("deleted", "Goes."))
+    }
     await until_living(space, before)
 
     await asyncio.to_thread(space.stop, "detect")  # nobody reads from here on
@@ -113,9 +116,16 @@ async def test_what_kafka_took_with_it_is_published_again(space: Space, tmp_path
 async def test_what_was_lost_has_to_be_said(space: Space) -> None:
     for arguments in ((), ("--since", "1h", "--topics-lost")):
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", "recover", *arguments, env=space.environment, cwd=PROJECT,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "cli.main",
+            "recover",
+            *arguments,
+            env=space.environment,
+            cwd=PROJECT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         _, errors = await process.communicate()
         assert process.returncode == 2
         assert "say what was lost" in errors.decode()

@@ -84,11 +84,16 @@ async def house(stack: Stack, tmp_path: Path) -> AsyncIterator[House]:
             "sweep_seconds = 9000\ngroups_seconds = 9000\n"
         )
         space.environment |= {
-            "PENSTOCK_NOTES_TOKEN": TOKEN, "PENSTOCK_NOTES_SECRET": SECRET, "PENSTOCK_CONNECTORS_FILE": str(file),
-            "PENSTOCK_SERVE_DEVELOPMENT": "true", "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model,
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
+            "PENSTOCK_NOTES_TOKEN": TOKEN,
+            "PENSTOCK_NOTES_SECRET": SECRET,
+            "PENSTOCK_CONNECTORS_FILE": str(file),
+            "PENSTOCK_SERVE_DEVELOPMENT": "true",
+            "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "PENSTOCK_CHAT_MODEL": chat.model,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
             "OTEL_BSP_SCHEDULE_DELAY": "100",
-        }  # fmt: skip
+        }
         yield House(space, notes, collector, chat)
 
 
@@ -97,9 +102,17 @@ async def serving(space: Space) -> AsyncIterator[httpx.AsyncClient]:
     """The query service, its log where the workers' logs are."""
     with (space.home / "query.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", "serve", "--port", "0", cwd=PROJECT, stdout=PIPE, stderr=log,
+            sys.executable,
+            "-m",
+            "cli.main",
+            "serve",
+            "--port",
+            "0",
+            cwd=PROJECT,
+            stdout=PIPE,
+            stderr=log,
             env=space.environment,
-        )  # fmt: skip
+        )
     assert process.stdout is not None
     try:
         address = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
@@ -114,8 +127,10 @@ async def serving(space: Space) -> AsyncIterator[httpx.AsyncClient]:
 
 async def records(space: Space) -> list[tuple[str, dict[str, bytes]]]:
     """(topic, headers) of everything on the topics that documents pass."""
-    names = [space.settings.kafka.topic_prefix + topic.name for topic in
-             (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL, DEAD_LETTERS)]  # fmt: skip
+    names = [
+        space.settings.kafka.topic_prefix + topic.name
+        for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL, DEAD_LETTERS)
+    ]
     consumer = AIOKafkaConsumer(
         *names, bootstrap_servers=space.settings.kafka.bootstrap, auto_offset_reset="earliest", group_id=None
     )
@@ -191,9 +206,10 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
     async with serving(space) as client:
         mine = secrets.token_hex(16)
         answer = await client.post(
-            "/v1/search", json={"query": f"what is the otter {ASKED} called"},
+            "/v1/search",
+            json={"query": f"what is the otter {ASKED} called"},
             headers={"traceparent": f"00-{mine}-{parent}-01"},
-        )  # fmt: skip
+        )
         assert [one["external_id"] for one in answer.json()["results"]] == [NAME]
         assert answer.headers["trace-id"] == mine
         written = await client.post(
@@ -202,10 +218,16 @@ async def test_a_document_and_the_questions_about_it_each_have_one_trace_and_giv
         assert written.json()["model"] == house.chat.model
         streamed = await client.post("/v1/answers", json={"question": f"Is the otter {ASKED}?", "stream": True})
         assert "event: done" in streamed.text
-        called = await client.post("/mcp", headers=WAY_IN, json={
-            "jsonrpc": "2.0", "id": 1, "method": "tools/call",
-            "params": {"name": "search", "arguments": {"query": f"otter {ASKED}"}},
-        })  # fmt: skip
+        called = await client.post(
+            "/mcp",
+            headers=WAY_IN,
+            json={
+                "jsonrpc": "2.0",
+                "id": 1,
+                "method": "tools/call",
+                "params": {"name": "search", "arguments": {"query": f"otter {ASKED}"}},
+            },
+        )
         assert NAME in called.text or document in called.text
         answers = {"answer": written, "stream": streamed, "tool": called}
         told = {"search": mine, **{name: answer.headers["trace-id"] for name, answer in answers.items()}}

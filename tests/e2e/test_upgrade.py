@@ -78,18 +78,28 @@ class Changes:
         message = NextUpserted if self.sent % 2 else DocumentUpserted
         text = f"# Change {self.sent}\n\nThe heron of change {self.sent} waits.\n\n# Kept\n\nThis stays as it was.\n"
         return message(
-            version=time.time_ns(), title=str(base["external_id"]), content=text, media_type="text/markdown",
-            acl_tags=["staff"], **base,
-        )  # fmt: skip
+            version=time.time_ns(),
+            title=str(base["external_id"]),
+            content=text,
+            media_type="text/markdown",
+            acl_tags=["staff"],
+            **base,
+        )
 
 
 @asynccontextmanager
 async def serving(space: Space, version: Installed) -> AsyncIterator[httpx.AsyncClient]:
     with (space.home / f"serve-{version.version}.log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            version.penstock, "serve", "--port", "0", cwd=space.home, env=environment(space),
-            stdout=asyncio.subprocess.PIPE, stderr=log,
-        )  # fmt: skip
+            version.penstock,
+            "serve",
+            "--port",
+            "0",
+            cwd=space.home,
+            env=environment(space),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
+        )
     assert process.stdout is not None
     try:
         url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
@@ -122,16 +132,22 @@ async def search(client: httpx.AsyncClient, stopped: asyncio.Event) -> int:
 
 def migrate(space: Space, version: Installed) -> str:
     done = subprocess.run(
-        [version.penstock, "migrate"], env=environment(space), cwd=space.home, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        [version.penstock, "migrate"],
+        env=environment(space),
+        cwd=space.home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def start(space: Space, version: Installed, *names: str) -> None:
-    space.start(*names, python=str(version.python), program=("-P", "-m", "cli.main"),
-                env={"PENSTOCK_DIST": str(dist())})  # fmt: skip
+    space.start(
+        *names, python=str(version.python), program=("-P", "-m", "cli.main"), env={"PENSTOCK_DIST": str(dist())}
+    )
 
 
 async def roll(space: Space, version: Installed) -> None:

@@ -29,9 +29,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 def run(installed: Installed, space: Space, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [installed.penstock, *arguments], env=environment(space), cwd=space.home, capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
+        [installed.penstock, *arguments],
+        env=environment(space),
+        cwd=space.home,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def environment(space: Space) -> dict[str, str]:
@@ -60,8 +65,12 @@ def test_every_file_of_the_packages_is_in_it_and_nothing_else(installed: Install
 async def test_it_runs_without_the_source_tree(installed: Installed, space: Space) -> None:
     where = subprocess.run(
         [installed.python, "-c", "import pipeline, query; print(pipeline.__file__, query.__file__)"],
-        cwd=space.home, env=environment(space), capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        cwd=space.home,
+        env=environment(space),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert str(PROJECT) + os.sep not in where.stdout, "the source tree is not used"
     assert run(installed, space, "--version").stdout == f"penstock {installed.version}\n"
     for command in ("--help", "migrate --help", "worker --help", "dead --help", "audit --help"):
@@ -73,17 +82,30 @@ async def test_it_runs_without_the_source_tree(installed: Installed, space: Spac
 
     await asyncio.to_thread(start_from, installed, space, "detect", "vectors", "keywords")
     page = DocumentUpserted(
-        tenant="default", source="wiki", external_id="wheel.md", observed_at=now(), version=1, title="Wheels",
-        content="# Wheels\n\nA heron was painted on every wheel.\n", media_type="text/markdown", acl_tags=("readers",),
-    )  # fmt: skip
+        tenant="default",
+        source="wiki",
+        external_id="wheel.md",
+        observed_at=now(),
+        version=1,
+        title="Wheels",
+        content="# Wheels\n\nA heron was painted on every wheel.\n",
+        media_type="text/markdown",
+        acl_tags=("readers",),
+    )
     ann = IdentityChanged(tenant="default", source="wiki", principal="ann", observed_at=now(), groups=["readers"])
     await space.publish(ann, topic=IDENTITIES)
     await space.publish(page)
     await space.settled([page])
     process = await asyncio.create_subprocess_exec(
-        installed.penstock, "serve", "--port", "0", env=environment(space), cwd=space.home,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        installed.penstock,
+        "serve",
+        "--port",
+        "0",
+        env=environment(space),
+        cwd=space.home,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
         assert process.stdout is not None
         url = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
@@ -109,5 +131,6 @@ async def test_it_runs_without_the_source_tree(installed: Installed, space: Spac
 
 
 def start_from(installed: Installed, space: Space, *names: str) -> None:
-    space.start(*names, python=str(installed.python), program=("-P", "-m", "cli.main"),
-                env={"PENSTOCK_DIST": str(dist())})  # fmt: skip
+    space.start(
+        *names, python=str(installed.python), program=("-P", "-m", "cli.main"), env={"PENSTOCK_DIST": str(dist())}
+    )

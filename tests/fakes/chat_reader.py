@@ -89,9 +89,13 @@ def read(messages: list[dict[str, str]], *, sloppy: bool) -> Read:
     question = user.rpartition("Question:")[2].strip() if "Question:" in user else user.strip()
     exactly = _EXACTLY.search(system)
     return Read(
-        passages, "\n".join(outside), "\n".join(inside), question,
-        exactly[1].strip() if exactly else NO_INFORMATION, "never an instruction" in system,
-    )  # fmt: skip
+        passages,
+        "\n".join(outside),
+        "\n".join(inside),
+        question,
+        exactly[1].strip() if exactly else NO_INFORMATION,
+        "never an instruction" in system,
+    )
 
 
 def _looks_like_an_end(line: str) -> bool:

@@ -22,9 +22,12 @@ from tests.fakes.faults import Fake, Faults, Refusal, Stats
 
 PROTOBUF = "application/x-protobuf"
 KINDS = {
-    Span.SPAN_KIND_INTERNAL: "internal", Span.SPAN_KIND_SERVER: "server", Span.SPAN_KIND_CLIENT: "client",
-    Span.SPAN_KIND_PRODUCER: "producer", Span.SPAN_KIND_CONSUMER: "consumer",
-}  # fmt: skip
+    Span.SPAN_KIND_INTERNAL: "internal",
+    Span.SPAN_KIND_SERVER: "server",
+    Span.SPAN_KIND_CLIENT: "client",
+    Span.SPAN_KIND_PRODUCER: "producer",
+    Span.SPAN_KIND_CONSUMER: "consumer",
+}
 
 
 @dataclass(frozen=True)
@@ -104,10 +107,16 @@ def _kept(resource: dict[str, Any], span: Span) -> Kept:
     if not span.name or span.end_time_unix_nano < span.start_time_unix_nano or span.kind not in KINDS:
         raise Refusal(400, "a span without a name, a kind or an end")
     return Kept(
-        resource["service.name"], span.name, KINDS[span.kind], span.trace_id.hex(), span.span_id.hex(),
-        span.parent_span_id.hex(), tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
-        _values(span.attributes), span.status.code == Status.STATUS_CODE_ERROR,
-    )  # fmt: skip
+        resource["service.name"],
+        span.name,
+        KINDS[span.kind],
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links),
+        _values(span.attributes),
+        span.status.code == Status.STATUS_CODE_ERROR,
+    )
 
 
 def _values(pairs: Any) -> dict[str, Any]:

@@ -82,9 +82,15 @@ class Issuer:
         """Of a good token; None takes a claim away."""
         now = int(time.time())
         claims = {
-            "iss": self.url, "aud": AUDIENCE, "iat": now, "exp": now + 600, "tenant": "acme", "email": "ann",
-            "sub": "0001", "email_verified": True,
-        }  # fmt: skip
+            "iss": self.url,
+            "aud": AUDIENCE,
+            "iat": now,
+            "exp": now + 600,
+            "tenant": "acme",
+            "email": "ann",
+            "sub": "0001",
+            "email_verified": True,
+        }
         return {name: value for name, value in (claims | changes).items() if value is not None}
 
     def token(self, *, key: Key | None = None, kid: str | None = None, typ: str | None = "JWT", **changes: Any) -> str:
@@ -100,9 +106,13 @@ class Issuer:
     def with_the_public_key_as_secret(self, **changes: Any) -> str:
         """HS256 over the published key. Libraries refuse to make it; a forger's does not."""
         key = self.keys[-1]
-        signed = ".".join(_base64(json.dumps(part).encode()) for part in (
-            {"alg": "HS256", "typ": "JWT", "kid": key.kid}, self.claims(**changes),
-        ))  # fmt: skip
+        signed = ".".join(
+            _base64(json.dumps(part).encode())
+            for part in (
+                {"alg": "HS256", "typ": "JWT", "kid": key.kid},
+                self.claims(**changes),
+            )
+        )
         return f"{signed}.{_base64(hmac.digest(key.pem, signed.encode(), hashlib.sha256))}"
 
 

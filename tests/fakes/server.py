@@ -45,8 +45,9 @@ class EmbeddingServer:
 async def serving(*, dimensions: int = 64, latency_ms: float = 0) -> AsyncIterator[EmbeddingServer]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.fakes.openai", "--dimensions", str(dimensions), "--latency-ms", str(latency_ms)],
-        cwd=PROJECT, stdout=subprocess.PIPE,
-    )  # fmt: skip
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+    )
     assert process.stdout is not None
     try:
         line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), 60)

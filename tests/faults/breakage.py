@@ -222,9 +222,17 @@ async def recover(world: World, rng: Random) -> None:
 
 async def model_fails(world: World, rng: Random) -> None:
     knobs: tuple[dict[str, object], ...] = (
-        {"throttle": 3}, {"errors": 3}, {"hang": 2}, {"disconnect": 3}, {"truncate": 2}, {"not_json": 2},
-        {"drop_row": 2}, {"wrong_dimensions": 8}, {"reorder": True}, {"quota": True},
-    )  # fmt: skip
+        {"throttle": 3},
+        {"errors": 3},
+        {"hang": 2},
+        {"disconnect": 3},
+        {"truncate": 2},
+        {"not_json": 2},
+        {"drop_row": 2},
+        {"wrong_dimensions": 8},
+        {"reorder": True},
+        {"quota": True},
+    )
     knob = rng.choice(knobs)
     world.model.faults = replace(mended(), **knob)  # type: ignore[arg-type]
     tally.FAULTS[f"embedding server: {next(iter(knob))}"] += 1
@@ -370,12 +378,37 @@ async def sessions_ended(world: World, rng: Random) -> None:
 
 
 FAULTS: dict[Fault, int] = {
-    kill: 12, kill_all: 4, kill_at_an_await: 14, stop_and_continue: 4, drain: 5, join_and_leave: 5, kill_postgres: 6,
-    kill_kafka: 2, kill_elasticsearch: 2, cut: 12, unreachable: 6, slow: 5, swallow: 8, model_fails: 10,
-    items_put_off: 5, elasticsearch_full: 5, postgres_full: 6, sessions_ended: 6, freeze_a_server: 8, one_way: 8,
-    repair: 4, rebuild: 4, recover: 3, slow_disk: 4, stutter: 5, clock_step: 6, next_version: 5, cut_over: 4,
-    roll_back: 2, more_partitions: 3,
-}  # fmt: skip
+    kill: 12,
+    kill_all: 4,
+    kill_at_an_await: 14,
+    stop_and_continue: 4,
+    drain: 5,
+    join_and_leave: 5,
+    kill_postgres: 6,
+    kill_kafka: 2,
+    kill_elasticsearch: 2,
+    cut: 12,
+    unreachable: 6,
+    slow: 5,
+    swallow: 8,
+    model_fails: 10,
+    items_put_off: 5,
+    elasticsearch_full: 5,
+    postgres_full: 6,
+    sessions_ended: 6,
+    freeze_a_server: 8,
+    one_way: 8,
+    repair: 4,
+    rebuild: 4,
+    recover: 3,
+    slow_disk: 4,
+    stutter: 5,
+    clock_step: 6,
+    next_version: 5,
+    cut_over: 4,
+    roll_back: 2,
+    more_partitions: 3,
+}
 """Each with its weight."""
 
 

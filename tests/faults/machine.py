@@ -340,11 +340,15 @@ class Machine(RuleBasedStateMachine):
         now = datetime.now(UTC)
         self.journal.wake(
             IndexHint(
-                tenant=d.identity.tenant, source=d.identity.source, external_id=d.identity.external_id, observed_at=now,
-                document_id=str(d.identity.id), generation=d.generation,
+                tenant=d.identity.tenant,
+                source=d.identity.source,
+                external_id=d.identity.external_id,
+                observed_at=now,
+                document_id=str(d.identity.id),
+                generation=d.generation,
             )
             for d in due
-        )  # fmt: skip
+        )
         return len(due)
 
     async def _ask(self, tags: set[str], mode: Mode) -> None:

@@ -42,9 +42,13 @@ def outcome(events: Iterable[Event]) -> DocumentUpserted | None:
 def _rank(event: DocumentUpserted) -> tuple[object, ...]:
     text, media_type = normalise(event.content, event.media_type)
     meta = meta_hash(
-        title=event.title, source_url=event.source_url, author=event.author, media_type=media_type,
-        source_modified_at=event.source_modified_at, metadata=dict(event.metadata),
-    )  # fmt: skip
+        title=event.title,
+        source_url=event.source_url,
+        author=event.author,
+        media_type=media_type,
+        source_modified_at=event.source_modified_at,
+        metadata=dict(event.metadata),
+    )
     return event.version, event.observed_at, content_hash(text), meta
 
 

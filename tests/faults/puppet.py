@@ -204,9 +204,7 @@ class Puppet:
         stage: Any
         match name:
             case "detect":
-                stage = Detect(
-                    pool, producer, dead, announcer, counters, metrics, batch_size=8, grace_seconds=0
-                )  # fmt: skip
+                stage = Detect(pool, producer, dead, announcer, counters, metrics, batch_size=8, grace_seconds=0)
             case "vectors":
                 stage = VectorSink(pool, OneModel(embedder), known, chunker, announcer, dead, metrics, batch_size=8)  # type: ignore[arg-type]
             case "keywords":

@@ -127,24 +127,32 @@ async def _every_field_is_shown(
 def _fields_of(key: str, shown: Mapping[str, Any], message: DocumentUpserted) -> None:
     modified = message.source_modified_at
     wanted = {
-        "document_id": str(document_id(message)), "external_id": message.external_id, "source": message.source,
-        "title": message.title, "source_url": message.source_url, "author": message.author,
-        "media_type": normalise("", message.media_type)[1], "source_modified_at": modified and modified.isoformat(),
-    }  # fmt: skip
+        "document_id": str(document_id(message)),
+        "external_id": message.external_id,
+        "source": message.source,
+        "title": message.title,
+        "source_url": message.source_url,
+        "author": message.author,
+        "media_type": normalise("", message.media_type)[1],
+        "source_modified_at": modified and modified.isoformat(),
+    }
     _same(key, {name: shown[name] for name in wanted}, wanted)
 
 
 def _fields_over_mcp(key: str, shown: Mapping[str, Any], message: DocumentUpserted) -> None:
     modified = message.source_modified_at
     metadata = {
-        "source": message.source, "author": message.author, "media_type": normalise("", message.media_type)[1],
+        "source": message.source,
+        "author": message.author,
+        "media_type": normalise("", message.media_type)[1],
         "source_modified_at": modified and modified.isoformat(),
-    }  # fmt: skip
+    }
     wanted = {
-        "id": str(document_id(message)), "title": " ".join(message.title.split()),
+        "id": str(document_id(message)),
+        "title": " ".join(message.title.split()),
         "url": message.source_url or f"urn:uuid:{document_id(message)}",
         "metadata": {name: value for name, value in metadata.items() if value},
-    }  # fmt: skip
+    }
     metadata_shown = {name: value for name, value in shown["metadata"].items() if name != "also"}
     _same(key, {**{name: shown[name] for name in wanted}, "metadata": metadata_shown}, wanted)
 

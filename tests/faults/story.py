@@ -120,9 +120,12 @@ class Story:
         """Also of a document that was never heard of."""
         page = self._pages.pop(name, None)
         event = DocumentDeleted(
-            tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng),
+            tenant=self.tenant,
+            source=self.source,
+            external_id=name,
+            observed_at=self._tick(rng),
             version=page.version if page else 0,
-        )  # fmt: skip
+        )
         return [("live", event)]
 
     def rename(self, name: str, rng: Random) -> list[Published]:
@@ -200,9 +203,13 @@ class Story:
         if page := self._pages.get(name):
             self._pages[name] = replace(page, acl=acl, required=required)
         event = AccessChanged(
-            tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng),
-            acl_tags=list(acl), required_tags=list(required),
-        )  # fmt: skip
+            tenant=self.tenant,
+            source=self.source,
+            external_id=name,
+            observed_at=self._tick(rng),
+            acl_tags=list(acl),
+            required_tags=list(required),
+        )
         return [("live", event)]
 
     def _page(self, name: str, rng: Random) -> Page:
@@ -223,11 +230,21 @@ class Story:
 
     def _upsert(self, name: str, page: Page, version: int, rng: Random | None) -> DocumentUpserted:
         return DocumentUpserted(
-            tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng), version=version,
-            title=page.title, content="\n\n".join(section(n) for n in page.sections), media_type=page.media_type,
-            acl_tags=list(page.acl), required_tags=list(page.required), author=page.author,
-            metadata=dict(page.metadata), source_url=page.source_url, source_modified_at=page.modified_at,
-        )  # fmt: skip
+            tenant=self.tenant,
+            source=self.source,
+            external_id=name,
+            observed_at=self._tick(rng),
+            version=version,
+            title=page.title,
+            content="\n\n".join(section(n) for n in page.sections),
+            media_type=page.media_type,
+            acl_tags=list(page.acl),
+            required_tags=list(page.required),
+            author=page.author,
+            metadata=dict(page.metadata),
+            source_url=page.source_url,
+            source_modified_at=page.modified_at,
+        )
 
     def _tick(self, rng: Random | None) -> datetime:
         if rng is None or rng.random() > 0.1:
@@ -236,8 +253,21 @@ class Story:
 
 
 KINDS: dict[str, Callable[[Story, str, Random], list[Published]]] = {
-    "rewrite": Story.rewrite, "edit": Story.edit, "shrink": Story.shrink, "retitle": Story.retitle,
-    "retype": Story.retype, "touch": Story.touch, "delete": Story.delete, "rename": Story.rename, "twin": Story.twin,
-    "access": Story.access, "revoke": Story.revoke, "hide": Story.hide, "restore": Story.restore,
-    "clash": Story.clash, "restart": Story.restart, "reset": Story.reset, "crawl": Story.crawl,
-}  # fmt: skip
+    "rewrite": Story.rewrite,
+    "edit": Story.edit,
+    "shrink": Story.shrink,
+    "retitle": Story.retitle,
+    "retype": Story.retype,
+    "touch": Story.touch,
+    "delete": Story.delete,
+    "rename": Story.rename,
+    "twin": Story.twin,
+    "access": Story.access,
+    "revoke": Story.revoke,
+    "hide": Story.hide,
+    "restore": Story.restore,
+    "clash": Story.clash,
+    "restart": Story.restart,
+    "reset": Story.reset,
+    "crawl": Story.crawl,
+}

@@ -18,9 +18,13 @@ TENANT = "acme"
 WRITTEN = document(
     "guide.md",
     "# Guide\n\nThe heron waits.\n\n## Ticket REF-1001\n\nIt is seen in src/heron.py, says ERR_HERON_LATE.",
-    title="The guide", author="ann", source_url="https://wiki.example.com/guide", required_tags=["nda"],
-    source_modified_at=datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC), metadata={"space": "birds", "labels": ["a", "b"]},
-)  # fmt: skip
+    title="The guide",
+    author="ann",
+    source_url="https://wiki.example.com/guide",
+    required_tags=["nda"],
+    source_modified_at=datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC),
+    metadata={"space": "birds", "labels": ["a", "b"]},
+)
 
 ANOTHER = {
     "uuid": "'00000000-0000-4000-8000-000000000001'::uuid",
@@ -116,9 +120,13 @@ async def test_a_wrong_value_in_any_field_of_an_entry_is_found(bench: Bench) -> 
 
     async def write(body: dict[str, Any]) -> None:
         await es.index(
-            index=index, id=entry["_id"], document=body, version=entry["_version"], version_type="external_gte",
+            index=index,
+            id=entry["_id"],
+            document=body,
+            version=entry["_version"],
+            version_type="external_gte",
             refresh=True,
-        )  # fmt: skip
+        )
 
     missed = []
     for field in sorted(await mapped(bench)):

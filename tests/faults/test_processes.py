@@ -68,9 +68,13 @@ async def test_without_faults_hints_alone_suffice(
 
 
 async def _play(
-    stack: Stack, folder: Path, rounds: Sequence[Sequence[Scenario]], capsys: pytest.CaptureFixture[str],
-    *, sweep_after_seconds: float = 10,
-) -> None:  # fmt: skip
+    stack: Stack,
+    folder: Path,
+    rounds: Sequence[Sequence[Scenario]],
+    capsys: pytest.CaptureFixture[str],
+    *,
+    sweep_after_seconds: float = 10,
+) -> None:
     """One round after the other, the scenarios of each at the same time."""
     async with World.create(stack, folder, sweep_after_seconds=sweep_after_seconds) as world:
         past = Past()

@@ -48,10 +48,16 @@ def test_whatever_happens_both_stores_end_as_the_model_says(
         run_state_machine_as_test(  # type: ignore[no-untyped-call]
             seed(number)(machine),
             settings=settings(
-                max_examples=BLOCK, stateful_step_count=30, deadline=None, database=None, derandomize=False,
-                print_blob=True, phases=[Phase.generate], suppress_health_check=list(HealthCheck),
+                max_examples=BLOCK,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                derandomize=False,
+                print_blob=True,
+                phases=[Phase.generate],
+                suppress_health_check=list(HealthCheck),
             ),
-        )  # fmt: skip
+        )
     except BaseException as error:
         error.add_note(
             f"Replay: FAULTS_SEED={number} FAULTS_SCENARIOS=1 .venv/bin/pytest tests/faults/test_protocol.py"

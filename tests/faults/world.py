@@ -56,9 +56,10 @@ LONGEST_COMMAND_SECONDS = 180.0
 SESSION_SECONDS = 6.0
 """The least that a broker allows (group.min.session.timeout.ms)."""
 READS = {
-    "detect": (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL), "vectors": (INDEX_LIVE, INDEX_BACKFILL),
+    "detect": (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL),
+    "vectors": (INDEX_LIVE, INDEX_BACKFILL),
     "keywords": (INDEX_LIVE, INDEX_BACKFILL),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -100,9 +101,12 @@ class World:
             await model.start()
             resources.push_async_callback(model.stop)
             settings = {
-                "provider": "openai", "base_url": model.url, "dimensions": DIMENSIONS, "chunk_tokens": 80,
+                "provider": "openai",
+                "base_url": model.url,
+                "dimensions": DIMENSIONS,
+                "chunk_tokens": 80,
                 "timeout_seconds": 3.0,
-            }  # fmt: skip
+            }
             space = await resources.enter_async_context(Space.create(stack, folder, embedding=settings))
             dsn = conninfo_to_dict(space.settings.postgres.dsn.get_secret_value())
             elastic = urlsplit(space.settings.elasticsearch.url)

@@ -50,10 +50,19 @@ class ShortStory(Story):
     def _upsert(self, name: str, page: Page, version: int, rng: Random | None) -> DocumentUpserted:
         content = "\n\n".join(UNEMBEDDABLE if n == SECTIONS - 1 else f"subject{n}" for n in page.sections)
         return DocumentUpserted(
-            tenant=self.tenant, source=self.source, external_id=name, observed_at=self._tick(rng), version=version,
-            title=page.title, content=content, media_type=page.media_type, acl_tags=list(page.acl),
-            required_tags=list(page.required), author=page.author, metadata=dict(page.metadata),
-        )  # fmt: skip
+            tenant=self.tenant,
+            source=self.source,
+            external_id=name,
+            observed_at=self._tick(rng),
+            version=version,
+            title=page.title,
+            content=content,
+            media_type=page.media_type,
+            acl_tags=list(page.acl),
+            required_tags=list(page.required),
+            author=page.author,
+            metadata=dict(page.metadata),
+        )
 
 
 def cut(text: str, *_: Any, **__: Any) -> list[Chunk]:
@@ -100,9 +109,23 @@ def drawn(rng: Random, *, connected: bool = False) -> list[Step]:
 
 _KINDS: Sequence[str] = sorted(KINDS)
 SOURCE_KINDS = (
-    "rewrite", "edit", "shrink", "retitle", "retype", "touch", "delete", "twin", "access", "revoke", "hide", "rename",
-    "back", "back", "back", "unreadable",
-)  # fmt: skip
+    "rewrite",
+    "edit",
+    "shrink",
+    "retitle",
+    "retype",
+    "touch",
+    "delete",
+    "twin",
+    "access",
+    "revoke",
+    "hide",
+    "rename",
+    "back",
+    "back",
+    "back",
+    "unreadable",
+)
 """What happens at a source: those changes of a story that are a person's, a document that is again as it was before its
 last change, and one whose text cannot be had."""
 

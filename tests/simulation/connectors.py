@@ -110,15 +110,26 @@ class Service:
             return Gone(name)
         if name in self.unreadable:
             return Unreadable(
-                external_id=name, code="encrypted", message="it is encrypted", acl_tags=page.acl,
-                required_tags=page.required, revision=self._revision(name),
-            )  # fmt: skip
+                external_id=name,
+                code="encrypted",
+                message="it is encrypted",
+                acl_tags=page.acl,
+                required_tags=page.required,
+                revision=self._revision(name),
+            )
         upsert = self.story._upsert(name, page, page.version, None)
         return Document(
-            external_id=name, title=page.title, content=upsert.content, media_type=page.media_type, acl_tags=page.acl,
-            required_tags=page.required, version=page.version if self.has_versions else None,
-            revision=self._revision(name), author=page.author, metadata=dict(page.metadata),
-        )  # fmt: skip
+            external_id=name,
+            title=page.title,
+            content=upsert.content,
+            media_type=page.media_type,
+            acl_tags=page.acl,
+            required_tags=page.required,
+            version=page.version if self.has_versions else None,
+            revision=self._revision(name),
+            author=page.author,
+            metadata=dict(page.metadata),
+        )
 
     def _revision(self, name: str) -> str | None:
         """The same again when the document is as it was, but for its access."""
@@ -128,9 +139,7 @@ class Service:
 
     def listed(self, name: str) -> Listed:
         page = self.pages[name]
-        return Listed(
-            external_id=name, acl_tags=page.acl, required_tags=page.required, revision=self._revision(name)
-        )  # fmt: skip
+        return Listed(external_id=name, acl_tags=page.acl, required_tags=page.required, revision=self._revision(name))
 
     def held_by(self, person: str) -> set[str]:
         """All tags that a person holds."""
@@ -274,14 +283,21 @@ class Connected:
         """A runner of this source in this process."""
         world = self._world
         plan = Plan(
-            name=world.story.source, tenant=world.story.tenant, kind="virtual",
+            name=world.story.source,
+            tenant=world.story.tenant,
+            kind="virtual",
             make=lambda _context: cast(Any, VirtualSource(self.service, process)),
-            poll_seconds=POLL_SECONDS, sweep_seconds=SWEEP_SECONDS, groups_seconds=GROUPS_SECONDS,
-        )  # fmt: skip
+            poll_seconds=POLL_SECONDS,
+            sweep_seconds=SWEEP_SECONDS,
+            groups_seconds=GROUPS_SECONDS,
+        )
         services = Services(
-            postgres=cast(Any, _Address(process)), pool=cast(Any, process.pool), producer=cast(Any, process.producer),
-            metrics=world.metrics, folder=cast(Any, _Nowhere()),
-        )  # fmt: skip
+            postgres=cast(Any, _Address(process)),
+            pool=cast(Any, process.pool),
+            producer=cast(Any, process.producer),
+            metrics=world.metrics,
+            folder=cast(Any, _Nowhere()),
+        )
         runner = _Alone(plan, services, self._sweep_ended) if self.alone else Instance(plan, services)
         self.instances.append(runner)
         return runner
@@ -400,8 +416,10 @@ class Connected:
         principals = [key[2] for key, row in tables[PRINCIPALS].items() if not row["digest"]]
         reasons = {
             name: (a.status.state, a.status.reason)
-            for r in self.instances[-2:] for name, a in r.activities.items() if a.status.reason
-        }  # fmt: skip
+            for r in self.instances[-2:]
+            for name, a in r.activities.items()
+            if a.status.reason
+        }
         done = self._comparisons() - self._compared
         return f"{done} comparisons, in doubt {items} {principals}, activities {reasons}"
 

@@ -221,18 +221,27 @@ class Consumer:
         self._positions: dict[Place, int] = {}
         self._generation = 0
         self.lanes = Lanes(
-            stage, count=1, queue_size=50, batch_wait_seconds=0.05, backfill_share=0.5, metrics=process.world.metrics,
+            stage,
+            count=1,
+            queue_size=50,
+            batch_wait_seconds=0.05,
+            backfill_share=0.5,
+            metrics=process.world.metrics,
             on_done=self._done,
-        )  # fmt: skip
+        )
         self.lanes.start()
         self.guard = (
             LogGuard(
-                stage.name, stage.name, self, kafka=cast(Any, SimpleNamespace(bootstrap=self)),
-                pool=cast(Any, process.pool), metrics=process.world.metrics,
+                stage.name,
+                stage.name,
+                self,
+                kafka=cast(Any, SimpleNamespace(bootstrap=self)),
+                pool=cast(Any, process.pool),
+                metrics=process.world.metrics,
             )
             if guarded
             else None
-        )  # fmt: skip
+        )
 
     async def run(self) -> None:
         """Consume until the process ends."""

@@ -162,9 +162,15 @@ class Oracle:
         d, b = tables["documents"][row["document_id"],], tables["document_bodies"][row["document_id"],]
         access = next(a for a in tables["access_sets"].values() if a["id"] == row["access_id"])
         return Expected(
-            row["document_id"], row["text"], d["title"], d["author"], d["media_type"], _flat(b["metadata"]),
-            tuple(access["acl_tags"]), tuple(access["required_tags"]),
-        )  # fmt: skip
+            row["document_id"],
+            row["text"],
+            d["title"],
+            d["author"],
+            d["media_type"],
+            _flat(b["metadata"]),
+            tuple(access["acl_tags"]),
+            tuple(access["required_tags"]),
+        )
 
 
 def _vector(text: str) -> Any:
@@ -229,9 +235,15 @@ def _entry(e: dict[str, Any]) -> Expected:
     required = tuple(tag for tag in e["required_tags"] if tag != EVERYONE)
     assert e["required_count"] == len(required) + 1
     return Expected(
-        UUID(e["document_id"]), e["text"], e["title"], e["author"], e["media_type"], _flat(e["metadata"]),
-        tuple(e["acl_tags"]), required,
-    )  # fmt: skip
+        UUID(e["document_id"]),
+        e["text"],
+        e["title"],
+        e["author"],
+        e["media_type"],
+        _flat(e["metadata"]),
+        tuple(e["acl_tags"]),
+        required,
+    )
 
 
 def _compare(store: str, held: dict[UUID, Expected], wanted: dict[UUID, Expected]) -> None:

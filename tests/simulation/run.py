@@ -117,8 +117,13 @@ def main() -> int:
     histories = None if seconds is not None else int(environment.get("SIMULATE_HISTORIES", HISTORIES))
     processes = int(environment.get("SIMULATE_PROCESSES", os.cpu_count() or 1))
     total, began = Total(), time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"), TimeElapsedColumn(),
-               TimeRemainingColumn())  # fmt: skip
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task("histories", total=histories)
         for part in many(seed, histories, seconds, processes):

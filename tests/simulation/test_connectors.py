@@ -58,7 +58,7 @@ async def _compared() -> None:
     rows.rows = rows
     reconcile = Reconcile(
         rows, rows, rows, rows, rows, between_pages=lambda: None, look_again=lambda _ids, _groups: None
-    )  # fmt: skip
+    )
     reconcile._tables = reconcile._rows = reconcile._remembered = rows
     await reconcile.run(frozenset())
 
@@ -91,9 +91,14 @@ def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval()
         not_paused = asyncio.Event()
         not_paused.set()
         activity = Activity(
-            "changes", changes, every_seconds=150.0, attention_seconds=60.0, on_done=_nobody, not_paused=not_paused,
+            "changes",
+            changes,
+            every_seconds=150.0,
+            attention_seconds=60.0,
+            on_done=_nobody,
+            not_paused=not_paused,
             rests=True,
-        )  # fmt: skip
+        )
         loop.run_until_complete(polled())
         asyncio.set_event_loop(None)
         loop.end()

@@ -193,9 +193,15 @@ class ConnectedTwins:
         metrics, sent = Metrics(), Outbox()
         self._library = library
         self._detect = Detect(
-            self.pool, sent, DeadLetters(self.pool, sent, metrics), Announcer(self.pool, sent, metrics), Twins._counter,
-            metrics, batch_size=8, grace_seconds=0.0,
-        )  # fmt: skip
+            self.pool,
+            sent,
+            DeadLetters(self.pool, sent, metrics),
+            Announcer(self.pool, sent, metrics),
+            Twins._counter,
+            metrics,
+            batch_size=8,
+            grace_seconds=0.0,
+        )
         self._identities = Identities(self.pool, DeadLetters(self.pool, sent, metrics))
         self.runners: list[_Runner] = []
         self.leases: list[TwinSession] = []
@@ -314,7 +320,7 @@ class _Runner:
         self.groups = Memberships(source, producer, twins.pool, self.rows.holder, clock, between_pages=nothing)
         self.reconcile = Reconcile(
             twins.pool, self.state, publisher, self.groups, clock, between_pages=nothing, look_again=nothing
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.asyncio(loop_scope="function")

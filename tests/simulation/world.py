@@ -344,19 +344,38 @@ class World:
         self.connected = Connected(self, Random(f"source {seed}")) if is_connected(seed) else None
         """None: changes are published as they come."""
         self.generation = Generation(
-            name=GENERATION, state="active", model="words", revision="1", dimensions=4, input_window=512,
-            params=ChunkParams(), document_prefix="", query_prefix="", chunk_table="chunks_g1",
+            name=GENERATION,
+            state="active",
+            model="words",
+            revision="1",
+            dimensions=4,
+            input_window=512,
+            params=ChunkParams(),
+            document_prefix="",
+            query_prefix="",
+            chunk_table="chunks_g1",
             keyword_index="chunks-g1",
-        )  # fmt: skip
+        )
         self.database.on_commit.append(self._committed)
         self._prepare()
 
     def _prepare(self) -> None:
         g = self.generation
         columns = (
-            g.name, g.state, g.model, g.revision, g.dimensions, g.input_window, {}, "", "", g.chunk_table,
-            g.keyword_index, g.vector_type, None,
-        )  # fmt: skip
+            g.name,
+            g.state,
+            g.model,
+            g.revision,
+            g.dimensions,
+            g.input_window,
+            {},
+            "",
+            "",
+            g.chunk_table,
+            g.keyword_index,
+            g.vector_type,
+            None,
+        )
         self.database.tables["generations"][GENERATION,] = {"columns": columns}
 
     # Processes
@@ -386,13 +405,23 @@ class World:
         match name:
             case "detect":
                 sweeper = Sweeper(
-                    pool, process.producer, announcer, metrics, interval_seconds=SWEEP_SECONDS,
+                    pool,
+                    process.producer,
+                    announcer,
+                    metrics,
+                    interval_seconds=SWEEP_SECONDS,
                     again_in_seconds=AGAIN_SECONDS,
-                )  # fmt: skip
+                )
                 detect = Detect(
-                    pool, process.producer, dead, announcer, self._counter, metrics, batch_size=8,
+                    pool,
+                    process.producer,
+                    dead,
+                    announcer,
+                    self._counter,
+                    metrics,
+                    batch_size=8,
                     grace_seconds=GRACE_SECONDS,
-                )  # fmt: skip
+                )
                 return detect, [sweeper.run()]
             case "vectors":
                 models = OneModel(Embedder(process))
@@ -489,8 +518,11 @@ class World:
     def _open(self) -> str:
         """What keeps the world from being settled."""
         tables = self.database.tables
-        pending = {(k[2], str(k[0])[:4], r["seq"], r["want_seq"], r["attempts"], r["error"])
-                   for k, r in tables["index_state"].items() if r["seq"] < r["want_seq"]}  # fmt: skip
+        pending = {
+            (k[2], str(k[0])[:4], r["seq"], r["want_seq"], r["attempts"], r["error"])
+            for k, r in tables["index_state"].items()
+            if r["seq"] < r["want_seq"]
+        }
         silent = {str(k[0])[:4] for k, r in tables["documents"].items() if r["announced_seq"] < r["seq"]}
         behind = {
             (place, name, group.committed.get(place, 0), len(log))
@@ -512,9 +544,10 @@ class World:
             for stage in ("detect", "identities"):
                 group = self.broker.groups[stage]
                 waiting = [
-                    times[done] for place, times in self.broker.sent(group.topics).items()
+                    times[done]
+                    for place, times in self.broker.sent(group.topics).items()
                     if (done := group.committed.get(place, 0)) < len(times)
-                ]  # fmt: skip
+                ]
                 self.database.tables["handled"][stage,] = {"until": min(waiting, default=self.loop.now())}
             await asyncio.sleep(VITALS_SECONDS)
 

@@ -26,9 +26,13 @@ class Processes:
         self.ports[name] = free_port()  # below those that outgoing connections get, so nobody comes in between
         with (self.home / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                argv, env={**env, **dict.fromkeys(ports, str(self.ports[name]))}, cwd=PROJECT, stdout=log, stderr=log,
+                argv,
+                env={**env, **dict.fromkeys(ports, str(self.ports[name]))},
+                cwd=PROJECT,
+                stdout=log,
+                stderr=log,
                 start_new_session=True,
-            )  # fmt: skip
+            )
 
     def await_ready(self, name: str, within_seconds: float = 90) -> None:
         deadline = time.monotonic() + within_seconds

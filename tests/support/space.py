@@ -182,9 +182,15 @@ class Space(Processes):
     async def penstock(self, *arguments: str, within_seconds: float = 180) -> tuple[int, Any]:
         """The real command in a process of its own: exit code and the JSON document that it printed."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", *arguments, env=self.environment, cwd=PROJECT,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "cli.main",
+            *arguments,
+            env=self.environment,
+            cwd=PROJECT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         out, errors = await asyncio.wait_for(process.communicate(), within_seconds)
         assert process.returncode is not None
         assert out, errors.decode()[-3000:]

@@ -20,20 +20,44 @@ TRACING = ("opentelemetry.sdk",)
 WORKER = "cli.main, pipeline.runtime.settings, pipeline.observability.metrics, pipeline.stream.worker"
 UNNEEDED = {
     "cli.main": (
-        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.runtime.settings", "query",
+        *PARSERS,
+        *ANSWERS,
+        "uvicorn",
+        *STORES,
+        *MODELS,
+        *TRACING,
+        "asyncio",
+        "pipeline.runtime.settings",
+        "query",
         "structlog",
     ),
     "cli.main, cli.search": (
-        *PARSERS, *ANSWERS, "uvicorn", *STORES, *MODELS, *TRACING, "asyncio", "pipeline.runtime.settings", "query",
+        *PARSERS,
+        *ANSWERS,
+        "uvicorn",
+        *STORES,
+        *MODELS,
+        *TRACING,
+        "asyncio",
+        "pipeline.runtime.settings",
+        "query",
         "structlog",
     ),
     f"{WORKER}, pipeline.stream.detect_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING, "elasticsearch"),
     f"{WORKER}, pipeline.stream.keywords_worker": (*PARSERS, *ANSWERS, *MODELS, *TRACING),
     "cli.main, cli.serve, query.http.serve": (
-        *PARSERS, *TRACING, "ctranslate2", "faust", "mcp", "openai", "scipy", "tiktoken", "tokenizers",
+        *PARSERS,
+        *TRACING,
+        "ctranslate2",
+        "faust",
+        "mcp",
+        "openai",
+        "scipy",
+        "tiktoken",
+        "tokenizers",
     ),
     f"{WORKER}, pipeline.stream.vectors_worker": (*PARSERS, *ANSWERS, *TRACING, "elasticsearch", "scipy"),
-}  # fmt: skip
+}
 """What a process imports, and what must not come with it."""
 
 

@@ -25,9 +25,15 @@ from tests.support.query.library import Library, WordEmbedder
 from tests.support.query.library_of_git import documents
 
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
 DESK = {"width": 1200, "height": 900}
 PHONE = {"width": 390, "height": 844}
 
@@ -57,8 +63,10 @@ async def site(stack: Stack) -> AsyncIterator[Site]:
             for principal in ("ann", local_user()):
                 await library.execute(
                     "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
-                    " VALUES ('acme', %s, %s, '{staff}', now())", source, principal
-                )  # fmt: skip
+                    " VALUES ('acme', %s, %s, '{staff}', now())",
+                    source,
+                    principal,
+                )
         async with FakeChat() as chat:
             model = ChatSettings(base_url=chat.url, api_key=SecretStr("k"), model=chat.model, first_token_seconds=5)
             async with service_over(library, chat=model) as (client, service):
@@ -121,15 +129,25 @@ class Tabs:
     open: list[Tab]
 
     async def new(
-        self, *, theme: str = "light", size: dict[str, int] | None = None, who: str | None = "ann", scale: float = 1,
-        motion: str = "no-preference", url: str | None = None,
-    ) -> Tab:  # fmt: skip
+        self,
+        *,
+        theme: str = "light",
+        size: dict[str, int] | None = None,
+        who: str | None = "ann",
+        scale: float = 1,
+        motion: str = "no-preference",
+        url: str | None = None,
+    ) -> Tab:
         """who None: the local user, who operates the service in development mode; "": nobody yet. url: of another
         site than the shared one."""
         context = await self.browser.new_context(
-            viewport=size or DESK, color_scheme=theme, device_scale_factor=scale, reduced_motion=motion,
-            locale="en-GB", timezone_id="UTC",
-        )  # fmt: skip
+            viewport=size or DESK,
+            color_scheme=theme,
+            device_scale_factor=scale,
+            reduced_motion=motion,
+            locale="en-GB",
+            timezone_id="UTC",
+        )
         access = json.dumps({"tenant": "acme", "token": token()} | ({"as": who} if who else {}))
         if who != "":
             await context.add_init_script(f"sessionStorage['penstock-access'] ??= {json.dumps(access)}")

@@ -79,9 +79,22 @@ async def test_what_an_answer_holds_is_text_and_nothing_else(tabs: Tabs) -> None
     told = [
         ("sources", {"passages": [], "mode": "hybrid", "notes": ["<b onclick=alert(1)>note</b>"], "steps": []}),
         ("delta", {"text": hostile}),
-        ("done", {"answer": hostile, "citations": [], "grounded": False, "mode": "hybrid", "notes": [], "model": "m",
-                  "relevant": True, "unsupported": ["<svg onload=alert(1)>"], "review": False, "answer_id": None}),
-    ]  # fmt: skip
+        (
+            "done",
+            {
+                "answer": hostile,
+                "citations": [],
+                "grounded": False,
+                "mode": "hybrid",
+                "notes": [],
+                "model": "m",
+                "relevant": True,
+                "unsupported": ["<svg onload=alert(1)>"],
+                "review": False,
+                "answer_id": None,
+            },
+        ),
+    ]
     stream = "".join(f"event: {event}\r\ndata: {json.dumps(data)}\r\n\r\n" for event, data in told)
     tab = await tabs.new()
     await tab.page.route("**/v1/answers", lambda route: route.fulfill(content_type="text/event-stream", body=stream))

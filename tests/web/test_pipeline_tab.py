@@ -55,12 +55,19 @@ async def lived(site: Site) -> Site:
         ago, fresh = n * 15 + 1, dice.lognormvariate(1.2, 0.7) + (150 if n == 40 else 0)
         await library.execute(
             "UPDATE documents SET received_at = now() - make_interval(mins => %s),"
-            " changed_at = now() - make_interval(mins => %s, secs => 1) WHERE id = %s", ago, ago, id_,
-        )  # fmt: skip
+            " changed_at = now() - make_interval(mins => %s, secs => 1) WHERE id = %s",
+            ago,
+            ago,
+            id_,
+        )
         await library.execute(
             "UPDATE index_state SET pending_since = now() - make_interval(mins => %s), settled_at = now()"
-            " - make_interval(mins => %s) + make_interval(secs => %s) WHERE document_id = %s", ago, ago, fresh, id_,
-        )  # fmt: skip
+            " - make_interval(mins => %s) + make_interval(secs => %s) WHERE document_id = %s",
+            ago,
+            ago,
+            fresh,
+            id_,
+        )
     async with library.pool.connection() as connection:
         run = await runs.start(connection, library.generation.name, "background")
         await runs.save(connection, replace(run, documents=106, chunks=120), [], finished=True)
@@ -75,8 +82,12 @@ async def lived(site: Site) -> Site:
             " %s, now(), jsonb_object_agg(key, jsonb_build_object('state', value->>0, 'reason',"
             " CASE WHEN value->>0 <> 'idle' THEN 'the token was revoked: make a new one'"
             " END, 'succeeded_at', now() - make_interval(secs => (value->>1)::int))), %s, now() + interval '1 hour'"
-            " FROM jsonb_each(%s::jsonb)", source, kind, json.dumps(counts), json.dumps(activities),
-        )  # fmt: skip
+            " FROM jsonb_each(%s::jsonb)",
+            source,
+            kind,
+            json.dumps(counts),
+            json.dumps(activities),
+        )
     return site
 
 

@@ -27,8 +27,11 @@ QUESTION = "How is the reactor cooled by its pumps?"
 def penstock(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home), **environment}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PENSTOCK_HOME": str(home), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 async def test_the_command_answers_people_and_programs(stack: Stack, tmp_path: Path) -> None:
@@ -86,9 +89,10 @@ async def traced(home: Path, tenant: str) -> None:
     """A question from the command line begins a trace, as one over HTTP does, and gives nothing away."""
     async with FakeCollector() as collector, FakeChat() as chat:
         where = {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint, "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "OTEL_EXPORTER_OTLP_ENDPOINT": collector.endpoint,
+            "PENSTOCK_CHAT_BASE_URL": chat.url,
             "PENSTOCK_CHAT_MODEL": chat.model,
-        }  # fmt: skip
+        }
         for command in ("search", "ask"):
             done = await asyncio.to_thread(
                 lambda of: penstock(home, of, QUESTION, "--as", "ann", "--tenant", tenant, "--json", **where), command

@@ -22,8 +22,13 @@ def penstock(space: Space, *arguments: str) -> tuple[int, str, str]:
     """(exit code, stdout, stderr)."""
     done = subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env=space.environment, cwd=PROJECT, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
+        env=space.environment,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -37,10 +42,16 @@ def page(n: int) -> DocumentUpserted:
     from tests.support.space import now
 
     return DocumentUpserted(
-        tenant="acme", source="wiki", external_id=f"page-{n}.md", observed_at=now(), version=1, title=f"Page {n}",
-        content=f"# Page {n}\n\nWhat there is to know about subject {n}.", acl_tags=["staff"],
+        tenant="acme",
+        source="wiki",
+        external_id=f"page-{n}.md",
+        observed_at=now(),
+        version=1,
+        title=f"Page {n}",
+        content=f"# Page {n}\n\nWhat there is to know about subject {n}.",
+        acl_tags=["staff"],
         media_type="text/markdown",
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.slow

@@ -232,8 +232,9 @@ async def test_a_watch_in_json_prints_one_document_a_line(town: tuple[Space, Poo
     space, _ = town
     argv, options = command(space.home, "--watch", "--json", "--every", "0.2")
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # ignored by what a shell runs in the background
-    with subprocess.Popen(argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                          preexec_fn=heard) as process:  # fmt: skip
+    with subprocess.Popen(
+        argv, **options, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heard
+    ) as process:
         assert process.stdout is not None
         told = [json.loads(await asyncio.to_thread(process.stdout.readline)) for _ in range(2)]
         process.send_signal(signal.SIGINT)

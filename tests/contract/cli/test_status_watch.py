@@ -41,9 +41,15 @@ class Terminal:
         self._side, theirs = pty.openpty()
         self.resize(rows, columns)
         self.process = subprocess.Popen(
-            argv, env=environment, cwd=PROJECT, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            argv,
+            env=environment,
+            cwd=PROJECT,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
             preexec_fn=_as_from_a_shell,
-        )  # fmt: skip
+        )
         os.close(theirs)
 
     def resize(self, rows: int, columns: int) -> None:

@@ -79,9 +79,11 @@ async def test_a_removed_connector_publishes_nothing_more_and_reads_everything_a
         assert await gone.whole() == Extent(3, 1)
         await bench.until(lambda: "was removed" in (instance.start.reason or ""))
         assert kinds(await bench.take()) == [
-            ("document.deleted", "d000"), ("document.deleted", "d001"), ("document.deleted", "d002"),
+            ("document.deleted", "d000"),
+            ("document.deleted", "d001"),
+            ("document.deleted", "d002"),
             ("identity.changed", "ann"),
-        ]  # fmt: skip
+        ]
         assert not any(state.alive for state in (await ledger(bench)).values())
         assert await gone.extent() == Extent(0, 0)
         assert await gone.whole() == Extent(0, 0), "the same again sends nothing"
@@ -114,12 +116,14 @@ async def test_what_its_connector_holds_for_gone_but_the_ledger_has_alive_is_wit
     """As after a delete that was refused, or a ledger from a backup."""
     await bench.query(
         "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
-        " VALUES (gen_random_uuid(), %s, 'wiki', 'page', 7, now())", bench.tenant,
-    )  # fmt: skip
+        " VALUES (gen_random_uuid(), %s, 'wiki', 'page', 7, now())",
+        bench.tenant,
+    )
     await bench.query(
         "INSERT INTO connector_items (tenant, source, external_id, scope, version, gone, content_at)"
-        " VALUES (%s, 'wiki', 'page', '', 7, true, now())", bench.tenant,
-    )  # fmt: skip
+        " VALUES (%s, 'wiki', 'page', '', 7, true, now())",
+        bench.tenant,
+    )
     assert await Withdrawal(bench.pool, bench.producer, bench.tenant, "wiki").whole() == Extent(1, 0)
     assert kinds(await bench.take()) == [("document.deleted", "page")]
 
@@ -136,8 +140,13 @@ async def test_a_repeated_command_never_means_another_document(bench: Bench) -> 
     ):
         await bench.query(
             "INSERT INTO documents (id, tenant, source, external_id, title, version, observed_at)"
-            " VALUES (%s, %s, %s, %s, %s, 1, now())", id_, tenant, source, name, title,
-        )  # fmt: skip
+            " VALUES (%s, %s, %s, %s, %s, 1, now())",
+            id_,
+            tenant,
+            source,
+            name,
+            title,
+        )
     assert await the_document(bench.pool, tenant, "hr/notes.md", None) == (mine, "wiki", "hr/notes.md", False)
     assert await the_document(bench.pool, tenant, str(mine), None) == (mine, "wiki", "hr/notes.md", False)
     await bench.query(
@@ -150,8 +159,10 @@ async def test_a_repeated_command_never_means_another_document(bench: Bench) -> 
         await the_document(bench.pool, tenant, "otes.md", None)
     await bench.query(
         "INSERT INTO documents (id, tenant, source, external_id, version, observed_at)"
-        " VALUES (%s, %s, 'hr', 'hr/notes.md', 1, now())", document_id(tenant, "hr", "hr/notes.md"), tenant,
-    )  # fmt: skip
+        " VALUES (%s, %s, 'hr', 'hr/notes.md', 1, now())",
+        document_id(tenant, "hr", "hr/notes.md"),
+        tenant,
+    )
     with pytest.raises(PenstockError, match="--source"):
         await the_document(bench.pool, tenant, "hr/notes.md", None)
     assert (await the_document(bench.pool, tenant, "hr/notes.md", "wiki")).erased

@@ -46,19 +46,27 @@ def environment(stack: Stack, tmp_path: Path) -> Iterator[dict[str, str]]:
         connection.execute(SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(Identifier(user), Literal(AWKWARD)))
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "PG"))}
     yield {
-        **kept, "PATH": f"{postgres_bin()}{os.pathsep}{kept['PATH']}", "TMPDIR": str(tmp_path),
-        "PENSTOCK_HOME": str(tmp_path), "PGDATABASE": "another",
+        **kept,
+        "PATH": f"{postgres_bin()}{os.pathsep}{kept['PATH']}",
+        "TMPDIR": str(tmp_path),
+        "PENSTOCK_HOME": str(tmp_path),
+        "PGDATABASE": "another",
         "PENSTOCK_POSTGRES_DSN": make_conninfo(admin, user=user, password=AWKWARD),
-    }  # fmt: skip
+    }
     with psycopg.connect(admin, autocommit=True) as connection:
         connection.execute(SQL("DROP ROLE {}").format(Identifier(user)))
 
 
 def libpq(*command: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "deploy.libpq", *command], env=env, cwd=PROJECT, capture_output=True, text=True,
-        timeout=60, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "deploy.libpq", *command],
+        env=env,
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_a_program_is_logged_in_and_can_be_told_another_database(environment: dict[str, str]) -> None:
@@ -107,10 +115,14 @@ def test_ctrl_c_cancels_the_programs_query_and_nothing_of_it_stays(
     with (
         psycopg.connect(stack.endpoints()["postgres"]["dsn"], autocommit=True) as admin,
         subprocess.Popen(
-            [sys.executable, "-m", "deploy.libpq", "psql", "-c", "SELECT pg_sleep(60)"], env=environment, cwd=PROJECT,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
+            [sys.executable, "-m", "deploy.libpq", "psql", "-c", "SELECT pg_sleep(60)"],
+            env=environment,
+            cwd=PROJECT,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         ) as process,
-    ):  # fmt: skip
+    ):
         deadline = time.monotonic() + 50
         while admin.execute(query, [user]).fetchone() != (1,):
             assert time.monotonic() < deadline
@@ -118,8 +130,9 @@ def test_ctrl_c_cancels_the_programs_query_and_nothing_of_it_stays(
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: everybody in front of it
         _, told = process.communicate(timeout=30)
     assert (process.returncode, told.splitlines()) == (
-        1, ["Cancel request sent", "ERROR:  canceling statement due to user request"],
-    )  # fmt: skip
+        1,
+        ["Cancel request sent", "ERROR:  canceling statement due to user request"],
+    )
     assert list(tmp_path.iterdir()) == []
 
 

@@ -141,9 +141,13 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
         broken = replace(told, offset=2, value=b"{")
         await identities.handle([told, broken])
         sweeper = Sweeper(
-            library.pool, NoKafka(), library.detect._announcer, library.metrics,  # type: ignore[arg-type]
-            interval_seconds=1, again_in_seconds=60,
-        )  # fmt: skip
+            library.pool,
+            NoKafka(),
+            library.detect._announcer,
+            library.metrics,  # type: ignore[arg-type]
+            interval_seconds=1,
+            again_in_seconds=60,
+        )
         await sweeper.sweep()
         await library.execute("UPDATE open_bulks SET next_at = now()")
         await LateBulks(library.pool, Keywords(library.es), library.metrics).check_due()
@@ -152,14 +156,22 @@ async def test_the_workers_do_all_their_work_as_their_role(place: Place) -> None
             " (SELECT id FROM documents WHERE tenant = 'worker' AND external_id = 'roles.md')"
         )
         audit = BackgroundAudit(
-            library.pool, library.es, NoKafka(), library.metrics, AuditSettings(repair=True),  # type: ignore[arg-type]
+            library.pool,
+            library.es,
+            NoKafka(),
+            library.metrics,
+            AuditSettings(repair=True),  # type: ignore[arg-type]
             second_look_seconds=0,
-        )  # fmt: skip
+        )
         await audit.turn()
         guard = IndexGuard(
-            library.pool, library.es, Keywords(library.es), NoKafka(), library.metrics,  # type: ignore[arg-type]
+            library.pool,
+            library.es,
+            Keywords(library.es),
+            NoKafka(),
+            library.metrics,  # type: ignore[arg-type]
             confirm_seconds=0,
-        )  # fmt: skip
+        )
         await guard.look()
         await library.execute("UPDATE keyword_indexes SET index_uuid = 'another'")
         assert len(await guard.look()) == 1
@@ -406,8 +418,9 @@ async def _owner(dsns: dict[str, str]) -> None:
 async def _writable(library: Library, role: str) -> set[str]:
     rows = await library.execute(
         "SELECT c.relname FROM pg_class c WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p')"
-        " AND has_table_privilege(%s, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')", role,
-    )  # fmt: skip
+        " AND has_table_privilege(%s, c.oid, 'INSERT, UPDATE, DELETE, TRUNCATE')",
+        role,
+    )
     return {name for (name,) in rows}
 
 

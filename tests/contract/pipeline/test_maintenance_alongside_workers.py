@@ -38,8 +38,13 @@ async def test_the_background_audit_and_a_rebuild_do_not_shut_each_other_out(sit
     await site.put(document("a", sections("one")))
     producer: object = site.hints
     audit = BackgroundAudit(
-        site.pool, site.es, producer, Metrics(), AuditSettings(), second_look_seconds=0.0  # type: ignore[arg-type]
-    )  # fmt: skip
+        site.pool,
+        site.es,
+        producer,
+        Metrics(),
+        AuditSettings(),
+        second_look_seconds=0.0,  # type: ignore[arg-type]
+    )
     async with connect(site.space.settings.postgres):  # the lock that a rebuild holds for as long as it runs
         await audit.turn()
         assert await site.space.query("SELECT documents FROM audit_runs") == [(1,)]

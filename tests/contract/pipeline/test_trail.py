@@ -122,8 +122,11 @@ async def test_reading_a_document_and_trying_to_are_recorded(place: Place) -> No
     assert problem(response) == (404, "not-found")
     tried = await place.of(response)
     assert (tried.action, tried.documents, tried.decision, tried.reason) == (
-        "document.read", (), "refused", "not-found"
-    )  # fmt: skip
+        "document.read",
+        (),
+        "refused",
+        "not-found",
+    )
     assert tried.object == f"document:{SECRET}"
     why = await place.of(await place.client.get(f"/v1/documents/{GUIDE}/why", headers=as_("ann")))
     assert (why.action, why.documents) == ("document.why", (GUIDE,))
@@ -248,9 +251,11 @@ async def test_commands_that_show_or_change_are_recorded(place: Place, home: Pat
     records = [one.record for one in await place.records(since=since)]
     assert {one.credential for one in records} == {"command"}
     assert [(one.action, one.object, one.documents) for one in records if one.action != "export"] == [
-        ("document.why", "", (GUIDE,)), ("dead.list", "source:wiki", ()), ("dead.show", "letter:documents:0:7", ()),
+        ("document.why", "", (GUIDE,)),
+        ("dead.list", "source:wiki", ()),
+        ("dead.show", "letter:documents:0:7", ()),
         ("producer.remove", "producer:nobody", ()),
-    ]  # fmt: skip
+    ]
     assert records[0].access == ("user:bob", "tag:staff")
     [export] = [one for one in records if one.action == "export"]
     assert "ann" not in (export.object, export.actor)
@@ -476,8 +481,10 @@ async def test_with_required_nothing_is_changed_before_its_record_is_committed(p
     answer, library = uuid4(), place.library
     await library.execute(
         "INSERT INTO answer_reviews (answer_id, tenant, question, mode, model, support, density, reasons, documents,"
-        " chunks) VALUES (%s, 'acme', '', 'passages', '', 1, 1, '{}', %s, '{}')", answer, [GUIDE],
-    )  # fmt: skip
+        " chunks) VALUES (%s, 'acme', '', 'passages', '', 1, 1, '{}', %s, '{}')",
+        answer,
+        [GUIDE],
+    )
     found = await place.client.post("/v1/search", json={"query": "reactor pumps"}, headers=as_("ann"))
     chunk = found.json()["results"][0]["chunk_id"]
     async with asyncio.timeout(60):  # else two writers wait below
@@ -485,14 +492,18 @@ async def test_with_required_nothing_is_changed_before_its_record_is_committed(p
             await asyncio.sleep(0.05)
     path, body, headers, look = {
         "feedback": (
-            "/v1/feedback", {"chunk_id": chunk, "verdict": "up"}, as_("ann"),
+            "/v1/feedback",
+            {"chunk_id": chunk, "verdict": "up"},
+            as_("ann"),
             "SELECT count(*) = 1 FROM answer_feedback WHERE chunk_id = %s",
         ),
         "resolve": (
-            f"/v1/review/{answer}", {"verdict": "right"}, {"X-Penstock-Tenant": "acme"},
+            f"/v1/review/{answer}",
+            {"verdict": "right"},
+            {"X-Penstock-Tenant": "acme"},
             "SELECT resolved_at IS NOT NULL FROM answer_reviews WHERE answer_id = %s",
         ),
-    }[change]  # fmt: skip
+    }[change]
     about = chunk if change == "feedback" else answer
     async with service_over(replace(library, settings=place.settings("required"))) as (client, _):
         async with library.pool.connection() as blocking:
@@ -722,10 +733,12 @@ async def test_a_day_that_has_no_partition_yet_gets_one(place: Place) -> None:
 
 async def test_a_trail_that_was_closed_refuses_instead_of_forgetting(place: Place) -> None:
     broken = place.settings("required").model_copy(
-        update={"postgres": place.library.settings.postgres.model_copy(
-            update={"dsn": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
-        )}
-    )  # fmt: skip
+        update={
+            "postgres": place.library.settings.postgres.model_copy(
+                update={"dsn": SecretStr("postgresql://nobody@127.0.0.1:1/none")}
+            )
+        }
+    )
     trail = Trail(broken, "broken")
     trail.start()
     with pytest.raises(Retryable):

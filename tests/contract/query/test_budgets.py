@@ -60,9 +60,15 @@ async def chat() -> AsyncIterator[FakeChat]:
 
 def model(chat: FakeChat) -> ChatSettings:
     return ChatSettings(
-        base_url=chat.url, model=chat.model, timeout_seconds=60, first_token_seconds=60, context_tokens=900,
-        answer_tokens=100, price_per_million_prompt_tokens=1_000, price_per_million_answer_tokens=2_000,
-    )  # fmt: skip
+        base_url=chat.url,
+        model=chat.model,
+        timeout_seconds=60,
+        first_token_seconds=60,
+        context_tokens=900,
+        answer_tokens=100,
+        price_per_million_prompt_tokens=1_000,
+        price_per_million_answer_tokens=2_000,
+    )
 
 
 def limits(folder: Path, text: str) -> dict[str, Path]:
@@ -73,8 +79,9 @@ def limits(folder: Path, text: str) -> dict[str, Path]:
 async def used(library: Library, tenant: str, caller: str = "") -> tuple[float, float, float]:
     rows = await library.execute(
         "SELECT requests, tokens, money FROM query_use WHERE tenant = %s AND caller = %s AND span = 'day'",
-        tenant, caller,
-    )  # fmt: skip
+        tenant,
+        caller,
+    )
     return rows[0] if rows else (0, 0, 0)
 
 
@@ -228,13 +235,24 @@ async def process(
     folder.mkdir(exist_ok=True)
     library.write_home(folder)
     given = {
-        **os.environ, "PENSTOCK_HOME": str(folder), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
-        "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1", "PENSTOCK_EMBEDDING_API_KEY": "none", **env,
-    }  # fmt: skip
+        **os.environ,
+        "PENSTOCK_HOME": str(folder),
+        "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+        "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1",
+        "PENSTOCK_EMBEDDING_API_KEY": "none",
+        **env,
+    }
     started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "serve", "--port", "0", env=given,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cli.main",
+        "serve",
+        "--port",
+        "0",
+        env=given,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
     try:
         assert started.stdout is not None
         async with asyncio.timeout(120):
@@ -255,9 +273,10 @@ async def test_two_processes_share_a_budget_and_one_that_is_started_anew_finds_w
     keys = write_keys(tmp_path / "keys.toml", bot={"key": "k-1", "tenant": tenant, "tags": ["wiki/staff"]})
     file = limits(tmp_path, f'[tenant."{tenant}"]\nrequests_per_day = 300')["limits_file"]
     env = {
-        "PENSTOCK_AUTH_KEYS_FILE": str(keys), "PENSTOCK_SERVE_LIMITS_FILE": str(file),
+        "PENSTOCK_AUTH_KEYS_FILE": str(keys),
+        "PENSTOCK_SERVE_LIMITS_FILE": str(file),
         "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
-    }  # fmt: skip
+    }
     headers = {"X-Api-Key": "k-1"}
 
     async def ask(client: httpx.AsyncClient, most: int) -> int:
@@ -309,7 +328,7 @@ async def test_postgres_counts_as_the_model_of_the_unit_tests_does(library: Libr
         (midnight, Amounts(-1, -50), Amounts(100), (10, 60, 1)),
         (yesterday, Amounts(-5, 7, 7), Amounts(1, 1, 1), (10, 60, 1)),
         (midnight, Amounts(-100, 0, 5), Amounts(4, 0, 1), (10, None, 1)),
-    ):  # fmt: skip
+    ):
         found = await ledger.use(day, since=since, spent=spent, wanted=wanted, most=most)
         assert found == await table.use(day, since=since, spent=spent, wanted=wanted, most=most)
     await library.execute("UPDATE query_use SET since = since - interval '1 day' WHERE tenant = %s", tenant)
@@ -333,9 +352,11 @@ async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Li
     with logins(admin) as dsn, psycopg.connect(dsn["penstock_query"], autocommit=True) as connection:
         connection.execute("SELECT use_budget(%s, '', 'day', NULL, '{1,0,0}', '{0,0,0}', '{NULL,NULL,NULL}')", [tenant])
         for statement in (
-            "SELECT * FROM query_use", "UPDATE query_use SET requests = 0", "DELETE FROM query_use",
+            "SELECT * FROM query_use",
+            "UPDATE query_use SET requests = 0",
+            "DELETE FROM query_use",
             "INSERT INTO query_use (tenant, caller, span, since) VALUES ('x', '', 'day', now())",
-        ):  # fmt: skip
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.encode())
     assert (await used(library, tenant))[0] == 1
@@ -344,8 +365,9 @@ async def test_the_query_services_login_counts_and_can_unsay_nothing(library: Li
 async def test_what_callers_used_goes_by_age(library: Library, tenant: str) -> None:
     await library.execute(
         "INSERT INTO query_use (tenant, caller, span, since) SELECT %s, caller, 'day', now() - age::interval"
-        " FROM (VALUES ('token:ann', '31 days'), ('token:bob', '29 days')) v (caller, age)", tenant
-    )  # fmt: skip
+        " FROM (VALUES ('token:ann', '31 days'), ('token:bob', '29 days')) v (caller, age)",
+        tenant,
+    )
     await Retention(library.pool, Metrics(), RetentionSettings()).turn()
     assert await library.execute("SELECT caller FROM query_use WHERE tenant = %s", tenant) == [("token:bob",)]
 

@@ -88,8 +88,10 @@ async def test_many_tags_are_looked_up_one_by_one(library: Library, desk: Desk, 
     100,000 sets never came to an end, and so all that such a caller asked."""
     await library.execute(
         "INSERT INTO access_sets (tenant, acl_tags, required_tags, digest) SELECT %s, ARRAY['wiki/g' || n], '{}',"
-        " sha256((%s || n)::bytea) FROM generate_series(1, 3000) n", desk.tenant, desk.tenant,
-    )  # fmt: skip
+        " sha256((%s || n)::bytea) FROM generate_series(1, 3000) n",
+        desk.tenant,
+        desk.tenant,
+    )
     if counted:
         await library.execute("ANALYZE access_sets")
     tags = frozenset(f"wiki/g{n}" for n in range(300))
@@ -146,8 +148,9 @@ async def test_a_ledger_that_was_restored_from_a_dump_remembers_too(desk: Desk) 
     await desk.library.put(document("a", "deployment", tenant=desk.tenant))
     await desk.library.execute(
         "UPDATE index_state SET settled_xid = '900000000'::xid8 WHERE document_id IN"
-        " (SELECT id FROM documents WHERE tenant = %s)", desk.tenant,
-    )  # fmt: skip
+        " (SELECT id FROM documents WHERE tenant = %s)",
+        desk.tenant,
+    )
     await desk.ask("deployment", "staff")
     await desk.ask("deployment", "staff")
     assert desk.hits() == 1
@@ -160,9 +163,10 @@ async def test_a_wide_reader_is_a_small_key() -> None:
     assert len(access_of(wide)) == 32
     assert access_of(wide) == access_of(Readable((*reversed(ids),), ("wiki/b", "wiki/a"), ()))
     others = [
-        Readable((*ids, 7), ("wiki/a", "wiki/b"), ()), Readable((*ids,), ("wiki/a",), ()),
+        Readable((*ids, 7), ("wiki/a", "wiki/b"), ()),
+        Readable((*ids,), ("wiki/a",), ()),
         Readable((*ids,), ("wiki/a",), ("wiki/b",)),
-    ]  # fmt: skip
+    ]
     assert len({access_of(one) for one in [wide, *others]}) == 4
 
 

@@ -39,9 +39,19 @@ from tests.support.query.library import document
 pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 TOPICS = (
-    "lock gates", "weir repairs", "heron nests", "mill wheels", "towpath lamps", "ferry times", "reed cutting",
-    "bridge tolls", "silt surveys", "eel ladders", "barge rents", "flood marks",
-)  # fmt: skip
+    "lock gates",
+    "weir repairs",
+    "heron nests",
+    "mill wheels",
+    "towpath lamps",
+    "ferry times",
+    "reed cutting",
+    "bridge tolls",
+    "silt surveys",
+    "eel ladders",
+    "barge rents",
+    "flood marks",
+)
 TEXTS = {f"{n}.md": f"All about {topic}, in the year {1900 + n}." for n, topic in enumerate(TOPICS)}
 CUT_OVERS = 30
 ANSWERS_BETWEEN = 8

@@ -144,16 +144,21 @@ class Asking:
             [(wide,)] = await library.execute(
                 "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, '\\x00', %s, '{}')"
                 " RETURNING id",
-                caller.tenant, sorted(caller.tags),
-            )  # fmt: skip
+                caller.tenant,
+                sorted(caller.tags),
+            )
             rows = await library.execute(
                 "UPDATE chunks_g1 c SET access_id = %s FROM documents d"
                 " WHERE d.id = c.document_id AND d.tenant = ANY(%s) RETURNING c.id",
-                wide, world.tenants,
-            )  # fmt: skip
+                wide,
+                world.tenants,
+            )
             claim = {
-                "tenant": caller.tenant, "acl_tags": sorted(caller.tags), "required_tags": ["*"], "required_count": 1,
-            }  # fmt: skip
+                "tenant": caller.tenant,
+                "acl_tags": sorted(caller.tags),
+                "required_tags": ["*"],
+                "required_count": 1,
+            }
             for (chunk,) in rows:
                 operations += [{"update": {"_id": str(chunk)}}, {"doc": claim}]
         answer = await library.es.bulk(index=library.generation.keyword_index, operations=operations, refresh=True)
@@ -201,8 +206,9 @@ async def test_the_forced_walk_goes_through_the_graph(paths: Paths) -> None:
 
 async def check_readers(asking: Asking) -> None:
     """The views for other teams show every living document that has readers, whole, with its access, and no other."""
-    rows = await asking.paths.library.execute("SELECT tenant, source, external_id, acl_tags, required_tags"
-                                              " FROM readers.documents")  # fmt: skip
+    rows = await asking.paths.library.execute(
+        "SELECT tenant, source, external_id, acl_tags, required_tags FROM readers.documents"
+    )
     living = {one.key: one for model in asking.models.values() for one in model.living()}
     assert {(t, s, e): (set(acl), set(required)) for t, s, e, acl, required in rows} == {
         key: ({f"{key[1]}/{tag}" for tag in one.acl}, {f"{key[1]}/{tag}" for tag in one.required})

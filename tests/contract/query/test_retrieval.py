@@ -143,8 +143,9 @@ async def test_who_leaves_a_group_has_its_answers_no_more(desk: Desk) -> None:
     await desk.library.execute(
         "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
         " VALUES (%s, 'wiki', 'ann', %s, now())",
-        desk.tenant, ["crew"],
-    )  # fmt: skip
+        desk.tenant,
+        ["crew"],
+    )
     assert [await reads(), await reads()] == [["a.md"], ["a.md"]]
     await desk.library.execute("UPDATE memberships SET groups = '{}' WHERE tenant = %s", desk.tenant)
     assert await reads() == []

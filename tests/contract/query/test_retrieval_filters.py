@@ -32,12 +32,16 @@ def described(tenant: str) -> list[DocumentUpserted]:
     kinds = ("text/markdown", "text/plain", "application/json")
     return [
         document(
-            f"{n}.doc", f"Report number {n} on the estuary.", tenant=tenant, source=("wiki", "drive")[n % 2],
-            author=("ann", "bob", None)[n % 3], media_type=kinds[n // 3 % 3],
+            f"{n}.doc",
+            f"Report number {n} on the estuary.",
+            tenant=tenant,
+            source=("wiki", "drive")[n % 2],
+            author=("ann", "bob", None)[n % 3],
+            media_type=kinds[n // 3 % 3],
             source_modified_at=DAY + timedelta(days=n) if n % 5 else None,
         )
         for n in range(18)
-    ]  # fmt: skip
+    ]
 
 
 def passes(one: DocumentUpserted, filters: Filters) -> bool:
@@ -59,11 +63,16 @@ async def test_every_filter_alone_and_together_in_every_mode_and_scan(library: L
     await library.put(*documents)
     some = tuple(document_id(tenant, d.source, d.external_id) for d in documents[4:9])
     asked = [
-        Filters(sources=("drive",)), Filters(authors=("ann",)), Filters(media_types=("text/*",)),
-        Filters(media_types=("application/json", "TEXT/PLAIN")), Filters(since=DAY + timedelta(days=7)),
-        Filters(before=DAY + timedelta(days=7)), Filters(documents=some), Filters(authors=("nobody",)),
+        Filters(sources=("drive",)),
+        Filters(authors=("ann",)),
+        Filters(media_types=("text/*",)),
+        Filters(media_types=("application/json", "TEXT/PLAIN")),
+        Filters(since=DAY + timedelta(days=7)),
+        Filters(before=DAY + timedelta(days=7)),
+        Filters(documents=some),
+        Filters(authors=("nobody",)),
         Filters(sources=("wiki",), authors=("ann", "bob"), media_types=("text/*",), since=DAY, documents=some),
-    ]  # fmt: skip
+    ]
     walking = Search(library.pool, library.es, QueryEmbedder(WordEmbedder), tuning=Tuning(always_exact_rows=0))
     for filters in asked:
         lowered = Filters(**{**_fields(filters), "media_types": tuple(k.lower() for k in filters.media_types)})
@@ -106,9 +115,11 @@ async def test_filters_are_the_ledgers_word_while_the_stores_lag(library: Librar
 
 async def test_a_filter_that_no_store_could_be_asked_is_refused(library: Library, tenant: str) -> None:
     for filters in (
-        Filters(since=datetime(2026, 1, 1)), Filters(authors=("a\x00",)), Filters(sources=("\udcff",)),
+        Filters(since=datetime(2026, 1, 1)),
+        Filters(authors=("a\x00",)),
+        Filters(sources=("\udcff",)),
         Filters(documents=tuple(uuid4() for _ in range(1001))),
-    ):  # fmt: skip
+    ):
         with pytest.raises(BadQuery):
             await find(library, tenant, "sluice", filters)
 

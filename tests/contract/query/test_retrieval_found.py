@@ -38,7 +38,7 @@ async def test_what_holds_an_identifier_exactly_is_first(library: Library, tenan
         document("longer.md", f"How to fix {longer} and {longer}.", tenant=tenant),
         document("around.md", f"How to fix x{name} and {name}_b.", tenant=tenant),
         document("it.md", f"Among many other words of a long report somebody mentions {name} once.", tenant=tenant),
-    )  # fmt: skip
+    )
     for query in (name, f"how to fix {name}?", f"how to fix ({name.lower()})"):
         assert names(await find(library, tenant, query, mode=mode))[0] == "it.md", query
 
@@ -50,8 +50,11 @@ async def test_an_identifier_is_found_by_its_parts_and_by_the_end_of_its_path(li
         document("c.md", "Nothing of the kind.", tenant=tenant),
     )
     for query, wanted in (
-        ("bootstrap.py", "a.md"), ("gateway/bootstrap.py", "a.md"), ("bootstrap", "a.md"), ("socket closed", "b.md"),
-    ):  # fmt: skip
+        ("bootstrap.py", "a.md"),
+        ("gateway/bootstrap.py", "a.md"),
+        ("bootstrap", "a.md"),
+        ("socket closed", "b.md"),
+    ):
         assert names(await find(library, tenant, query, mode="keyword"))[0] == wanted, query
 
 
@@ -83,9 +86,10 @@ async def test_the_same_passage_of_another_document_is_named_and_only_to_who_may
 ) -> None:
     text = "The tide table of the harbour is kept by the harbour master and printed twice a year in the small office."
     await library.put(
-        document("one.md", text, tenant=tenant, title="One"), document("two.md", text, tenant=tenant, title="Two"),
+        document("one.md", text, tenant=tenant, title="One"),
+        document("two.md", text, tenant=tenant, title="Two"),
         document("secret.md", text, tenant=tenant, title="Secret", acl_tags=["board"]),
-    )  # fmt: skip
+    )
     [result] = (await find(library, tenant, "tide table harbour master")).results
     assert sorted([result.passage.title, *(twin.title for twin in result.also)]) == ["One", "Two"]
     both = await library.caller(tenant, "staff", "board")

@@ -70,10 +70,15 @@ async def ask(library: Library, tenant: str, query: str, *tags: str, mode: Mode 
 @pytest.mark.parametrize("mode", MODES)
 async def test_finds_what_both_stores_hold(library: Library, tenant: str, mode: Mode) -> None:
     await library.put(
-        document("dam.md", "# Dams\n\nThe reservoir feeds the turbine hall.", tenant=tenant, title="About dams",
-                 source_url="https://wiki.example/dam"),
+        document(
+            "dam.md",
+            "# Dams\n\nThe reservoir feeds the turbine hall.",
+            tenant=tenant,
+            title="About dams",
+            source_url="https://wiki.example/dam",
+        ),
         document("tea.md", "# Tea\n\nBoil water, then wait three minutes.", tenant=tenant),
-    )  # fmt: skip
+    )
     found = await library.search.search("reservoir turbine", await library.caller(tenant, "staff"), mode=mode)
     answer = json.loads(json.dumps(as_json(found)))
     first = answer["results"][0]
@@ -82,10 +87,25 @@ async def test_finds_what_both_stores_hold(library: Library, tenant: str, mode: 
     )
     assert set(answer) == {"results", "steps", "took_ms", "relevant", "degraded"}
     assert set(first) == {
-        "chunk_id", "document_id", "external_id", "source", "title", "source_url", "chunk_index", "text", "score",
-        "stores", "ranks", "rerank_score", "chunk_ids", "also", "author", "media_type", "source_modified_at",
+        "chunk_id",
+        "document_id",
+        "external_id",
+        "source",
+        "title",
+        "source_url",
+        "chunk_index",
+        "text",
+        "score",
+        "stores",
+        "ranks",
+        "rerank_score",
+        "chunk_ids",
+        "also",
+        "author",
+        "media_type",
+        "source_modified_at",
         "headings",
-    }  # fmt: skip
+    }
     assert (first["chunk_ids"], first["media_type"]) == ([first["chunk_id"]], "text/markdown")
     assert first["document_id"] == str(document_id)
     assert (first["external_id"], first["source"], first["title"]) == ("dam.md", "wiki", "About dams")
@@ -247,8 +267,9 @@ async def test_a_principal_reads_by_its_own_tag_and_its_groups(library: Library,
     await library.execute(
         "INSERT INTO memberships (tenant, source, principal, groups, observed_at)"
         " VALUES (%s, 'wiki', 'ann', %s, now())",
-        tenant, ["crew"],
-    )  # fmt: skip
+        tenant,
+        ["crew"],
+    )
 
     async def reads(principal: str) -> list[str]:
         caller = await library.caller(tenant, principals=[principal])
@@ -349,11 +370,15 @@ async def test_every_caller_finds_exactly_what_a_plain_filter_allows(library: Li
     required = [[], [], ["red"], ["blue", "green"]]
     documents = [
         document(
-            f"{n}.md", f"Compass bearing number {n}.", tenant=tenant, source=dice.choice(["wiki", "drive"]),
-            acl_tags=dice.choice(subsets), required_tags=dice.choice(required),
+            f"{n}.md",
+            f"Compass bearing number {n}.",
+            tenant=tenant,
+            source=dice.choice(["wiki", "drive"]),
+            acl_tags=dice.choice(subsets),
+            required_tags=dice.choice(required),
         )
         for n in range(60)
-    ]  # fmt: skip
+    ]
     await library.put(*documents)
     changed = [access(d, dice.choice(subsets), dice.choice(required)) for d in dice.sample(documents, 20)]
     deleted = dice.sample(documents, 10)
@@ -660,16 +685,25 @@ async def test_the_right_topic_is_among_the_first_five(stack: Stack) -> None:
 def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PENSTOCK_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 async def test_the_command_answers_people_and_programs(library: Library, tenant: str, tmp_path: Path) -> None:
     await library.put(
         document("mine.md", "Kestrels nest on the mill.", tenant=tenant, acl_tags=[f"user:{getpass.getuser()}"]),
-        document("ann.md", "Kestrels hunt at dawn.", tenant=tenant, acl_tags=["user:ann"], author="Ann",
-                 source_modified_at=datetime.now(UTC)),
-    )  # fmt: skip
+        document(
+            "ann.md",
+            "Kestrels hunt at dawn.",
+            tenant=tenant,
+            acl_tags=["user:ann"],
+            author="Ann",
+            source_modified_at=datetime.now(UTC),
+        ),
+    )
     library.write_home(tmp_path)
 
     def found(*arguments: str) -> list[str]:

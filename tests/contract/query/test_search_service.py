@@ -20,9 +20,18 @@ async def search(home: Path, *arguments: str, **more: str) -> dict[str, Any]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PENSTOCK_", "OTEL_"))}
     dist = {name: os.environ[name] for name in ("PENSTOCK_DIST",) if name in os.environ}
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "search", "kestrels", "--mode", "keyword", "--json", *arguments,
-        env={**kept, **dist, "PENSTOCK_HOME": str(home), **more}, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cli.main",
+        "search",
+        "kestrels",
+        "--mode",
+        "keyword",
+        "--json",
+        *arguments,
+        env={**kept, **dist, "PENSTOCK_HOME": str(home), **more},
+        stdout=asyncio.subprocess.PIPE,
+    )
     told, _ = await process.communicate()
     assert process.returncode == 0
     found: dict[str, Any] = json.loads(told)

@@ -19,10 +19,23 @@ from tests.simulation.statements import (
     superseded,
     vectors,
     work,
-)  # fmt: skip
+)
 from tests.simulation.statements.registry import GENERATION, find
 
 __all__ = [
-    "GENERATION", "access", "announce", "audit", "bulks", "documents", "find", "marks", "memberships", "republish",
-    "rows", "runner", "superseded", "vectors", "work",
-]  # fmt: skip
+    "GENERATION",
+    "access",
+    "announce",
+    "audit",
+    "bulks",
+    "documents",
+    "find",
+    "marks",
+    "memberships",
+    "republish",
+    "rows",
+    "runner",
+    "superseded",
+    "vectors",
+    "work",
+]

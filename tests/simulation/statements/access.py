@@ -46,10 +46,20 @@ def _verify(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         if not acl or m is None or not held & set(acl) or not held >= set(required or ()):
             continue
         if chunk in m["chunk_ids"]:
-            found.append((
-                chunk, document, d["external_id"], d["source"], d["title"] or "", d["source_url"],
-                m["chunk_ids"].index(chunk), d["author"], d["media_type"], d["source_modified_at"],
-            ))  # fmt: skip
+            found.append(
+                (
+                    chunk,
+                    document,
+                    d["external_id"],
+                    d["source"],
+                    d["title"] or "",
+                    d["source_url"],
+                    m["chunk_ids"].index(chunk),
+                    d["author"],
+                    d["media_type"],
+                    d["source_modified_at"],
+                )
+            )
     return found
 
 

@@ -32,10 +32,22 @@ def _ready(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
         gone = d["deleted_at"] is not None or acl == []
         state = "retired" if gone else "partial" if v["refused"] else "searchable"
         m = tx.get("manifests", id_, GENERATION)
-        found.append((
-            id_, d["tenant"], d["source"], d["external_id"], d["seq"], d["version"], state, GENERATION,
-            len(m["chunk_ids"]) if m else 0, d["lane"], d["changed_at"], d["received_at"],
-        ))  # fmt: skip
+        found.append(
+            (
+                id_,
+                d["tenant"],
+                d["source"],
+                d["external_id"],
+                d["seq"],
+                d["version"],
+                state,
+                GENERATION,
+                len(m["chunk_ids"]) if m else 0,
+                d["lane"],
+                d["changed_at"],
+                d["received_at"],
+            )
+        )
     return sorted(found, key=lambda row: row[4])
 
 

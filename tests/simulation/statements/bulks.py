@@ -17,9 +17,14 @@ async def _open_bulk(tx: Transaction, p: Any) -> int:
         after = changed(row, unanswered=row["unanswered"] + 1, sent_at=tx.now())
     else:
         after = {
-            "keyword_index": index, "documents": documents, "chunks": chunks, "seqs": seqs, "unanswered": 1,
-            "sent_at": tx.now(), "next_at": tx.now() + timedelta(seconds=check),
-        }  # fmt: skip
+            "keyword_index": index,
+            "documents": documents,
+            "chunks": chunks,
+            "seqs": seqs,
+            "unanswered": 1,
+            "sent_at": tx.now(),
+            "next_at": tx.now() + timedelta(seconds=check),
+        }
     await tx.put("open_bulks", after, id_)
     return 1
 

@@ -9,15 +9,38 @@ from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.registry import changed, statement
 
 NEW_DOCUMENT: Row = {
-    "seq": 0, "announced_seq": 0, "version": None, "observed_at": None, "deleted_floor": None, "deleted_at": None,
-    "access_observed_at": None, "access_id": None, "content_hash": None, "meta_hash": None, "title": None,
-    "source_url": None, "author": None, "media_type": None, "source_modified_at": None, "changed_at": None,
-    "lane": "live", "event_count": 0,
-}  # fmt: skip
+    "seq": 0,
+    "announced_seq": 0,
+    "version": None,
+    "observed_at": None,
+    "deleted_floor": None,
+    "deleted_at": None,
+    "access_observed_at": None,
+    "access_id": None,
+    "content_hash": None,
+    "meta_hash": None,
+    "title": None,
+    "source_url": None,
+    "author": None,
+    "media_type": None,
+    "source_modified_at": None,
+    "changed_at": None,
+    "lane": "live",
+    "event_count": 0,
+}
 _KNOWN_COLUMNS = (
-    "version", "observed_at", "content_hash", "meta_hash", "deleted_floor", "deleted_at", "access_observed_at",
-    "access_id", "seq", "event_count", "media_type",
-)  # fmt: skip
+    "version",
+    "observed_at",
+    "content_hash",
+    "meta_hash",
+    "deleted_floor",
+    "deleted_at",
+    "access_observed_at",
+    "access_id",
+    "seq",
+    "event_count",
+    "media_type",
+)
 
 
 @statement("INSERT INTO documents (id, tenant, source, external_id) SELECT *")
@@ -88,9 +111,16 @@ async def _update_document(tx: Transaction, p: Any) -> int:
     row = await tx.lock("documents", id_)
     assert row is not None
     columns = (
-        "version", "observed_at", "content_hash", "meta_hash", "deleted_floor", "deleted_at", "access_observed_at",
-        "access_id", "seq",
-    )  # fmt: skip
+        "version",
+        "observed_at",
+        "content_hash",
+        "meta_hash",
+        "deleted_floor",
+        "deleted_at",
+        "access_observed_at",
+        "access_id",
+        "seq",
+    )
     values = dict(zip(columns, state, strict=True)) | {"event_count": row["event_count"] + events}
     if drew:
         values["lane"] = lane
@@ -124,10 +154,12 @@ async def _upsert_body(tx: Transaction, p: Any) -> int:
 async def _upsert_manifest(tx: Transaction, p: Any) -> int:
     id_, generation, content_hash, chunk_ids, counts, spans, headings = p
     row = {
-        "content_hash": content_hash, "chunk_ids": chunk_ids, "token_counts": counts,
+        "content_hash": content_hash,
+        "chunk_ids": chunk_ids,
+        "token_counts": counts,
         "spans": [[list(span) for span in chunk] for chunk in spans.obj],
         "headings": [list(path) for path in headings.obj],
-    }  # fmt: skip
+    }
     await tx.put("manifests", row, id_, generation)
     return 1
 
@@ -151,9 +183,19 @@ async def _erase_bodies(tx: Transaction, p: Any) -> int:
 def new_state(want: int, now: datetime) -> Row:
     """A fresh row of index_state."""
     return {
-        "want_seq": want, "seq": 0, "pending_since": now, "next_at": now, "settled_at": None, "claimed": [],
-        "confirmed": [], "confirmed_hashes": [], "refused": [], "written": 0, "attempts": 0, "error": None,
-    }  # fmt: skip
+        "want_seq": want,
+        "seq": 0,
+        "pending_since": now,
+        "next_at": now,
+        "settled_at": None,
+        "claimed": [],
+        "confirmed": [],
+        "confirmed_hashes": [],
+        "refused": [],
+        "written": 0,
+        "attempts": 0,
+        "error": None,
+    }
 
 
 @statement("INSERT INTO index_state AS s (document_id, generation, store, want_seq, next_at) VALUES (%s")

@@ -93,9 +93,10 @@ async def _confirm_principal(tx: Transaction, p: Any) -> int:
 def _ledger_members(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     tenant, source, after, limit = p
     mine = [
-        (key[1], row["observed_at"], bool(row["groups"])) for key, row in tx.rows("memberships")
+        (key[1], row["observed_at"], bool(row["groups"]))
+        for key, row in tx.rows("memberships")
         if (key[0], key[2]) == (tenant, source) and key[1] > after
-    ]  # fmt: skip
+    ]
     return sorted(mine)[:limit]
 
 

@@ -45,9 +45,10 @@ def _find(text: str) -> Statement:
 def _sweepable(tx: Transaction, p: Any) -> list[Row]:
     since, tenant, source, after, limit = p
     rows = sorted(
-        (key[2], row) for key, row in rows_of(tx, ITEMS, tenant, source)
+        (key[2], row)
+        for key, row in rows_of(tx, ITEMS, tenant, source)
         if key[2] > after and (not row["gone"] or row["version"] is None or row["problem_code"] is not None)
-    )  # fmt: skip
+    )
     return [
         {"external_id": id_, "is_published": is_published(row), "is_old": row["swept_at"] < since}
         for id_, row in rows[:limit]
@@ -157,16 +158,25 @@ def _has_letter(tx: Transaction, document: UUID) -> bool:
 def _ledger_documents(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     tenant, source, after, limit = p
     mine = sorted(
-        (key[0], d) for key, d in tx.rows("documents")
+        (key[0], d)
+        for key, d in tx.rows("documents")
         if (d["tenant"], d["source"]) == (tenant, source) and is_alive(d) and key[0] > after
-    )  # fmt: skip
+    )
     found = []
     for id_, d in mine[:limit]:
         acl, required = tags_of(tx, d["access_id"])
         letter = _has_letter(tx, id_)
-        found.append((
-            id_, d["external_id"], d["version"], d["access_observed_at"], acl or [], required or [], letter,
-        ))  # fmt: skip
+        found.append(
+            (
+                id_,
+                d["external_id"],
+                d["version"],
+                d["access_observed_at"],
+                acl or [],
+                required or [],
+                letter,
+            )
+        )
     return found
 
 

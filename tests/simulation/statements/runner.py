@@ -21,14 +21,32 @@ SOURCES, ITEMS, HOLDERS = "connector_sources", "connector_items", "connectors"
 GROUPS, PRINCIPALS, DIFFERENCES = "connector_groups", "connector_principals", "connector_differences"
 
 NEW_ITEM: Row = {
-    "version": None, "fingerprint": None, "revision": None, "acl_tags": [], "required_tags": [], "problem_code": None,
-    "problem_message": None, "content_at": None, "access_at": None, "gone": False, "in_doubt_since": None,
-    "difference": None, "withdrawn_at": None, "unlisted_since": None,
-}  # fmt: skip
+    "version": None,
+    "fingerprint": None,
+    "revision": None,
+    "acl_tags": [],
+    "required_tags": [],
+    "problem_code": None,
+    "problem_message": None,
+    "content_at": None,
+    "access_at": None,
+    "gone": False,
+    "in_doubt_since": None,
+    "difference": None,
+    "withdrawn_at": None,
+    "unlisted_since": None,
+}
 NEW_HOLDER: Row = {
-    "epoch": 1, "changes_cursor": None, "full_cursor": None, "full_state": "due", "loaded_at": None, "activities": {},
-    "paused": False, "reconciliation": None, "comparisons": 0,
-}  # fmt: skip
+    "epoch": 1,
+    "changes_cursor": None,
+    "full_cursor": None,
+    "full_state": "due",
+    "loaded_at": None,
+    "activities": {},
+    "paused": False,
+    "reconciliation": None,
+    "comparisons": 0,
+}
 
 
 def greatest(*given: Any) -> Any:

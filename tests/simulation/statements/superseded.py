@@ -10,9 +10,18 @@ from tests.simulation.database import Row, Transaction
 from tests.simulation.statements.registry import statement
 
 _SUPERSEDED = (
-    "version", "observed_at", "content_hash", "meta_hash", "title", "source_url", "author", "media_type",
-    "source_modified_at", "metadata", "text",
-)  # fmt: skip
+    "version",
+    "observed_at",
+    "content_hash",
+    "meta_hash",
+    "title",
+    "source_url",
+    "author",
+    "media_type",
+    "source_modified_at",
+    "metadata",
+    "text",
+)
 
 
 @statement("source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)")
@@ -25,8 +34,17 @@ def _current(tx: Transaction, ids: list[UUID]) -> list[tuple[UUID, Row]]:
     for id_ in ids:
         d, b = tx.get("documents", id_), tx.get("document_bodies", id_)
         if d is not None and b is not None and d["version"] is not None and d["content_hash"] is not None:
-            found.append((id_, {**{c: d[c] for c in _SUPERSEDED[:9]}, "metadata": b["metadata"], "text": b["text"],
-                                "deleted_at": d["deleted_at"]}))  # fmt: skip
+            found.append(
+                (
+                    id_,
+                    {
+                        **{c: d[c] for c in _SUPERSEDED[:9]},
+                        "metadata": b["metadata"],
+                        "text": b["text"],
+                        "deleted_at": d["deleted_at"],
+                    },
+                )
+            )
     return found
 
 
@@ -67,8 +85,9 @@ async def _prune(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
             continue
         rows = sorted(
             ((key, row) for key, row in tx.rows("superseded") if key[0] == id_),
-            key=lambda item: (item[1]["version"], item[1]["observed_at"]), reverse=True,
-        )  # fmt: skip
+            key=lambda item: (item[1]["version"], item[1]["observed_at"]),
+            reverse=True,
+        )
         bounds = [d["deleted_floor"], d["observed_at"] if d["deleted_at"] is None else None]
         floor = max((b for b in bounds if b is not None), default=None)
         newest: datetime | None = None

@@ -67,10 +67,15 @@ async def _claimed(tx: Transaction, p: Any) -> tuple[tuple[Any, ...], Row | None
         return key, None, {}
     touched = set(p["ids"])
     kept = [(i, h) for i, h in zip(row["confirmed"], row["confirmed_hashes"], strict=True) if i not in touched]
-    return key, row, {
-        "claimed": sorted({*row["claimed"], *touched}), "confirmed": [i for i, _ in kept],
-        "confirmed_hashes": [h for _, h in kept],
-    }  # fmt: skip
+    return (
+        key,
+        row,
+        {
+            "claimed": sorted({*row["claimed"], *touched}),
+            "confirmed": [i for i, _ in kept],
+            "confirmed_hashes": [h for _, h in kept],
+        },
+    )
 
 
 @statement("seq = least(s.seq, %(seq)s)")
@@ -92,9 +97,14 @@ async def _confirm(tx: Transaction, p: Any) -> int:
     assert row is not None
     values = {"seq": seq, "settled_at": tx.now(), "claimed": claimed, "confirmed": confirmed}
     return await _update_state(
-        tx, (id_, generation, "keywords"), **values, confirmed_hashes=hashes, written=row["written"] + written,
-        attempts=0, error=None,
-    )  # fmt: skip
+        tx,
+        (id_, generation, "keywords"),
+        **values,
+        confirmed_hashes=hashes,
+        written=row["written"] + written,
+        attempts=0,
+        error=None,
+    )
 
 
 @statement("SELECT seq FROM documents WHERE id = %s FOR UPDATE")
@@ -149,11 +159,12 @@ async def _due(tx: Transaction, p: Any) -> list[tuple[Any, ...]]:
     limit, again = p
     waiting = sorted(
         (
-            (row["next_at"], key, row) for key, row in tx.rows("index_state")
+            (row["next_at"], key, row)
+            for key, row in tx.rows("index_state")
             if row["seq"] < row["want_seq"] and row["next_at"] <= tx.began
         ),
         key=lambda item: (item[0], item[1]),
-    )  # fmt: skip
+    )
     taken = {}
     for _, key, row in waiting[:limit]:
         if tx.try_lock("index_state", *key):

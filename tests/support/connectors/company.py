@@ -60,8 +60,9 @@ class Company:
         """Ask the runner and wait for its answer."""
         [(number,)] = await self.space.query(
             "INSERT INTO connector_asks (tenant, source, action) VALUES ('acme', %s, %s) RETURNING id",
-            self.instance.plan.name, action,
-        )  # fmt: skip
+            self.instance.plan.name,
+            action,
+        )
         async with asyncio.timeout(self.within_seconds):
             while True:
                 [(outcome,)] = await self.space.query("SELECT outcome FROM connector_asks WHERE id = %s", number)
@@ -94,8 +95,12 @@ async def company_in(
         open_search(space.settings, embedder) as search,
     ):
         services = Services(
-            postgres=space.settings.postgres, pool=pool, producer=kafka, metrics=Metrics(),
-            folder=folder / "sources", events_url=events_url,
-        )  # fmt: skip
+            postgres=space.settings.postgres,
+            pool=pool,
+            producer=kafka,
+            metrics=Metrics(),
+            folder=folder / "sources",
+            events_url=events_url,
+        )
         async with running(Instance(plan, services)) as instance:
             yield Company(space, play, services, instance, search, within_seconds)

@@ -52,10 +52,13 @@ class Wiki:
 
     def connect(self, **options: Any) -> Confluence:
         given = {
-            "flavour": "cloud" if self.fake.cloud else "data-center", "base_url": self.url, "page_size": 3,
-            "webhook_secret": SECRET, "token": self.fake.token_for(self.bot),
+            "flavour": "cloud" if self.fake.cloud else "data-center",
+            "base_url": self.url,
+            "page_size": 3,
+            "webhook_secret": SECRET,
+            "token": self.fake.token_for(self.bot),
             **({"email": self.bot.email} if self.fake.cloud else {"email_domain": "example.com"}),
-        }  # fmt: skip
+        }
         context = Context(name="wiki", tenant="t", memory=NoMemory(), folder=self.folder)
         self.connected.append(Confluence(ConfluenceOptions(**{**given, **self.options, **options}), context))
         return self.connected[-1]

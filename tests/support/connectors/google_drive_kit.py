@@ -66,8 +66,13 @@ class Desk:
     def source(self, *, patient: bool = True, answer_bytes: int = 2**25, **options: Any) -> GoogleDrive:
         """Instances share what is kept, as after a restart. patient: failures are tried again. answer_bytes: the
         largest answer that is taken."""
-        asked = {"directory_subject": ADMIN, "service_account_key": self.key, "api_url": self.url,
-                 "directory_url": self.url, **options}  # fmt: skip
+        asked = {
+            "directory_subject": ADMIN,
+            "service_account_key": self.key,
+            "api_url": self.url,
+            "directory_url": self.url,
+            **options,
+        }
         context = Context(name="drive", tenant="acme", memory=self.memory, folder=self.folder, events_url=EVENTS)
         limits = Limits(patience_seconds=60 if patient else 0, answer_bytes=answer_bytes)
         source = GoogleDrive(GoogleDriveOptions(**asked), context, now=self.corpus.now, limits=limits)

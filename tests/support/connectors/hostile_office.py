@@ -47,10 +47,12 @@ def repacked(data: bytes, changes: Mapping[str, bytes]) -> bytes:
 
 def _body(content: bytes, before: bytes = b"") -> bytes:
     return (
-        b'<?xml version="1.0" encoding="UTF-8"?>' + before
+        b'<?xml version="1.0" encoding="UTF-8"?>'
+        + before
         + b'<w:document xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"><w:body>'
-        + content + b"</w:body></w:document>"
-    )  # fmt: skip
+        + content
+        + b"</w:body></w:document>"
+    )
 
 
 def inflating_docx() -> bytes:
@@ -75,11 +77,28 @@ def overlapping_docx() -> bytes:
     directory = data[start : data.rindex(b"PK\x05\x06")]
     extra = b"".join(
         struct.pack(
-            "<4s6H3L5H2L", b"PK\x01\x02", 20, 20, 0, last.compress_type, 0, 0, last.CRC, last.compress_size,
-            last.file_size, 9, 0, 0, 0, 0, 0, last.header_offset,
-        ) + b"b%04d.bin" % n
+            "<4s6H3L5H2L",
+            b"PK\x01\x02",
+            20,
+            20,
+            0,
+            last.compress_type,
+            0,
+            0,
+            last.CRC,
+            last.compress_size,
+            last.file_size,
+            9,
+            0,
+            0,
+            0,
+            0,
+            0,
+            last.header_offset,
+        )
+        + b"b%04d.bin" % n
         for n in range(100)
-    )  # fmt: skip
+    )
     end = struct.pack(
         "<4s4H2LH", b"PK\x05\x06", 0, 0, len(entries) + 100, len(entries) + 100, len(directory + extra), start, 0
     )
@@ -94,7 +113,7 @@ def laughing_docx() -> bytes:
     """Entities of entities: a billion laughs."""
     entities = b'<!ENTITY a0 "ha">' + b"".join(
         b'<!ENTITY a%d "%s">' % (n, b"&a%d;" % (n - 1) * 10) for n in range(1, 10)
-    )  # fmt: skip
+    )
     dtd = b"<!DOCTYPE d [" + entities + b"]>"
     return repacked(plain_docx(), {"word/document.xml": _body(b"<w:p><w:r><w:t>&a9;</w:t></w:r></w:p>", dtd)})
 
@@ -176,17 +195,19 @@ def repeating_xlsx() -> bytes:
     """20,000 cells that share one text of 900 KB."""
     strings = (
         b'<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"><si><t>'
-        + random.Random(3).randbytes(450_000).hex().encode() + b"</t></si></sst>"
-    )  # fmt: skip
+        + random.Random(3).randbytes(450_000).hex().encode()
+        + b"</t></si></sst>"
+    )
     rows = b"".join(b'<row r="%d"><c t="s"><v>0</v></c></row>' % n for n in range(1, 20_000))
     with zipfile.ZipFile(io.BytesIO(_xlsx())) as archive:
         types = archive.read("[Content_Types].xml")
     kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
     more = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'.encode()
     changes = {
-        "xl/sharedStrings.xml": strings, "xl/worksheets/sheet1.xml": _sheet(rows),
+        "xl/sharedStrings.xml": strings,
+        "xl/worksheets/sheet1.xml": _sheet(rows),
         "[Content_Types].xml": types.replace(b"</Types>", more),
-    }  # fmt: skip
+    }
     return repacked(_xlsx(), changes)
 
 

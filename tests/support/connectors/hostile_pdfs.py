@@ -69,7 +69,7 @@ def endless_index_pdf() -> bytes:
     return (
         body + b"xref\n0 2147483647\n0000000000 65535 f \n"
         b"trailer\n<< /Size 2147483647 /Root 1 0 R /Prev %d >>\nstartxref\n%d\n%%%%EOF\n" % (at, at)
-    )  # fmt: skip
+    )
 
 
 def endless_index_stream_pdf() -> bytes:

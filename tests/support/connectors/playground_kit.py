@@ -48,8 +48,11 @@ class Played(Generic[P]):
 
     @staticmethod
     def idle(instance: Instance) -> bool:
-        return all(not one.waiting and one.status.state != "running" for name, one in instance.activities.items()
-                   if name != "listen")  # fmt: skip
+        return all(
+            not one.waiting and one.status.state != "running"
+            for name, one in instance.activities.items()
+            if name != "listen"
+        )
 
     async def asked(self, action: str) -> list[AnyMessage]:
         """What is published when the runner is asked for ``changes``, ``sweep``, ``groups`` …"""

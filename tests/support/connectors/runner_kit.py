@@ -66,13 +66,20 @@ class Bench:
 
     def instance(self, **times: float) -> Instance:
         plan = Plan(
-            name=self.name, tenant=self.tenant, kind="world",
-            make=self.make or (lambda context: WorldSource(self.world, context)), **{**self.times, **times},
-        )  # fmt: skip
+            name=self.name,
+            tenant=self.tenant,
+            kind="world",
+            make=self.make or (lambda context: WorldSource(self.world, context)),
+            **{**self.times, **times},
+        )
         services = Services(
-            postgres=self.postgres, pool=self.pool, producer=self.producer, metrics=Metrics(), folder=self.folder,
+            postgres=self.postgres,
+            pool=self.pool,
+            producer=self.producer,
+            metrics=Metrics(),
+            folder=self.folder,
             events_url=self.events_url,
-        )  # fmt: skip
+        )
         return Instance(plan, services)
 
     @asynccontextmanager
@@ -103,8 +110,11 @@ class Bench:
         """Ask the runner and wait for its answer."""
         [(number,)] = await self.query(
             "INSERT INTO connector_asks (tenant, source, action, argument) VALUES (%s, %s, %s, %s) RETURNING id",
-            self.tenant, self.name, action, argument,
-        )  # fmt: skip
+            self.tenant,
+            self.name,
+            action,
+            argument,
+        )
         async with asyncio.timeout(60):
             while True:
                 [(outcome,)] = await self.query("SELECT outcome FROM connector_asks WHERE id = %s", number)

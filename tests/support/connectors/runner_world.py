@@ -120,11 +120,14 @@ class WorldSource:
             await self._asked("slim", number)
             yield [
                 Listed(
-                    external_id=id_, acl_tags=self.world.documents[id_].acl_tags,
-                    required_tags=self.world.documents[id_].required_tags, revision=self.world.documents[id_].revision,
+                    external_id=id_,
+                    acl_tags=self.world.documents[id_].acl_tags,
+                    required_tags=self.world.documents[id_].required_tags,
+                    revision=self.world.documents[id_].revision,
                 )
-                for id_ in ids[start : start + PAGE] if id_ in self.world.documents
-            ]  # fmt: skip
+                for id_ in ids[start : start + PAGE]
+                if id_ in self.world.documents
+            ]
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
         assert 0 < len(external_ids) <= 50

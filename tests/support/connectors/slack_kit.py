@@ -41,9 +41,13 @@ class Desk:
 
     def slack(self, **options: Any) -> Slack:
         fields = {
-            "token": self.fake.token, "signing_secret": self.fake.signing_secret, "base_url": f"{self.url}/api",
-            "page_size": 3, "rows_per_request": 3, **options,
-        }  # fmt: skip
+            "token": self.fake.token,
+            "signing_secret": self.fake.signing_secret,
+            "base_url": f"{self.url}/api",
+            "page_size": 3,
+            "rows_per_request": 3,
+            **options,
+        }
         context = Context(name="chat", tenant="default", memory=self.memory, folder=self.folder)
         self.made.append(Slack(SlackOptions(**fields), context))
         return self.made[-1]

@@ -59,9 +59,14 @@ class Office:
     def declare(self, name: str = "files", tenant: str = "acme", **options: Any) -> None:
         given = UploadsOptions(**options)
         plan = Plan(
-            name=name, tenant=tenant, kind="uploads", make=lambda context: Uploads(given, context),
-            poll_seconds=3600, sweep_seconds=3600, groups_seconds=3600,
-        )  # fmt: skip
+            name=name,
+            tenant=tenant,
+            kind="uploads",
+            make=lambda context: Uploads(given, context),
+            poll_seconds=3600,
+            sweep_seconds=3600,
+            groups_seconds=3600,
+        )
         services = Services(
             postgres=self.space.settings.postgres,
             pool=self.pool,

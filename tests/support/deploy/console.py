@@ -75,9 +75,15 @@ class Shell:
 
     def __init__(self, folder: Path, env: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
-            ["bash", "--noprofile", "--norc"], cwd=folder, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        )  # fmt: skip
+            ["bash", "--noprofile", "--norc"],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def run(self, command: Command) -> str:
         """What it prints in the end. AssertionError if it ends with another code than 0, or prints something else."""

@@ -167,10 +167,17 @@ class Watched:
 
 def page(n: int, version: int) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant="default", source="wiki", external_id=f"page-{n}", observed_at=now(), version=version, title="A page",
-        content=f"The heron of page {version} waits.", media_type="text/plain", acl_tags=["everyone", f"user:{READER}"],
+        tenant="default",
+        source="wiki",
+        external_id=f"page-{n}",
+        observed_at=now(),
+        version=version,
+        title="A page",
+        content=f"The heron of page {version} waits.",
+        media_type="text/plain",
+        acl_tags=["everyone", f"user:{READER}"],
         source_modified_at=now(),
-    )  # fmt: skip
+    )
 
 
 @asynccontextmanager
@@ -195,9 +202,11 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
         space.environment |= SETTINGS | {"PENSTOCK_CONNECTORS_FILE": str(declared)}
         await asyncio.to_thread(space.start, *WORKERS)
         outside = {
-            "PENSTOCK_RERANK_URL": reranker.url(), "PENSTOCK_RERANK_MODEL": reranker.model,
-            "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model,
-        }  # fmt: skip
+            "PENSTOCK_RERANK_URL": reranker.url(),
+            "PENSTOCK_RERANK_MODEL": reranker.model,
+            "PENSTOCK_CHAT_BASE_URL": chat.url,
+            "PENSTOCK_CHAT_MODEL": chat.model,
+        }
         url = await open_.enter_async_context(_serving(space, outside))
         query = await open_.enter_async_context(
             httpx.AsyncClient(
@@ -220,10 +229,22 @@ async def watched(stack: Stack, folder: Path, *, faults: Sequence[str] = ()) -> 
 @asynccontextmanager
 async def _serving(space: Space, outside: Mapping[str, str]) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "serve", "--port", "0", cwd=PROJECT, stdout=PIPE, stderr=DEVNULL,
-        env={**space.environment, **outside, "PENSTOCK_SERVE_DEVELOPMENT": "true",
-             "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000"},
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cli.main",
+        "serve",
+        "--port",
+        "0",
+        cwd=PROJECT,
+        stdout=PIPE,
+        stderr=DEVNULL,
+        env={
+            **space.environment,
+            **outside,
+            "PENSTOCK_SERVE_DEVELOPMENT": "true",
+            "PENSTOCK_SERVE_REQUESTS_PER_MINUTE": "100000",
+        },
+    )
     assert process.stdout is not None
     try:
         yield (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()[-1]
@@ -245,10 +266,14 @@ async def _watching(folder: Path, targets: Mapping[str, str]) -> AsyncIterator[h
     address = f"127.0.0.1:{port()}"
     with (folder / "log").open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            prometheus.require("prometheus"), f"--config.file={folder / 'prometheus.yml'}",
-            f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address={address}", stdout=log, stderr=log,
+            prometheus.require("prometheus"),
+            f"--config.file={folder / 'prometheus.yml'}",
+            f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address={address}",
+            stdout=log,
+            stderr=log,
             env={**os.environ},
-        )  # fmt: skip
+        )
     try:
         async with httpx.AsyncClient(base_url=f"http://{address}", timeout=20, trust_env=False) as client:
             async with asyncio.timeout(60):

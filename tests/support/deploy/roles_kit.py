@@ -12,9 +12,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 FILES = Path(__file__).parents[3] / "deploy" / "roles" / "postgres"
 ROLES = (
-    "penstock_owner", "penstock_worker", "penstock_connectors", "penstock_query", "penstock_trail_reader",
+    "penstock_owner",
+    "penstock_worker",
+    "penstock_connectors",
+    "penstock_query",
+    "penstock_trail_reader",
     "penstock_operator",
-)  # fmt: skip
+)
 
 
 def run_file(dsn: str, name: str) -> None:

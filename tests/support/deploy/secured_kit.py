@@ -22,14 +22,21 @@ from tests.support.space import KEY_ENDS
 
 ROLES = PROJECT / "deploy" / "roles"
 POSTGRES = {
-    OWNER: "penstock_owner", "penstock_detect": "penstock_worker", "penstock_vectors": "penstock_worker",
-    "penstock_keywords": "penstock_worker", "penstock_connect": "penstock_connectors",
+    OWNER: "penstock_owner",
+    "penstock_detect": "penstock_worker",
+    "penstock_vectors": "penstock_worker",
+    "penstock_keywords": "penstock_worker",
+    "penstock_connect": "penstock_connectors",
     "penstock_ask": "penstock_query",
-}  # fmt: skip
+}
 ELASTICSEARCH = {
-    OWNER: "penstock_migrate", "penstock_detect": "penstock_worker", "penstock_vectors": None,
-    "penstock_keywords": "penstock_worker", "penstock_connect": None, "penstock_ask": "penstock_query",
-}  # fmt: skip
+    OWNER: "penstock_migrate",
+    "penstock_detect": "penstock_worker",
+    "penstock_vectors": None,
+    "penstock_keywords": "penstock_worker",
+    "penstock_connect": None,
+    "penstock_ask": "penstock_query",
+}
 SMALL = {
     "PENSTOCK_HEAP_KAFKA_MB": "256",
     "PENSTOCK_HEAP_ELASTICSEARCH_MB": "512",
@@ -76,9 +83,11 @@ class Site(Processes):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         password = self.secured.logins[login].password
         said = {
-            "penstock_kafka_sasl_username": login, "penstock_kafka_sasl_password": password,
-            "penstock_postgres_username": login, "penstock_postgres_password": password,
-        }  # fmt: skip
+            "penstock_kafka_sasl_username": login,
+            "penstock_kafka_sasl_password": password,
+            "penstock_postgres_username": login,
+            "penstock_postgres_password": password,
+        }
         if ELASTICSEARCH.get(login):
             said |= {"penstock_elasticsearch_username": login, "penstock_elasticsearch_password": password}
         for name, value in said.items():
@@ -98,9 +107,15 @@ class Site(Processes):
 
     def run(self, login: str, *argv: str, within_seconds: float = 120, **more: str) -> tuple[int, str, str]:
         done = subprocess.run(
-            [sys.executable, *argv], env=self.environment(login, **more), cwd=PROJECT, stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, check=False, timeout=within_seconds,
-        )  # fmt: skip
+            [sys.executable, *argv],
+            env=self.environment(login, **more),
+            cwd=PROJECT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=within_seconds,
+        )
         return done.returncode, done.stdout, done.stderr
 
     def start(self, name: str, login: str, *arguments: str, **more: str) -> None:
@@ -130,9 +145,11 @@ class Site(Processes):
 
     def admin_elasticsearch(self) -> httpx.Client:
         return httpx.Client(
-            base_url=self.secured.stack.endpoints()["elasticsearch"]["url"], verify=self.secured.context(ADMIN),
-            auth=(ADMIN, self.secured.logins[ADMIN].password), timeout=30,
-        )  # fmt: skip
+            base_url=self.secured.stack.endpoints()["elasticsearch"]["url"],
+            verify=self.secured.context(ADMIN),
+            auth=(ADMIN, self.secured.logins[ADMIN].password),
+            timeout=30,
+        )
 
     def set_up(self) -> None:
         """By the files that an operator uses, in the order of docs/deploy.md."""
@@ -148,9 +165,11 @@ class Site(Processes):
         assert migrated[0] == 0, migrated
         owner = self.secured.logins[OWNER]
         dsn = self.secured.postgres(
-            user=OWNER, password=owner.password, sslcert=str(owner.certificate.certificate),
+            user=OWNER,
+            password=owner.password,
+            sslcert=str(owner.certificate.certificate),
             sslkey=str(owner.certificate.key),
-        )  # fmt: skip
+        )
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute((ROLES / "postgres" / "2-grants.sql").read_text().encode())
 
@@ -181,9 +200,11 @@ class Site(Processes):
 
     def ask(self, question: str) -> dict[str, Any]:
         told = httpx.post(
-            f"http://127.0.0.1:{self.ports['query']}/v1/search", json={"query": question},
-            headers={"X-Api-Key": self.key}, timeout=30,
-        )  # fmt: skip
+            f"http://127.0.0.1:{self.ports['query']}/v1/search",
+            json={"query": question},
+            headers={"X-Api-Key": self.key},
+            timeout=30,
+        )
         assert told.status_code == 200, told.text
         found: dict[str, Any] = told.json()
         return found

@@ -30,9 +30,12 @@ from tests.support.deploy.secured_kit import Site
 def kafka_settings(site: Site, login: str, **more: Any) -> KafkaSettings:
     endpoint = site.secured.stack.endpoints()["kafka"]
     given = {
-        "bootstrap": endpoint["bootstrap"], "security_protocol": "SASL_SSL", "sasl_username": login,
-        "sasl_password": site.secured.logins[login].password, "ssl_cafile": str(site.secured.authority.ca),
-    }  # fmt: skip
+        "bootstrap": endpoint["bootstrap"],
+        "security_protocol": "SASL_SSL",
+        "sasl_username": login,
+        "sasl_password": site.secured.logins[login].password,
+        "ssl_cafile": str(site.secured.authority.ca),
+    }
     return KafkaSettings(**{**given, **more})
 
 
@@ -59,9 +62,13 @@ def kafkas_health(site: Site, folder: Path) -> subprocess.CompletedProcess[str]:
     properties = folder / "admin.properties"
     properties.write_text("".join(f"{name}={value}\n" for name, value in given.items()))
     asked = [
-        str(dist.java()), "-cp", dist.kafka_classpath(), "org.apache.kafka.tools.BrokerApiVersionsCommand",
-        f"--bootstrap-server={site.secured.stack.endpoints()['kafka']['bootstrap']}", f"--command-config={properties}",
-    ]  # fmt: skip
+        str(dist.java()),
+        "-cp",
+        dist.kafka_classpath(),
+        "org.apache.kafka.tools.BrokerApiVersionsCommand",
+        f"--bootstrap-server={site.secured.stack.endpoints()['kafka']['bootstrap']}",
+        f"--command-config={properties}",
+    ]
     return subprocess.run(asked, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -79,10 +86,13 @@ async def knock_at_elasticsearch(site: Site, **more: Any) -> None:
     login = "penstock_keywords"
     shown = site.secured.logins[login].certificate
     given = {
-        "url": site.secured.stack.endpoints()["elasticsearch"]["url"], "ca_certs": str(site.secured.authority.ca),
-        "username": login, "password": site.secured.logins[login].password, "client_cert": str(shown.certificate),
+        "url": site.secured.stack.endpoints()["elasticsearch"]["url"],
+        "ca_certs": str(site.secured.authority.ca),
+        "username": login,
+        "password": site.secured.logins[login].password,
+        "client_cert": str(shown.certificate),
         "client_key": str(shown.key),
-    }  # fmt: skip
+    }
     es = connect(ElasticsearchSettings(**{**given, **more}))
     try:
         with translated("count"):
@@ -112,9 +122,11 @@ def certified_port(site: Site) -> int:
 
 def elasticsearch(site: Site, login: str) -> httpx.Client:
     return httpx.Client(
-        base_url=site.secured.stack.endpoints()["elasticsearch"]["url"], verify=site.secured.context(login),
-        auth=(login, site.secured.logins[login].password), timeout=30,
-    )  # fmt: skip
+        base_url=site.secured.stack.endpoints()["elasticsearch"]["url"],
+        verify=site.secured.context(login),
+        auth=(login, site.secured.logins[login].password),
+        timeout=30,
+    )
 
 
 @asynccontextmanager

@@ -6,25 +6,39 @@ DENIED = ("permission denied", "security_exception", "AuthorizationFailed", "doe
 """How a server's refusal looks in a log."""
 POSTGRES_DENIES = {
     "penstock_connect": (
-        "SELECT * FROM documents", "SELECT * FROM document_bodies", "SELECT * FROM {chunks}",
-        "SELECT * FROM memberships", "UPDATE index_state SET seq = 0",
+        "SELECT * FROM documents",
+        "SELECT * FROM document_bodies",
+        "SELECT * FROM {chunks}",
+        "SELECT * FROM memberships",
+        "UPDATE index_state SET seq = 0",
         "SELECT * FROM producer_keys",
     ),
     "penstock_ask": (
-        "UPDATE documents SET title = ''", "DELETE FROM {chunks}", "DELETE FROM manifests",
-        "INSERT INTO memberships SELECT * FROM memberships", "SELECT * FROM connector_items", "CREATE TABLE mine ()",
+        "UPDATE documents SET title = ''",
+        "DELETE FROM {chunks}",
+        "DELETE FROM manifests",
+        "INSERT INTO memberships SELECT * FROM memberships",
+        "SELECT * FROM connector_items",
+        "CREATE TABLE mine ()",
     ),
-    "penstock_vectors": ("DROP TABLE {chunks}", "UPDATE generations SET state = 'retired'", "SELECT * FROM uploads",
-        "UPDATE producers SET allow = ARRAY['a/b']", "DELETE FROM producer_keys"),
-}  # fmt: skip
+    "penstock_vectors": (
+        "DROP TABLE {chunks}",
+        "UPDATE generations SET state = 'retired'",
+        "SELECT * FROM uploads",
+        "UPDATE producers SET allow = ARRAY['a/b']",
+        "DELETE FROM producer_keys",
+    ),
+}
 ELASTICSEARCH_DENIES = {
     "penstock_ask": (
-        ("POST", "/chunks-g1/_doc"), ("DELETE", "/chunks-g1/_doc/1"), ("DELETE", "/chunks-g1"),
+        ("POST", "/chunks-g1/_doc"),
+        ("DELETE", "/chunks-g1/_doc/1"),
+        ("DELETE", "/chunks-g1"),
         ("GET", "/_cluster/state"),
     ),
     "penstock_keywords": (("DELETE", "/chunks-g1"), ("PUT", "/chunks-g2"), ("PUT", "/_security/user/me")),
     "penstock_migrate": (("PUT", "/others"), ("GET", "/.security/_search"), ("PUT", "/_security/user/me")),
-}  # fmt: skip
+}
 
 KAFKA_DENIES_WRITING = {
     "penstock_connect": ("index.live.v1", "documents.indexed.v1", "dead-letters.v1"),

@@ -131,12 +131,16 @@ class Site:
             es = elasticsearch_client(space.settings.elasticsearch)
             stack.push_async_callback(es.close)
             yield cls(
-                space, pool, es,
+                space,
+                pool,
+                es,
                 Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
                 VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
                 KeywordSink(pool, store, known, chunker, announcer, dead, metrics, batch_size=8),
-                embedder, store, hints,
-            )  # fmt: skip
+                embedder,
+                store,
+                hints,
+            )
 
     async def accept(self, *messages: Event) -> None:
         """Into the ledger only."""
@@ -168,10 +172,14 @@ class Site:
         for identity, generation, _ in hints:
             self.hints.waiting.append(
                 IndexHint(
-                    tenant=identity.tenant, source=identity.source, external_id=identity.external_id,
-                    observed_at=now(), document_id=str(identity.id), generation=generation,
+                    tenant=identity.tenant,
+                    source=identity.source,
+                    external_id=identity.external_id,
+                    observed_at=now(),
+                    document_id=str(identity.id),
+                    generation=generation,
                 )
-            )  # fmt: skip
+            )
         await self.work()
         return len(hints)
 
@@ -184,9 +192,15 @@ class Site:
     ) -> AsyncIterator[Builder]:
         async with connect(self.space.settings.postgres) as connection:
             yield Builder(
-                connection, self.es, self.space.settings.elasticsearch, hint or self.hint, served or self.served,
-                sweep_after_seconds=30, queries_end_seconds=0, stall_seconds=1,
-            )  # fmt: skip
+                connection,
+                self.es,
+                self.space.settings.elasticsearch,
+                hint or self.hint,
+                served or self.served,
+                sweep_after_seconds=30,
+                queries_end_seconds=0,
+                stall_seconds=1,
+            )
 
     @asynccontextmanager
     async def rebuild(self, **options: Any) -> AsyncIterator[Rebuild]:
@@ -222,10 +236,18 @@ _versions = iter(range(1, 10**9))
 def document(name: str, content: str, **fields: object) -> DocumentUpserted:
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": name, "observed_at": now(), "version": next(_versions),
-            "title": name, "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": name,
+            "observed_at": now(),
+            "version": next(_versions),
+            "title": name,
+            "content": content,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def deletion(of: DocumentUpserted) -> DocumentDeleted:

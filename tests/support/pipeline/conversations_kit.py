@@ -44,9 +44,11 @@ def moment(minutes: float) -> datetime:
 def sent(n: int, topic: str = "leave") -> Sent:
     """Its answer was made from no document (``known``)."""
     return Sent(
-        question=f"What about {topic} number {n}?", answer=f"It is rule {n} of {topic}.", asked_at=moment(n),
+        question=f"What about {topic} number {n}?",
+        answer=f"It is rule {n} of {topic}.",
+        asked_at=moment(n),
         answer_id=UUID(int=n),
-    )  # fmt: skip
+    )
 
 
 def as_grouped(pairs: Sequence[Sent]) -> list[Pair]:
@@ -58,13 +60,21 @@ def tokens_of(pairs: Sequence[Sent]) -> int:
 
 
 def recorded(
-    *pairs: Sent, observed: float = 0, member: str = "ada", conversation: str = "c", tenant: str = "acme",
+    *pairs: Sent,
+    observed: float = 0,
+    member: str = "ada",
+    conversation: str = "c",
+    tenant: str = "acme",
     source: str = "chat",
-) -> ConversationRecorded:  # fmt: skip
+) -> ConversationRecorded:
     return ConversationRecorded(
-        tenant=tenant, source=source, observed_at=moment(observed), member=member, conversation=conversation,
+        tenant=tenant,
+        source=source,
+        observed_at=moment(observed),
+        member=member,
+        conversation=conversation,
         pairs=list(pairs),
-    )  # fmt: skip
+    )
 
 
 def forgotten(
@@ -127,8 +137,10 @@ class Desk:
     async def chunks(self, member: str = "ada", tenant: str = "acme") -> list[tuple[Any, ...]]:
         return await self.space.query(
             "SELECT position, text, tokens, digest, embedding::text, made_by FROM conversation_chunks"
-            " WHERE member = %s AND tenant = %s ORDER BY position", member, tenant,
-        )  # fmt: skip
+            " WHERE member = %s AND tenant = %s ORDER BY position",
+            member,
+            tenant,
+        )
 
     async def member(self, member: str = "ada") -> tuple[int, bool] | None:
         rows = await self.space.query("SELECT tokens, is_chunked FROM conversation_members WHERE member = %s", member)
@@ -144,14 +156,17 @@ class Desk:
     async def dump(self) -> dict[str, list[tuple[Any, ...]]]:
         """Everything but what was drawn from a clock."""
         return {
-            "members": await self.space.query("SELECT tenant, member, tokens, is_chunked FROM conversation_members"
-                                              " ORDER BY 1, 2"),
+            "members": await self.space.query(
+                "SELECT tenant, member, tokens, is_chunked FROM conversation_members ORDER BY 1, 2"
+            ),
             "pairs": await self.space.query("SELECT * FROM conversation_pairs ORDER BY 1, 2, 3"),
             "mentions": await self.space.query("SELECT * FROM conversation_mentions ORDER BY 1, 2, 3, 4, 5, 6"),
             "floors": await self.space.query("SELECT * FROM conversation_floors ORDER BY 1, 2"),
-            "chunks": await self.space.query("SELECT tenant, member, digest, position, first_at, last_at, tokens, text"
-                                             " FROM conversation_chunks ORDER BY 1, 2, 4"),
-        }  # fmt: skip
+            "chunks": await self.space.query(
+                "SELECT tenant, member, digest, position, first_at, last_at, tokens, text"
+                " FROM conversation_chunks ORDER BY 1, 2, 4"
+            ),
+        }
 
 
 @asynccontextmanager

@@ -57,9 +57,12 @@ class Desk:
         return self.space.settings.kafka.topic_prefix + topic.name
 
     def record(
-        self, key: bytes = b"acme/wiki/a.md", value: bytes | None = b"{", headers: Headers | None = None,
+        self,
+        key: bytes = b"acme/wiki/a.md",
+        value: bytes | None = b"{",
+        headers: Headers | None = None,
         topic: Topic = DOCUMENTS_LIVE,
-    ) -> Incoming:  # fmt: skip
+    ) -> Incoming:
         """A record that stands nowhere: only its bytes and its name count."""
         self.next_offset += 1
         return Incoming(self.name(topic), 2, self.next_offset, key, value, headers or [], "live")

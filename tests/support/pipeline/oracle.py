@@ -36,18 +36,45 @@ DOCUMENTS = UUID("9f2c1c2e-6a4c-5d0b-9d8e-0a8c7a3d5b11")
 
 COMPARED: Mapping[str, tuple[str, ...]] = {
     "documents": (
-        "id", "tenant", "source", "external_id", "version", "observed_at", "deleted_at", "content_hash", "meta_hash",
-        "title", "source_url", "author", "media_type", "source_modified_at", "erased_at",
+        "id",
+        "tenant",
+        "source",
+        "external_id",
+        "version",
+        "observed_at",
+        "deleted_at",
+        "content_hash",
+        "meta_hash",
+        "title",
+        "source_url",
+        "author",
+        "media_type",
+        "source_modified_at",
+        "erased_at",
     ),
     "access_sets": ("tenant", "digest", "acl_tags", "required_tags"),
     "document_bodies": ("document_id", "text", "metadata"),
     "manifests": ("document_id", "generation", "content_hash", "chunk_ids", "token_counts", "spans", "headings"),
     "chunks": ("id", "document_id", "text"),
     "keywords": (
-        "document_id", "tenant", "source", "external_id", "title", "headings", "text", "identifiers", "acl_tags",
-        "required_tags", "required_count", "source_url", "author", "media_type", "source_modified_at", "metadata",
+        "document_id",
+        "tenant",
+        "source",
+        "external_id",
+        "title",
+        "headings",
+        "text",
+        "identifiers",
+        "acl_tags",
+        "required_tags",
+        "required_count",
+        "source_url",
+        "author",
+        "media_type",
+        "source_modified_at",
+        "metadata",
     ),
-}  # fmt: skip
+}
 """Table (``chunks``: the active generation's; ``keywords``: its index) → what of it is compared by value."""
 
 NOT_COMPARED: Mapping[str, Mapping[str, str]] = {
@@ -129,32 +156,56 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
     digest = hashlib.sha256(text.encode()).digest()
     modified = message.source_modified_at
     fields: dict[str, Any] = {
-        "tenant": message.tenant, "source": message.source, "external_id": message.external_id,
-        "title": message.title, "source_url": message.source_url, "author": message.author, "media_type": media_type,
-    }  # fmt: skip
+        "tenant": message.tenant,
+        "source": message.source,
+        "external_id": message.external_id,
+        "title": message.title,
+        "source_url": message.source_url,
+        "author": message.author,
+        "media_type": media_type,
+    }
     meta = [
-        message.title, message.source_url, message.author, media_type, modified and modified.timestamp(),
+        message.title,
+        message.source_url,
+        message.author,
+        media_type,
+        modified and modified.timestamp(),
         dict(message.metadata),
-    ]  # fmt: skip
+    ]
     common = {
-        **fields, "document_id": str(id_), "acl_tags": acl, "required_tags": ["*", *required],
-        "required_count": len(required) + 1, "metadata": dict(message.metadata),
+        **fields,
+        "document_id": str(id_),
+        "acl_tags": acl,
+        "required_tags": ["*", *required],
+        "required_count": len(required) + 1,
+        "metadata": dict(message.metadata),
         "source_modified_at": modified and _hour(modified),
-    }  # fmt: skip
+    }
     return Expected(
         ledger={
             "documents": {
-                **fields, "id": id_, "version": message.version, "observed_at": message.observed_at,
-                "deleted_at": None, "erased_at": None, "content_hash": digest, "meta_hash": _json_hash(meta),
+                **fields,
+                "id": id_,
+                "version": message.version,
+                "observed_at": message.observed_at,
+                "deleted_at": None,
+                "erased_at": None,
+                "content_hash": digest,
+                "meta_hash": _json_hash(meta),
                 "source_modified_at": modified,
             },
             "access_sets": {
-                "tenant": message.tenant, "digest": _json_hash([acl, required]), "acl_tags": acl,
+                "tenant": message.tenant,
+                "digest": _json_hash([acl, required]),
+                "acl_tags": acl,
                 "required_tags": required,
             },
             "document_bodies": {"document_id": id_, "text": text, "metadata": dict(message.metadata)},
             "manifests": {
-                "document_id": id_, "generation": generation.name, "content_hash": digest, "chunk_ids": ids,
+                "document_id": id_,
+                "generation": generation.name,
+                "content_hash": digest,
+                "chunk_ids": ids,
                 "token_counts": [c.token_count for c in chunks],
                 "spans": [[list(span) for span in c.spans] for c in chunks],
                 "headings": [list(c.headings) for c in chunks],
@@ -163,12 +214,14 @@ def expected(generation: Generation, message: DocumentUpserted, count_tokens: Co
         chunks={i: {"id": i, "document_id": id_, "text": c.text} for i, c in zip(ids, chunks, strict=True)},
         entries={
             i: {
-                **common, "text": c.text, "headings": list(c.headings),
+                **common,
+                "text": c.text,
+                "headings": list(c.headings),
                 "identifiers": _identifiers("\n".join((message.title, *c.headings, c.text))),
             }
             for i, c in zip(ids, chunks, strict=True)
         },
-    )  # fmt: skip
+    )
 
 
 @lru_cache(1_000)

@@ -19,10 +19,14 @@ from topics.messages import IndexHint
 def hint(name: str, generation: str) -> Incoming:
     record = encode(
         IndexHint(
-            tenant="acme", source="wiki", external_id=name, observed_at=now(),
-            document_id=str(document_id("acme", "wiki", name)), generation=generation,
+            tenant="acme",
+            source="wiki",
+            external_id=name,
+            observed_at=now(),
+            document_id=str(document_id("acme", "wiki", name)),
+            generation=generation,
         )
-    )  # fmt: skip
+    )
     return Incoming("index.live.v1", 0, 0, record.key, record.value, record.headers, "live")
 
 
@@ -38,9 +42,14 @@ class Working:
         self.done: list[str] = []
         self.metrics = Metrics()
         self.lanes = Lanes(
-            stage, count=lanes, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=self.metrics,
+            stage,
+            count=lanes,
+            queue_size=1000,
+            batch_wait_seconds=0,
+            backfill_share=0.1,
+            metrics=self.metrics,
             on_done=lambda _record, name: self.done.append(str(name)),
-        )  # fmt: skip
+        )
 
     async def __aenter__(self) -> Working:
         self.lanes.start()

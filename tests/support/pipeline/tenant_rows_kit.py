@@ -203,10 +203,19 @@ async def empty(library: Library, tenant: str) -> None:
         for table in ("chunks_g1", "manifests", "index_state", "document_bodies", "document_events"):
             await connection.execute(f"DELETE FROM {table} WHERE {of}".encode(), {"tenant": tenant})
         for table in (
-            "documents", "access_sets", "memberships", "dead_letters", "conversation_mentions", "conversation_pairs",
-            "conversation_chunks", "conversation_members", "conversation_provenance", "answer_provenance",
-            "answer_reviews", "answer_feedback",
-        ):  # fmt: skip
+            "documents",
+            "access_sets",
+            "memberships",
+            "dead_letters",
+            "conversation_mentions",
+            "conversation_pairs",
+            "conversation_chunks",
+            "conversation_members",
+            "conversation_provenance",
+            "answer_provenance",
+            "answer_reviews",
+            "answer_feedback",
+        ):
             await connection.execute(f"DELETE FROM {table} WHERE tenant = %(tenant)s".encode(), {"tenant": tenant})
 
 

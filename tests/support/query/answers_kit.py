@@ -28,10 +28,16 @@ def result(text: str, title: str = "Doc", *, document: str | None = None, **fiel
     of = uuid5(NAMESPACE_URL, document or title + text)
     passage = Passage(
         **{
-            "chunk_id": uuid5(of, text), "document_id": of, "external_id": f"{title}.md", "source": "wiki",
-            "title": title, "chunk_index": 0, "source_modified_at": datetime(2026, 3, 1, tzinfo=UTC), **fields,
+            "chunk_id": uuid5(of, text),
+            "document_id": of,
+            "external_id": f"{title}.md",
+            "source": "wiki",
+            "title": title,
+            "chunk_index": 0,
+            "source_modified_at": datetime(2026, 3, 1, tzinfo=UTC),
+            **fields,
         }
-    )  # fmt: skip
+    )
     return Result(passage, text, 1.0, {"keyword": 1}, headings=headings)
 
 

@@ -34,10 +34,18 @@ def write(folder: Path, *, labels: int = 1, takes_types: bool = True, model_max_
 def _model(labels: int, takes_types: bool) -> onnx.ModelProto:
     nodes = []
     constants = {
-        "one": np.int64(1), "sep": np.int64(102), "cls": np.int64(101), "pad": np.int64(0),
-        "axis1": np.array([1]), "axis2": np.array([2]), "common": np.float32(COMMON), "tiny": np.float32(1e-6),
-        "eight": np.float32(8), "four": np.float32(4), "nought": np.float32(0),
-    }  # fmt: skip
+        "one": np.int64(1),
+        "sep": np.int64(102),
+        "cls": np.int64(101),
+        "pad": np.int64(0),
+        "axis1": np.array([1]),
+        "axis2": np.array([2]),
+        "common": np.float32(COMMON),
+        "tiny": np.float32(1e-6),
+        "eight": np.float32(8),
+        "four": np.float32(4),
+        "nought": np.float32(0),
+    }
 
     def add(operation: str, inputs: list[str], output: str, **attributes: object) -> None:
         nodes.append(helper.make_node(operation, inputs, [output], **attributes))
@@ -87,11 +95,12 @@ def _model(labels: int, takes_types: bool) -> onnx.ModelProto:
         add("Identity", ["logit"], "logits")
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if takes_types else [])]
     graph = helper.make_graph(
-        nodes, "overlap",
+        nodes,
+        "overlap",
         [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names],
         [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", labels])],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )  # fmt: skip
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     onnx.checker.check_model(model, full_check=True)
     return model

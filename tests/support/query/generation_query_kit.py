@@ -91,9 +91,15 @@ class Site:
             for n, state in (("g2", "previous"), ("g3", "building")):
                 service = EmbeddingService("openai", models[n].url)
                 generation = replace(
-                    own.generation, name=n, state=state, model=models[n].model, dimensions=DIMENSIONS[n],
-                    chunk_table=f"chunks_{n}", keyword_index=f"{own.generation.keyword_index}-{n}", service=service,
-                )  # fmt: skip
+                    own.generation,
+                    name=n,
+                    state=state,
+                    model=models[n].model,
+                    dimensions=DIMENSIONS[n],
+                    chunk_table=f"chunks_{n}",
+                    keyword_index=f"{own.generation.keyword_index}-{n}",
+                    service=service,
+                )
                 async with own.pool.connection() as connection:
                     await create_chunk_table(connection, generation)
                     await create_graph(connection, generation)
@@ -156,11 +162,14 @@ class Site:
         embedding = self.settings.embedding
         keys = {host: key.get_secret_value() for host, key in embedding.api_keys.items()}
         return {
-            "PENSTOCK_HOME": str(home), "PENSTOCK_EMBEDDING_PROVIDER": "openai",
-            "PENSTOCK_EMBEDDING_MODEL": embedding.model, "PENSTOCK_EMBEDDING_DIMENSIONS": str(embedding.dimensions),
-            "PENSTOCK_EMBEDDING_BASE_URL": self.models["g1"].url, "PENSTOCK_EMBEDDING_API_KEY": "key-g1",
+            "PENSTOCK_HOME": str(home),
+            "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+            "PENSTOCK_EMBEDDING_MODEL": embedding.model,
+            "PENSTOCK_EMBEDDING_DIMENSIONS": str(embedding.dimensions),
+            "PENSTOCK_EMBEDDING_BASE_URL": self.models["g1"].url,
+            "PENSTOCK_EMBEDDING_API_KEY": "key-g1",
             "PENSTOCK_EMBEDDING_API_KEYS": json.dumps(keys),
-        }  # fmt: skip
+        }
 
     def embedders(self) -> GenerationEmbedders:
         return GenerationEmbedders.by_settings(self.settings.embedding, dist() / "models")
@@ -172,8 +181,9 @@ class Site:
             serve=ServeSettings(
                 port=0, requests_per_minute=100_000, concurrent_per_caller=32, **DEVELOPMENT, **PATIENT
             ),
-            auth=AuthSettings(), **parts,
-        )  # fmt: skip
+            auth=AuthSettings(),
+            **parts,
+        )
         async with (
             serving(self.settings, query) as (address, service),
             httpx.AsyncClient(base_url=address, headers=bearer(), timeout=60) as client,
@@ -184,9 +194,13 @@ class Site:
 def _embedding(models: Mapping[str, Model]) -> EmbeddingSettings:
     """g1's are the settings' own; the others' keys are known by their hosts."""
     return EmbeddingSettings(
-        provider="openai", model=models["g1"].model, dimensions=DIMENSIONS["g1"], base_url=models["g1"].url,
-        api_key="key-g1", api_keys={models[n].address.removeprefix("http://"): f"key-{n}" for n in ("g2", "g3")},
-    )  # fmt: skip  # type: ignore[arg-type]
+        provider="openai",
+        model=models["g1"].model,
+        dimensions=DIMENSIONS["g1"],
+        base_url=models["g1"].url,
+        api_key="key-g1",
+        api_keys={models[n].address.removeprefix("http://"): f"key-{n}" for n in ("g2", "g3")},
+    )  # type: ignore[arg-type]
 
 
 def names(found: Found) -> list[str]:

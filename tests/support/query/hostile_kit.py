@@ -167,12 +167,17 @@ async def surrounded(settings: Settings) -> AsyncIterator[World]:
     async with FakeChat() as chat:
         query = QuerySettings(
             serve=ServeSettings(
-                **DEVELOPMENT, port=0, requests_per_minute=1_000_000, search_seconds=6.0, body_seconds=1.0,
-                concurrent=32, concurrent_per_caller=64,
+                **DEVELOPMENT,
+                port=0,
+                requests_per_minute=1_000_000,
+                search_seconds=6.0,
+                body_seconds=1.0,
+                concurrent=32,
+                concurrent_per_caller=64,
             ),
             feedback=FEEDBACK,
             chat=ChatSettings(base_url=chat.url, model=chat.model, first_token_seconds=1.0, timeout_seconds=3.0),
-        )  # fmt: skip
+        )
         everything = settings.model_copy(update={"elasticsearch": through})
         async with serving(everything, query, embedders=QueryEmbedder(lambda: model)) as (address, service):
             yield World(service, address, elastic, model, chat)

@@ -92,9 +92,12 @@ class Paths:
     def every(self) -> list[tuple[str, Search, Mode]]:
         whole = [("whole", self.whole, mode) for mode in MODES]
         return [
-            *whole, ("walking", self.walking, "vector"), ("walking", self.walking, "hybrid"),
-            ("no Elasticsearch", self.by_vector, "hybrid"), ("no model", self.by_keyword, "hybrid"),
-        ]  # fmt: skip
+            *whole,
+            ("walking", self.walking, "vector"),
+            ("walking", self.walking, "hybrid"),
+            ("no Elasticsearch", self.by_vector, "hybrid"),
+            ("no model", self.by_keyword, "hybrid"),
+        ]
 
     async def learn(self, events: Iterable[Event]) -> list[UUID]:
         """Into the ledger only. Returns the documents."""

@@ -20,11 +20,44 @@ Group = tuple[str, str]
 """source, tag as that source names it."""
 
 TAGS = (
-    "staff", "Staff", "staff ", " ", "board", "*", "%", "_", "?", "null", "NULL", "\\", '"', "{staff}", "staff,board",
-    "'; DROP TABLE documents; --", "/", "/staff", "staff/", "b/c", "wiki/staff", "drive/staff", "wiki/*", "wiki/",
-    "user:ann", "user:*", "café", "cafe\u0301", "ﬀ", "ff", "日本語", "👩‍👩‍👧", "\u202eff\u202c", "\u200bstaff",
-    "staff\nboard", "x" * 500, "x" * 499 + "y",
-)  # fmt: skip
+    "staff",
+    "Staff",
+    "staff ",
+    " ",
+    "board",
+    "*",
+    "%",
+    "_",
+    "?",
+    "null",
+    "NULL",
+    "\\",
+    '"',
+    "{staff}",
+    "staff,board",
+    "'; DROP TABLE documents; --",
+    "/",
+    "/staff",
+    "staff/",
+    "b/c",
+    "wiki/staff",
+    "drive/staff",
+    "wiki/*",
+    "wiki/",
+    "user:ann",
+    "user:*",
+    "café",
+    "cafe\u0301",
+    "ﬀ",
+    "ff",
+    "日本語",
+    "👩‍👩‍👧",
+    "\u202eff\u202c",
+    "\u200bstaff",
+    "staff\nboard",
+    "x" * 500,
+    "x" * 499 + "y",
+)
 SOURCES = ("wiki", "drive", "wiki staff", "*", "staff", "user:ann", "b", "Ünï", "s" * 60)
 PRINCIPALS = ("ann", "bob", "ANN", "staff", "wiki/ann", "*", "user:ann", "ann@example.org", "Ünï")
 NOWHERE = ("", "wiki/", "*/staff", "staff\x00", "\udcff", "/", "nosuch/staff")
@@ -212,10 +245,17 @@ class World:
         )
         tenant, source, external_id = key
         return DocumentUpserted(
-            tenant=tenant, source=source, external_id=external_id, observed_at=self._now(), version=self._version,
-            title=f"{external_id} {dice.choice(WORDS)}", content=text, media_type="text/markdown", acl_tags=acl,
+            tenant=tenant,
+            source=source,
+            external_id=external_id,
+            observed_at=self._now(),
+            version=self._version,
+            title=f"{external_id} {dice.choice(WORDS)}",
+            content=text,
+            media_type="text/markdown",
+            acl_tags=acl,
             required_tags=required,
-        )  # fmt: skip
+        )
 
     def _twin(self) -> DocumentUpserted:
         """The text of another document, of any tenant, for other readers."""
@@ -226,10 +266,12 @@ class World:
         dice = self._dice
         joinable = [tag for tag in self._tags if not tag.startswith("user:")]  # such a group is refused
         return IdentityChanged(
-            tenant=dice.choice(self.tenants), source=dice.choice(self._sources), observed_at=self._now(),
+            tenant=dice.choice(self.tenants),
+            source=dice.choice(self._sources),
+            observed_at=self._now(),
             principal=dice.choice(self._principals),
             groups=dice.sample(joinable, min(len(joinable), dice.choice([0, 1, 2, 3]))),
-        )  # fmt: skip
+        )
 
     def _changes(self, count: int) -> list[Event]:
         return [event for _ in range(count) for event in self._change()]

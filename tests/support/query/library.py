@@ -86,9 +86,17 @@ class Library:
     def over(cls, own: Place, embedder: Embedder) -> Library:
         """What is in a place already."""
         return cls(
-            own.settings, own.pool, own.es, own.generation, own.detect, own.vectors, own.keywords, embedder,
-            Search(own.pool, own.es, QueryEmbedder(lambda: embedder)), own.metrics,
-        )  # fmt: skip
+            own.settings,
+            own.pool,
+            own.es,
+            own.generation,
+            own.detect,
+            own.vectors,
+            own.keywords,
+            embedder,
+            Search(own.pool, own.es, QueryEmbedder(lambda: embedder)),
+            own.metrics,
+        )
 
     async def accept(self, *events: Event) -> list[UUID]:
         """Into the ledger only: neither store knows it yet."""
@@ -114,9 +122,10 @@ class Library:
         written = {
             "postgres": {"dsn": self.settings.postgres.dsn.get_secret_value()},
             "elasticsearch": {
-                "url": self.settings.elasticsearch.url, "index_prefix": self.settings.elasticsearch.index_prefix
+                "url": self.settings.elasticsearch.url,
+                "index_prefix": self.settings.elasticsearch.index_prefix,
             },
-        }  # fmt: skip
+        }
         (folder / "endpoints.json").write_text(json.dumps(written))
 
     async def caller(self, tenant: str, *tags: str, principals: Sequence[str] = ()) -> Caller:
@@ -145,17 +154,29 @@ def document(external_id: str, content: str, **fields: object) -> DocumentUpsert
     moment, version = _now()
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": external_id, "observed_at": moment, "version": version,
-            "title": external_id, "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": external_id,
+            "observed_at": moment,
+            "version": version,
+            "title": external_id,
+            "content": content,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def access(of: DocumentUpserted, acl_tags: Sequence[str], required_tags: Sequence[str] = ()) -> AccessChanged:
     return AccessChanged(
-        tenant=of.tenant, source=of.source, external_id=of.external_id, observed_at=_now()[0],
-        acl_tags=list(acl_tags), required_tags=list(required_tags),
-    )  # fmt: skip
+        tenant=of.tenant,
+        source=of.source,
+        external_id=of.external_id,
+        observed_at=_now()[0],
+        acl_tags=list(acl_tags),
+        required_tags=list(required_tags),
+    )
 
 
 def deletion(of: DocumentUpserted) -> DocumentDeleted:

@@ -13,14 +13,24 @@ from mcp_types import CallToolResult, TextContent
 
 WAY_IN = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
 SEARCH = {
-    "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "tools/call",
     "params": {"name": "search", "arguments": {"query": "harbour"}},
-}  # fmt: skip
+}
 
 CANARY = "canary-7f3a"
 HOSTILE = (
-    b"", b"no json " + CANARY.encode(), b"[]", b"null", b"1", b'"' + CANARY.encode() + b'"', b"{}", b"\xff\xfe",
-    b"[" * 100_000, b'{"jsonrpc": "2.0", "id": 1, "method": "' + CANARY.encode() + b'"}',
+    b"",
+    b"no json " + CANARY.encode(),
+    b"[]",
+    b"null",
+    b"1",
+    b'"' + CANARY.encode() + b'"',
+    b"{}",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"jsonrpc": "2.0", "id": 1, "method": "' + CANARY.encode() + b'"}',
     b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 7, "arguments": "canary-7f3a"}}',
     b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "search", "arguments": ["canary-7f3a"]}}',
     b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": "canary-7f3a"}',
@@ -32,7 +42,7 @@ HOSTILE = (
     b'[{"jsonrpc": "2.0", "id": 1, "method": "tools/list"}, {"jsonrpc": "2.0", "id": 2, "method": "canary-7f3a"}]',
     b'{"jsonrpc": "2.0", "id": 1, "result": {"canary-7f3a": 1}}',
     b'{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "canary-7f3a"}}',
-)  # fmt: skip
+)
 
 
 class Bearer(httpx2.Auth):

@@ -9,9 +9,15 @@ from tests.support.query.library import Library
 
 
 async def find(
-    library: Library, tenant: str, query: str, filters: Filters = NONE, *, mode: Mode = "hybrid", top: int = 10,
+    library: Library,
+    tenant: str,
+    query: str,
+    filters: Filters = NONE,
+    *,
+    mode: Mode = "hybrid",
+    top: int = 10,
     search: Search | None = None,
-) -> Found:  # fmt: skip
+) -> Found:
     caller = await library.caller(tenant, "staff")
     return await (search or library.search).search(query, caller, mode=mode, top=top, filters=filters)
 

@@ -65,9 +65,17 @@ def test_what_was_not_run_again_stays_but_not_beside_another_size(programs: Path
 def test_every_target_belongs_to_a_part_and_the_agreed_keys_are_there() -> None:
     assert {target.part for target in TARGETS} <= {part.name for part in PARTS}
     assert set(KEYS) >= {
-        "first_load_chunks_per_s", "unchanged_s", "edit_s", "edit_reembedded_per_document", "freshness_p99_s",
-        "insert_paragraph_reembedded", "chunker_ratio_to_tokenizer", "burst_20k_s", "query_p95_ms", "recall_at_10",
-    }  # fmt: skip
+        "first_load_chunks_per_s",
+        "unchanged_s",
+        "edit_s",
+        "edit_reembedded_per_document",
+        "freshness_p99_s",
+        "insert_paragraph_reembedded",
+        "chunker_ratio_to_tokenizer",
+        "burst_20k_s",
+        "query_p95_ms",
+        "recall_at_10",
+    }
 
 
 def test_how_near_a_target_is() -> None:
@@ -78,9 +86,11 @@ def test_how_near_a_target_is() -> None:
 
 
 LOAD: dict[str, Any] = {
-    "chunks": 900, "first_load_s": 3.0, "first_load_processor_s": {"postgres": 2.0, "vectors": 1.5},
+    "chunks": 900,
+    "first_load_s": 3.0,
+    "first_load_processor_s": {"postgres": 2.0, "vectors": 1.5},
     "memory": {"s": [1.0, 2.0, 3.0], "mib": {"vectors": [100, 120], "detect": [90, None, 95]}},
-}  # fmt: skip
+}
 
 
 def test_the_same_results_give_the_same_pictures(tmp_path: Path) -> None:

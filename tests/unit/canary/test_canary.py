@@ -49,8 +49,9 @@ def test_rounds_end_in_turn_with_the_document_left_revoked_and_deleted() -> None
 
 def test_the_settings_name_tenant_and_source() -> None:
     assert declared(CanarySettings(sources=("acme/wiki", "acme/drive"))) == [
-        Canary("acme", "wiki"), Canary("acme", "drive"),
-    ]  # fmt: skip
+        Canary("acme", "wiki"),
+        Canary("acme", "drive"),
+    ]
 
 
 @pytest.mark.parametrize("wrong", ["wiki", "/wiki", "acme/", "acme/wiki/x", ""])

@@ -22,9 +22,23 @@ WELL: dict[str, Any] = {
         "elasticsearch": {"url": "http://127.0.0.1:9200", "pid": 3, "ready": True},
     },
     "workers": [
-        {"name": name, "pid": 4, "ready": True, "waiting_for": None, "reason": None, "stages": [
-            {"stage": name, "ready": True, "in_flight": 3, "waiting_for": None, "reason": None, "waiting_seconds": None}
-        ]}
+        {
+            "name": name,
+            "pid": 4,
+            "ready": True,
+            "waiting_for": None,
+            "reason": None,
+            "stages": [
+                {
+                    "stage": name,
+                    "ready": True,
+                    "in_flight": 3,
+                    "waiting_for": None,
+                    "reason": None,
+                    "waiting_seconds": None,
+                }
+            ],
+        }
         for name in ("detect", "vectors", "keywords")
     ],
     "query": {"url": "http://127.0.0.1:8080", "pid": 5, "ready": True},
@@ -35,13 +49,31 @@ WELL: dict[str, Any] = {
         {"stage": "keywords", "members": 1, "hosts": ["10.0.0.1"], "lag": {"live": 0, "backfill": 0}},
     ],
     "generations": [
-        {"name": "g1", "state": "active", "model": "words", "dimensions": 64, "filled": None, "documents": None,
-         "waiting": 5},
-        {"name": "g2", "state": "building", "model": "others", "dimensions": 384, "filled": 250, "documents": 1000,
-         "waiting": 750},
+        {
+            "name": "g1",
+            "state": "active",
+            "model": "words",
+            "dimensions": 64,
+            "filled": None,
+            "documents": None,
+            "waiting": 5,
+        },
+        {
+            "name": "g2",
+            "state": "building",
+            "model": "others",
+            "dimensions": 384,
+            "filled": 250,
+            "documents": 1000,
+            "waiting": 750,
+        },
     ],
     "freshness": {
-        "objective_seconds": 300, "window_seconds": 900.0, "documents": 12, "p50": 1.5, "p99": 8.0,
+        "objective_seconds": 300,
+        "window_seconds": 900.0,
+        "documents": 12,
+        "p50": 1.5,
+        "p99": 8.0,
         "by_source": [{"source": "wiki", "documents": 12, "p50": 1.5, "p99": 8.0}],
     },
     "pending": {
@@ -52,21 +84,35 @@ WELL: dict[str, Any] = {
     "dead_letters": {"waiting": 0, "more": False, "by_code": []},
     "skipped": [{"source": "folder", "code": "broken", "documents": 2}],
     "connectors": [
-        {"tenant": "acme", "source": "wiki", "kind": "confluence", "state": "following", "reason": None,
-         "last_success_at": "2026-11-21T11:59:00+00:00", "last_sweep_at": None, "published": 7,
-         "next_at": "2026-11-21T12:01:30+00:00"},
+        {
+            "tenant": "acme",
+            "source": "wiki",
+            "kind": "confluence",
+            "state": "following",
+            "reason": None,
+            "last_success_at": "2026-11-21T11:59:00+00:00",
+            "last_sweep_at": None,
+            "published": 7,
+            "next_at": "2026-11-21T12:01:30+00:00",
+        },
     ],
     "audit": {
-        "last": {"generation": "g1", "scope": "background", "finished_at": "2026-11-21T11:00:00+00:00",
-                 "documents": 40, "differing": 0},
-        "divergent_documents": 0, "by": [],
+        "last": {
+            "generation": "g1",
+            "scope": "background",
+            "finished_at": "2026-11-21T11:00:00+00:00",
+            "documents": 40,
+            "differing": 0,
+        },
+        "divergent_documents": 0,
+        "by": [],
     },
     "embedding": [{"purpose": "document", "tokens": 120_000, "cost": 1.25}],
     "producers": {"mode": "enforce", "enrolled": 3, "refused_in_a_day": 2},
     "canaries": [{"source": "wiki", "found_seconds_ago": {"vectors": 12.0, "keywords": 11.0}}],
     "extraction": {"files": "confined", "kernel": "Landlock 7, seccomp", "of": "the connectors worker"},
     "away": [],
-}  # fmt: skip
+}
 
 
 def text(told: dict[str, Any], width: int = 160) -> str:
@@ -86,12 +132,22 @@ def test_a_system_that_is_well_is_told_on_one_screen() -> None:
     assert is_ready(WELL)
     assert len(shown.splitlines()) <= 50
     for told in (
-        "all is well", "postgresql://127.0.0.1:5432/penstock", "3 records at work", "all sources", "8.0 s", "900",
-        "250 of 1000 documents (25%)", "60 s ago", "in 90 s", "none waits", "clean, background of g1, 60 min ago",
+        "all is well",
+        "postgresql://127.0.0.1:5432/penstock",
+        "3 records at work",
+        "all sources",
+        "8.0 s",
+        "900",
+        "250 of 1000 documents (25%)",
+        "60 s ago",
+        "in 90 s",
+        "none waits",
+        "clean, background of g1, 60 min ago",
         "2 documents cannot be read at their source (folder: broken 2)",
-        "120000 tokens of documents, 1.25", "wiki 12 s ago",
+        "120000 tokens of documents, 1.25",
+        "wiki 12 s ago",
         "3 enrolled, signatures: enforce, 2 records refused since yesterday",
-    ):  # fmt: skip
+    ):
         assert told in shown, told
 
 
@@ -190,9 +246,18 @@ def test_why_a_stage_stands_still_is_told() -> None:
 
 def test_parts_that_are_away_are_named_and_the_others_are_there() -> None:
     nothing = changed(
-        stages=None, generations=None, freshness=None, pending=None, dead_letters=None, connectors=None, audit=None,
-        embedding=None, producers=None, canaries=None, away=["Kafka at 127.0.0.1:9: refused"],
-    )  # fmt: skip
+        stages=None,
+        generations=None,
+        freshness=None,
+        pending=None,
+        dead_letters=None,
+        connectors=None,
+        audit=None,
+        embedding=None,
+        producers=None,
+        canaries=None,
+        away=["Kafka at 127.0.0.1:9: refused"],
+    )
     shown = text(nothing)
     assert "not everything answers" in shown
     assert "Kafka at 127.0.0.1:9: refused" in shown

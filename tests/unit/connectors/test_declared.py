@@ -84,7 +84,7 @@ def test_secrets_come_from_the_environment(tmp_path: Path) -> None:
         ('[connector.a]\nkind = "nowhere.at_all:Thing"', "nowhere.at_all cannot be imported"),
         (f'[connector.a]\nkind = "{__name__}:Options"', "no class Options that is a source"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, text: str, said: str) -> None:
     path = declare(tmp_path, text + '\n[connector.b]\nkind = "KIND"\nurl = "x"\ntoken = { env = "T" }')
     with pytest.raises(Misconfigured, match=said) as caught:
@@ -111,7 +111,7 @@ def test_what_is_wrong_with_one_connector_is_its_own_trouble(tmp_path: Path, tex
         ('[key.x]\nsecret = "abc"', r"\[key\.x\] sha256: Field required"),
         (f'[key.x]\nsha256 = "{"0" * 64}"\nexpires = {KEY_ENDS}\ntenant = "t"\nmay = ["all"]', r"\[key\.x\] may"),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_makes_no_sense_is_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(Misconfigured, match=said) as caught:
         load(declare(tmp_path, text), {})
@@ -153,6 +153,11 @@ def test_a_key_opens_what_it_may_and_nothing_else() -> None:
         for given in ("", "Bearer wrong", "Bearer ", "Basic right", "Bearer other", "bearer right")
     }
     assert answers == {
-        "": 401, "Bearer wrong": 401, "Bearer ": 401, "Basic right": 401, "Bearer other": 403, "bearer right": 200,
-    }  # fmt: skip
+        "": 401,
+        "Bearer wrong": 401,
+        "Bearer ": 401,
+        "Basic right": 401,
+        "Bearer other": 403,
+        "bearer right": 200,
+    }
     assert client.get("/", headers={"Authorization": "Bearer right"}).json() == "acme"

@@ -53,12 +53,20 @@ def test_unicode_by_its_mark(encoding: str) -> None:
 @pytest.mark.parametrize(
     ("text", "encoding"),
     [
-        (FRENCH, "cp1252"), (FRENCH, "latin-1"), ("Der Fußgänger läuft über die Straße.", "cp1252"),
-        ("The company’s policy — as of today — is “no comment”. " * 3, "cp1252"), (RUSSIAN, "cp1251"),
-        (RUSSIAN, "koi8-r"), (JAPANESE, "shift_jis"), (JAPANESE, "euc-jp"), (JAPANESE, "iso2022_jp"),
-        (GREEK, "cp1253"), (POLISH, "cp1250"), (CZECH, "cp1250"),
+        (FRENCH, "cp1252"),
+        (FRENCH, "latin-1"),
+        ("Der Fußgänger läuft über die Straße.", "cp1252"),
+        ("The company’s policy — as of today — is “no comment”. " * 3, "cp1252"),
+        (RUSSIAN, "cp1251"),
+        (RUSSIAN, "koi8-r"),
+        (JAPANESE, "shift_jis"),
+        (JAPANESE, "euc-jp"),
+        (JAPANESE, "iso2022_jp"),
+        (GREEK, "cp1253"),
+        (POLISH, "cp1250"),
+        (CZECH, "cp1250"),
     ],
-)  # fmt: skip
+)
 def test_legacy_encodings_that_are_certain(text: str, encoding: str) -> None:
     assert extract(text.encode(encoding), "a.txt").text == text
 
@@ -70,8 +78,25 @@ def test_legacy_encodings_that_are_certain(text: str, encoding: str) -> None:
 def test_never_mojibake(text: str, words: int) -> None:
     """Short or long, in whatever encoding can write it: the right text or a refusal."""
     text = " ".join(text.split()[:words]) if words < 1000 else text
-    for encoding in ("cp1250", "cp1251", "cp1252", "cp1253", "cp1254", "iso8859-2", "iso8859-5", "iso8859-9", "koi8-r",
-                     "cp866", "cp437", "mac_roman", "shift_jis", "euc-jp", "euc-kr", "gb18030", "big5"):  # fmt: skip
+    for encoding in (
+        "cp1250",
+        "cp1251",
+        "cp1252",
+        "cp1253",
+        "cp1254",
+        "iso8859-2",
+        "iso8859-5",
+        "iso8859-9",
+        "koi8-r",
+        "cp866",
+        "cp437",
+        "mac_roman",
+        "shift_jis",
+        "euc-jp",
+        "euc-kr",
+        "gb18030",
+        "big5",
+    ):
         try:
             data = text.encode(encoding)
         except UnicodeEncodeError:
@@ -89,8 +114,12 @@ def test_a_declared_encoding_is_believed() -> None:
 
 NAMES = sorted({module.name for module in pkgutil.iter_modules(encodings.__path__)} | set(aliases))
 PIECES = (
-    b"x\xff", b"a" * 3000 + b"\xff", b"\\ud800 \\N{x} +2AA- \xff", b"xn--zzz." * 20_000 + b"\xff", b"\xd8\x00\xff",
-)  # fmt: skip
+    b"x\xff",
+    b"a" * 3000 + b"\xff",
+    b"\\ud800 \\N{x} +2AA- \xff",
+    b"xn--zzz." * 20_000 + b"\xff",
+    b"\xd8\x00\xff",
+)
 
 
 @pytest.mark.parametrize("piece", PIECES, ids=range(len(PIECES)))
@@ -110,10 +139,16 @@ def test_damaged_utf8_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"\x89PNG\r\n\x1a\n" + b"abc" * 50,
-     b"PK\x03\x04" + b"x" * 100, b"text with a \x00 in it", bytes(range(1, 256)) * 9,
-     b"\x7fELF\x02\x01\x01", b"\x01\x02\x03\x04\x05\x06" * 40, "a\x00b".encode("utf-16")],
-)  # fmt: skip
+    [
+        b"\x89PNG\r\n\x1a\n" + b"abc" * 50,
+        b"PK\x03\x04" + b"x" * 100,
+        b"text with a \x00 in it",
+        bytes(range(1, 256)) * 9,
+        b"\x7fELF\x02\x01\x01",
+        b"\x01\x02\x03\x04\x05\x06" * 40,
+        "a\x00b".encode("utf-16"),
+    ],
+)
 def test_binary_under_a_text_name(data: bytes) -> None:
     assert refused(data) == "binary"
 
@@ -154,18 +189,31 @@ def test_one_line_of_a_megabyte() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("a.md", "x", "text/markdown"), ("A.RST", "x", "text/x-rst"), ("a.csv", "a,b", "text/csv"),
-        ("a.tsv", "a\tb", "text/tab-separated-values"), ("a.jsonl", "{}", "application/x-ndjson"),
-        ("a.json", "{}", "application/json"), ("a.py", "x=1", "text/x-python"), ("a.tsx", "x", "text/tsx"),
-        ("a.h", "int x;", "text/x-c"), ("a.hpp", "x", "text/x-c++"), ("a.sql", "x", "application/sql"),
-        ("run", "#!/usr/bin/env python3\nx=1", "text/x-python"), ("run", "#!/bin/sh\nls", "application/x-sh"),
-        ("run", "#!/usr/bin/env -S node --x\n", "text/javascript"), ("page", "<!DOCTYPE html><p>x", "text/html"),
+        ("a.md", "x", "text/markdown"),
+        ("A.RST", "x", "text/x-rst"),
+        ("a.csv", "a,b", "text/csv"),
+        ("a.tsv", "a\tb", "text/tab-separated-values"),
+        ("a.jsonl", "{}", "application/x-ndjson"),
+        ("a.json", "{}", "application/json"),
+        ("a.py", "x=1", "text/x-python"),
+        ("a.tsx", "x", "text/tsx"),
+        ("a.h", "int x;", "text/x-c"),
+        ("a.hpp", "x", "text/x-c++"),
+        ("a.sql", "x", "application/sql"),
+        ("run", "#!/usr/bin/env python3\nx=1", "text/x-python"),
+        ("run", "#!/bin/sh\nls", "application/x-sh"),
+        ("run", "#!/usr/bin/env -S node --x\n", "text/javascript"),
+        ("page", "<!DOCTYPE html><p>x", "text/html"),
         ("page", "<?xml version='1.0'?>\n<!-- a --><!-- b -->\n<HTML>", "text/html"),
-        ("data", '{"a": [1]}', "application/json"), ("data", '{"a":1}\n{"a":2}\n', "application/x-ndjson"),
-        ("data", "{not json", "text/plain"), ("README", "# x", "text/plain"), ("a.unknown", "x", "text/plain"),
-        (".hidden", "x", "text/plain"), ("folder.py/name", "x", "text/plain"),
+        ("data", '{"a": [1]}', "application/json"),
+        ("data", '{"a":1}\n{"a":2}\n', "application/x-ndjson"),
+        ("data", "{not json", "text/plain"),
+        ("README", "# x", "text/plain"),
+        ("a.unknown", "x", "text/plain"),
+        (".hidden", "x", "text/plain"),
+        ("folder.py/name", "x", "text/plain"),
     ],
-)  # fmt: skip
+)
 def test_media_type(name: str, text: str, expected: str) -> None:
     assert extract(text.encode(), name).media_type == expected
 
@@ -193,9 +241,32 @@ def test_title_and_author(name: str, text: str, title: str | None, author: str |
 @pytest.mark.parametrize("name", ["a.md", "a.rst", "a.html", "a.txt", "unnamed"])
 @pytest.mark.parametrize(
     "unit",
-    ["<!-- x -->\n", "<!--", "```\n", "`", "# a ", "#! env -a ", "[", "<", "<title>", "<meta name=author ", "<h1 ", "=",
-     "=\n", "a\n=\n", "\x1b$B", "---\n", "title:", "é", "{", "[[", '{"a":', "\t ", "env/"],
-)  # fmt: skip
+    [
+        "<!-- x -->\n",
+        "<!--",
+        "```\n",
+        "`",
+        "# a ",
+        "#! env -a ",
+        "[",
+        "<",
+        "<title>",
+        "<meta name=author ",
+        "<h1 ",
+        "=",
+        "=\n",
+        "a\n=\n",
+        "\x1b$B",
+        "---\n",
+        "title:",
+        "é",
+        "{",
+        "[[",
+        '{"a":',
+        "\t ",
+        "env/",
+    ],
+)
 def test_no_text_takes_long(name: str, unit: str) -> None:
     """Seen: a page of comments in a file without an ending kept a scan busy for ten minutes."""
     for text in (

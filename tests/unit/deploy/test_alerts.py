@@ -26,8 +26,12 @@ DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 OF_KUBERNETES = {"kube_job_status_failed", "kube_cronjob_status_last_successful_time"}
 """By kube-state-metrics."""
 CHAPTERS = (
-    "What it means", "Who is affected", "First three commands", "How to mend it", "How to see that it is mended",
-)  # fmt: skip
+    "What it means",
+    "Who is affected",
+    "First three commands",
+    "How to mend it",
+    "How to see that it is mended",
+)
 
 
 def promtool(*arguments: str | Path) -> None:

@@ -66,5 +66,8 @@ def test_thresholds_rise(board: dict[str, Any]) -> None:
 def test_the_uids_are_stable() -> None:
     """Links from elsewhere hold them."""
     assert [one.uid for one in dashboards.ALL] == [
-        "penstock-overview", "penstock-stages", "penstock-query", "penstock-connectors",
-    ]  # fmt: skip
+        "penstock-overview",
+        "penstock-stages",
+        "penstock-query",
+        "penstock-connectors",
+    ]

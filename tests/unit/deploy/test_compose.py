@@ -179,17 +179,29 @@ def test_each_process_logs_in_as_a_login_of_its_role() -> None:
         assert variable(name, "PGPASSWORD") == COMPOSE["secrets"][secret]["environment"]
         held[name] = role
     assert held == {
-        "migrate": "penstock_owner", "demo": "penstock_owner", "detect": "penstock_worker",
-        "vectors": "penstock_worker", "keywords": "penstock_worker", "connectors": "penstock_connectors",
-        "canary": "penstock_query", "query": "penstock_query", **dict.fromkeys(ENROL, "penstock_owner"),
-    }  # fmt: skip
+        "migrate": "penstock_owner",
+        "demo": "penstock_owner",
+        "detect": "penstock_worker",
+        "vectors": "penstock_worker",
+        "keywords": "penstock_worker",
+        "connectors": "penstock_connectors",
+        "canary": "penstock_query",
+        "query": "penstock_query",
+        **dict.fromkeys(ENROL, "penstock_owner"),
+    }
 
 
 KAFKA_USERS = {
-    "migrate": "penstock_migrate", "demo": "penstock_migrate", "detect": "penstock_detect",
-    "vectors": "penstock_vectors", "keywords": "penstock_keywords", "connectors": "penstock_connect",
-    "canary": "penstock_canary", "query": "penstock_ask", **dict.fromkeys(ENROL, "penstock_migrate"),
-}  # fmt: skip
+    "migrate": "penstock_migrate",
+    "demo": "penstock_migrate",
+    "detect": "penstock_detect",
+    "vectors": "penstock_vectors",
+    "keywords": "penstock_keywords",
+    "connectors": "penstock_connect",
+    "canary": "penstock_canary",
+    "query": "penstock_ask",
+    **dict.fromkeys(ENROL, "penstock_migrate"),
+}
 
 
 @pytest.mark.parametrize("name", WITH_LOGINS)

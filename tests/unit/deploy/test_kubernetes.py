@@ -174,8 +174,10 @@ def test_every_pod_is_confined(o: Object) -> None:
     volumes = {v["name"] for v in spec["volumes"]}
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert {m["name"] for m in container["volumeMounts"]} <= volumes
         assert container["resources"]["requests"]
         assert container["resources"]["limits"]["memory"]

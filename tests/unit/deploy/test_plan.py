@@ -88,10 +88,12 @@ def test_twice_as_much_never_needs_less(wanted: Wanted) -> None:
     less = plan(wanted)
     more = plan(
         replace(
-            wanted, documents=wanted.documents * 2, changes_per_hour=wanted.changes_per_hour * 2,
+            wanted,
+            documents=wanted.documents * 2,
+            changes_per_hour=wanted.changes_per_hour * 2,
             queries_per_second=wanted.queries_per_second * 2,
         )
-    )  # fmt: skip
+    )
     for field in less.__slots__:  # type: ignore[attr-defined]
         assert getattr(more, field) >= getattr(less, field), field
     assert less.partitions >= max(less.detect, less.vectors, less.keywords), "a process without a partition idles"

@@ -99,9 +99,19 @@ def test_a_trail_that_nobody_touched_is_intact(rows: list[Sealed], heads: list[H
 
 
 FIELDS: dict[str, object] = {
-    "at": NOON, "actor": "eve", "credential": "key", "action": "answer", "tenant": "other", "access": ("user:eve",),
-    "object": "x", "documents": (), "decision": "refused", "reason": "x", "address": "10.0.0.1", "request": "x",
-}  # fmt: skip
+    "at": NOON,
+    "actor": "eve",
+    "credential": "key",
+    "action": "answer",
+    "tenant": "other",
+    "access": ("user:eve",),
+    "object": "x",
+    "documents": (),
+    "decision": "refused",
+    "reason": "x",
+    "address": "10.0.0.1",
+    "request": "x",
+}
 
 
 @pytest.mark.parametrize("field", FIELDS)

@@ -139,7 +139,9 @@ def test_a_remembered_result_has_todays_title() -> None:
     one, twin = hit("a", 0, LONG), hit("b", 0, LONG)
     [group] = arrange([one, twin], top=5, per_document=2)
     result = present(group, {})
-    now = {h.passage.chunk_id: Passage(h.passage.chunk_id, h.passage.document_id, "x", "wiki", "New", None, 3)
-           for h in (one, twin)}  # fmt: skip
+    now = {
+        h.passage.chunk_id: Passage(h.passage.chunk_id, h.passage.document_id, "x", "wiki", "New", None, 3)
+        for h in (one, twin)
+    }
     again = renamed(result, now)
     assert (again.passage.title, again.also[0].title, again.text) == ("New", "New", LONG)

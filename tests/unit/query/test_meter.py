@@ -63,9 +63,13 @@ def process(table: Table, limits: str, tmp_path: Path, *, rate: int = 1_000_000,
     path = tmp_path / "limits.toml"
     path.write_text(limits)
     model = ChatSettings(
-        base_url="http://model/v1", model="m", context_tokens=900, answer_tokens=100,
-        price_per_million_prompt_tokens=1_000, price_per_million_answer_tokens=1_000,
-    )  # fmt: skip
+        base_url="http://model/v1",
+        model="m",
+        context_tokens=900,
+        answer_tokens=100,
+        price_per_million_prompt_tokens=1_000,
+        price_per_million_answer_tokens=1_000,
+    )
     settings = QuerySettings(serve=ServeSettings(requests_per_minute=rate), chat=model if chat else ChatSettings())
     return Meter(table, Quotas(path), settings, QueryMetrics(), clock=lambda: table.now)
 

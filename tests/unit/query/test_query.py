@@ -50,8 +50,11 @@ def test_a_failing_step_is_recorded_and_still_fails() -> None:
     assert found.degraded == ("Elasticsearch is away",)
     [step] = as_json(found)["steps"]
     assert step == {
-        "step": "keywords", "took_ms": step["took_ms"], "degraded": True, "reason": "Elasticsearch is away",
-    }  # fmt: skip
+        "step": "keywords",
+        "took_ms": step["took_ms"],
+        "degraded": True,
+        "reason": "Elasticsearch is away",
+    }
 
 
 def test_a_step_that_is_done_again_is_one_step() -> None:

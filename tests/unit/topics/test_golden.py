@@ -118,9 +118,11 @@ EXPECTED: dict[str, AnyMessage] = {
     "conversation.forgotten.v1.minimal": ConversationForgotten(**MEMBER),
 }
 READ_ONLY = {
-    "document.upserted.v1.minimal", "document.upserted.v1.unknown-fields", "conversation.recorded.v1.minimal",
+    "document.upserted.v1.minimal",
+    "document.upserted.v1.unknown-fields",
+    "conversation.recorded.v1.minimal",
     "conversation.forgotten.v1.minimal",
-}  # fmt: skip
+}
 """What others may send and we never do: read, but not written alike."""
 
 

@@ -38,9 +38,15 @@ from topics.registry import COPARTITIONED, TOPICS, Topic
 
 CANARY = "canary-7f3a"
 UPSERT: dict[str, Any] = {
-    "tenant": "t", "source": "s", "external_id": "a.md", "observed_at": "2026-01-01T00:00:00Z", "version": 1,
-    "title": "A", "content": "text", "acl_tags": ["all"],
-}  # fmt: skip
+    "tenant": "t",
+    "source": "s",
+    "external_id": "a.md",
+    "observed_at": "2026-01-01T00:00:00Z",
+    "version": 1,
+    "title": "A",
+    "content": "text",
+    "acl_tags": ["all"],
+}
 
 
 def ce_type(kind: str = "document.upserted.v1") -> list[tuple[str, bytes]]:
@@ -77,9 +83,10 @@ words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x0
 segments = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00/"), min_size=1, max_size=20)
 names = words.filter(bool)
 moments = st.datetimes(
-    min_value=datetime(2, 1, 2), max_value=datetime(9998, 12, 30),
+    min_value=datetime(2, 1, 2),
+    max_value=datetime(9998, 12, 30),
     timezones=st.sampled_from([UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12, minutes=30))]),
-)  # fmt: skip
+)
 tags = st.lists(names, max_size=5)
 versions = st.integers(0, INT64_MAX)
 scalars = st.one_of(
@@ -90,28 +97,46 @@ common = {"tenant": segments, "source": segments, "observed_at": moments}
 document = {**common, "external_id": names}
 messages: st.SearchStrategy[AnyMessage] = st.one_of(
     st.builds(
-        DocumentUpserted, **document, version=versions, title=words, content=words, media_type=words, acl_tags=tags,
-        required_tags=tags, source_url=st.none() | words, author=st.none() | words,
-        source_modified_at=st.none() | moments, metadata=metadata,
+        DocumentUpserted,
+        **document,
+        version=versions,
+        title=words,
+        content=words,
+        media_type=words,
+        acl_tags=tags,
+        required_tags=tags,
+        source_url=st.none() | words,
+        author=st.none() | words,
+        source_modified_at=st.none() | moments,
+        metadata=metadata,
     ),
     st.builds(DocumentDeleted, **document, version=versions),
     st.builds(AccessChanged, **document, acl_tags=tags, required_tags=tags),
     st.builds(IdentityChanged, **common, principal=names, groups=tags),
     st.builds(IndexHint, **document, document_id=names, generation=names),
     st.builds(
-        DocumentIndexed, **document, document_id=names, seq=versions, version=st.none() | versions,
+        DocumentIndexed,
+        **document,
+        document_id=names,
+        seq=versions,
+        version=st.none() | versions,
         state=st.sampled_from(["searchable", "partial", "retired", "revoked"]),
-        generation=names, chunks=st.integers(0, 10**6),
+        generation=names,
+        chunks=st.integers(0, 10**6),
     ),
     st.builds(
-        ConversationRecorded, **common, member=segments, conversation=names,
+        ConversationRecorded,
+        **common,
+        member=segments,
+        conversation=names,
         pairs=st.lists(
             st.builds(Pair, question=names, answer=words, asked_at=moments, id=st.none() | words),
-            min_size=1, max_size=4,
+            min_size=1,
+            max_size=4,
         ),
     ),
     st.builds(ConversationForgotten, **common, member=segments, conversation=st.none() | names),
-)  # fmt: skip
+)
 
 
 @given(messages)
@@ -174,14 +199,23 @@ def test_a_missing_field_is_named(field: str) -> None:
     assert str(refusal(json.dumps(value).encode())) == f"{field}: Field required"
 
 
-@pytest.mark.parametrize("field", [*sorted(UPSERT), "required_tags", "author", "source_url", "media_type",
-                                   "source_modified_at", "metadata"])  # fmt: skip
+@pytest.mark.parametrize(
+    "field", [*sorted(UPSERT), "required_tags", "author", "source_url", "media_type", "source_modified_at", "metadata"]
+)
 @pytest.mark.parametrize(
     "wrong",
-    [{CANARY: CANARY}, [{CANARY: CANARY}], {CANARY: {CANARY: 1}}, {CANARY: [[CANARY]]}, CANARY + "\x00/" + "9" * 9_000,
-     {CANARY * 1_000: 1}, {CANARY: math.inf}, {CANARY: "x" * MAX_METADATA_BYTES}],
+    [
+        {CANARY: CANARY},
+        [{CANARY: CANARY}],
+        {CANARY: {CANARY: 1}},
+        {CANARY: [[CANARY]]},
+        CANARY + "\x00/" + "9" * 9_000,
+        {CANARY * 1_000: 1},
+        {CANARY: math.inf},
+        {CANARY: "x" * MAX_METADATA_BYTES},
+    ],
     ids=["object", "list", "nested", "nested list", "text", "long name", "infinite", "large"],
-)  # fmt: skip
+)
 def test_no_error_quotes_content(field: str, wrong: object) -> None:
     result = attempt(json.dumps(UPSERT | {field: wrong}).encode())
     if isinstance(result, BadMessage):
@@ -274,8 +308,9 @@ def test_metadata_is_flat() -> None:
 def test_metadata_has_an_exact_limit() -> None:
     room = MAX_METADATA_BYTES - len('{"a": ""}')
     assert DocumentUpserted(**UPSERT | {"metadata": {"a": "x" * room}}).metadata == {"a": "x" * room}
-    assert refused(metadata={"a": "x" * (room + 1)}).endswith(f"is {MAX_METADATA_BYTES + 1} bytes of JSON, the limit is"
-                                                              f" {MAX_METADATA_BYTES}")  # fmt: skip
+    assert refused(metadata={"a": "x" * (room + 1)}).endswith(
+        f"is {MAX_METADATA_BYTES + 1} bytes of JSON, the limit is {MAX_METADATA_BYTES}"
+    )
 
 
 def test_metadata_keeps_types() -> None:
@@ -315,9 +350,12 @@ def test_lanes_that_share_workers_are_copartitioned() -> None:
 def test_topic_settings_are_kafkas() -> None:
     kept = Topic("a", (), "x", retention_ms=5, max_message_bytes=7, settings={"segment.ms": "9"})
     assert kept.configs(replication=3) == {
-        "cleanup.policy": "delete", "retention.ms": "5", "max.message.bytes": "7", "min.insync.replicas": "2",
+        "cleanup.policy": "delete",
+        "retention.ms": "5",
+        "max.message.bytes": "7",
+        "min.insync.replicas": "2",
         "segment.ms": "9",
-    }  # fmt: skip
+    }
     assert kept.configs(replication=1)["min.insync.replicas"] == "1"
     compacted = Topic("a", (), "x", cleanup="compact").configs(replication=1)
     assert (compacted["cleanup.policy"], compacted["retention.ms"]) == ("compact", "-1")
@@ -328,11 +366,14 @@ def test_the_largest_document_fits_its_topic() -> None:
     worst = DocumentUpserted(
         **UPSERT
         | {
-            "content": "\x01" * MAX_CONTENT_BYTES, "title": "\x01" * 4_000, "source_url": "\x01" * 8_000,
-            "external_id": "\x01" * 2_000, "acl_tags": [chr(0x10000 + n) * 100 for n in range(1_000)],
+            "content": "\x01" * MAX_CONTENT_BYTES,
+            "title": "\x01" * 4_000,
+            "source_url": "\x01" * 8_000,
+            "external_id": "\x01" * 2_000,
+            "acl_tags": [chr(0x10000 + n) * 100 for n in range(1_000)],
             "metadata": {"a": "\x01" * 10_000},
         }
-    )  # fmt: skip
+    )
     largest = max(topic.max_message_bytes for topic in TOPICS if "document.upserted.v1" in topic.holds)
     record = encode(worst)
     assert sys.getsizeof(record.value) + len(record.key) < largest

@@ -32,9 +32,7 @@ def tags_of(groups: Mapping[str, Group], who: str) -> frozenset[str]:
     """As the runner resolves them."""
     from datetime import UTC, datetime
 
-    held = {
-        tag: Held(tag, tuple(group.members), tuple(group.of), datetime.now(UTC)) for tag, group in groups.items()
-    }  # fmt: skip
+    held = {tag: Held(tag, tuple(group.members), tuple(group.of), datetime.now(UTC)) for tag, group in groups.items()}
     return holders(held).get(who, frozenset())
 
 

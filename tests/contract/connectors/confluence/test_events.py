@@ -169,7 +169,7 @@ async def test_only_cloud_takes_a_secret_that_is_sent_along(one: Wiki) -> None:
         ({"event": "user_deactivated", "user": {"userKey": "k"}}, Reaction()),
         ({"test": True}, Reaction()),
     ],
-)  # fmt: skip
+)
 async def test_events_of_every_shape(one: Wiki, body: dict[str, object], expected: Reaction) -> None:
     assert await one.source.on_event(signed(body, SECRET)) == expected
 

@@ -39,9 +39,10 @@ async def test_429_and_500_are_waited_out(one: Wiki) -> None:
 async def test_a_spent_budget_is_waited_for(one: Wiki) -> None:
     one.page("Page")
     one.fake.faults.headers = {
-        "X-RateLimit-Limit": "100", "X-RateLimit-Remaining": "0",
+        "X-RateLimit-Limit": "100",
+        "X-RateLimit-Remaining": "0",
         "X-RateLimit-Reset": datetime.fromtimestamp(time.time() + 3_600, UTC).isoformat(),
-    }  # fmt: skip
+    }
     with pytest.raises(Retryable) as told:
         await one.full()
     assert told.value.retry_after is not None
@@ -190,11 +191,18 @@ async def test_an_unknown_space_is_named(one: Wiki) -> None:
 )
 async def test_the_scope_that_is_missing_is_named(tmp_path: Path, missing: str, named: str) -> None:
     every = {
-        "read:user:confluence", "read:space:confluence", "read:space.permission:confluence", "read:page:confluence",
-        "read:content.metadata:confluence", "read:content.restriction:confluence", "read:comment:confluence",
-        "read:attachment:confluence", "read:group:confluence", "search:confluence",
+        "read:user:confluence",
+        "read:space:confluence",
+        "read:space.permission:confluence",
+        "read:page:confluence",
+        "read:content.metadata:confluence",
+        "read:content.restriction:confluence",
+        "read:comment:confluence",
+        "read:attachment:confluence",
+        "read:group:confluence",
+        "search:confluence",
         "readonly:content.attachment:confluence",
-    }  # fmt: skip
+    }
     async with wiki("cloud", tmp_path) as one:
         one.page("Page")
         assert await one.connect(email=None, token=one.fake.token_for(one.bot, scopes=every)).check() == []

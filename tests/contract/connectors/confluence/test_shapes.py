@@ -49,37 +49,59 @@ LINKS_2 = exactly("webui", "editui tinyui download", webui=TEXT)
 PAGE = exactly(
     "id status title spaceId parentId parentType authorId createdAt version body _links",
     "position ownerId lastOwnerId subtype",
-    id=DIGITS, spaceId=DIGITS, parentId=MAYBE, createdAt=TIME, version=VERSION_2, body=BODY_2, _links=LINKS_2,
+    id=DIGITS,
+    spaceId=DIGITS,
+    parentId=MAYBE,
+    createdAt=TIME,
+    version=VERSION_2,
+    body=BODY_2,
+    _links=LINKS_2,
     parentType={"enum": ["page", "whiteboard", "database", "embed", "folder", None]},
     status={"enum": ["current", "archived", "deleted", "trashed"]},
-)  # fmt: skip
+)
 BLOG_POST = exactly(
-    "id status title spaceId authorId createdAt version body _links", id=DIGITS, spaceId=DIGITS, version=VERSION_2,
-    body=BODY_2, _links=LINKS_2,
-)  # fmt: skip
+    "id status title spaceId authorId createdAt version body _links",
+    id=DIGITS,
+    spaceId=DIGITS,
+    version=VERSION_2,
+    body=BODY_2,
+    _links=LINKS_2,
+)
 COMMENT = exactly(
-    "id status title version body _links", "pageId blogPostId parentCommentId resolutionStatus properties", id=DIGITS,
-    version=VERSION_2, body=BODY_2, properties=exactly("inlineMarkerRef inlineOriginalSelection"),
+    "id status title version body _links",
+    "pageId blogPostId parentCommentId resolutionStatus properties",
+    id=DIGITS,
+    version=VERSION_2,
+    body=BODY_2,
+    properties=exactly("inlineMarkerRef inlineOriginalSelection"),
     resolutionStatus={"enum": ["open", "reopened", "resolved", "dangling"]},
-)  # fmt: skip
+)
 ATTACHMENT = exactly(
     "id status title createdAt mediaType fileId fileSize downloadLink version _links",
     "pageId blogPostId customContentId mediaTypeDescription comment webuiLink",
-    id={"type": "string", "pattern": r"^att\d+$"}, fileSize=NUMBER, version=VERSION_2, _links=LINKS_2,
-)  # fmt: skip
+    id={"type": "string", "pattern": r"^att\d+$"},
+    fileSize=NUMBER,
+    version=VERSION_2,
+    _links=LINKS_2,
+)
 SPACE_2 = exactly(
     "id key name type status authorId createdAt homepageId description icon _links",
-    id=DIGITS, key=TEXT, type={"enum": ["global", "collaboration", "knowledge_base", "personal"]},
-)  # fmt: skip
+    id=DIGITS,
+    key=TEXT,
+    type={"enum": ["global", "collaboration", "knowledge_base", "personal"]},
+)
 PERMISSION = exactly(
-    "id principal operation", principal=exactly("type id", type={"enum": ["user", "group", "role"]}, id=TEXT),
+    "id principal operation",
+    principal=exactly("type id", type={"enum": ["user", "group", "role"]}, id=TEXT),
     operation=exactly("key targetType", targetType={"enum": ["page", "blogpost", "comment", "attachment", "space"]}),
-)  # fmt: skip
+)
 ANCESTOR = exactly("id type", id=DIGITS, type=TEXT)
 USER_2 = exactly(
     "displayName timeZone personalSpaceId isExternalCollaborator accountStatus accountId email accountType publicName",
-    "profilePicture _links", accountId=TEXT, email=MAYBE,
-)  # fmt: skip
+    "profilePicture _links",
+    accountId=TEXT,
+    email=MAYBE,
+)
 
 
 def many_2(one: Any) -> Any:
@@ -91,8 +113,10 @@ def many_2(one: Any) -> Any:
 
 USER_CLOUD = exactly(
     "type accountId accountType email publicName displayName isExternalCollaborator _links",
-    "timeZone profilePicture _expandable", type={"enum": ["known", "unknown", "anonymous", "user"]}, email=TEXT,
-)  # fmt: skip
+    "timeZone profilePicture _expandable",
+    type={"enum": ["known", "unknown", "anonymous", "user"]},
+    email=TEXT,
+)
 USER_DC = exactly("type username userKey displayName _links", "profilePicture _expandable", type={"const": "known"})
 GROUP_CLOUD = exactly("type name id _links", "_expandable", type={"const": "group"})
 GROUP_DC = exactly("type name _links", "_expandable", type={"const": "group"})
@@ -104,16 +128,19 @@ def v1(*, cloud: bool) -> dict[str, Any]:
     links = exactly("self", "next prev base context", next=link)
 
     def many(one: Any) -> Any:
-        return exactly("results start limit size _links", results=some(one), start=NUMBER, limit=NUMBER, size=NUMBER,
-                       _links=links)  # fmt: skip
+        return exactly(
+            "results start limit size _links", results=some(one), start=NUMBER, limit=NUMBER, size=NUMBER, _links=links
+        )
 
     def part(one: Any) -> Any:
         return exactly("results start limit size", results=some(one))
 
     restriction = exactly(
-        "operation restrictions _expandable _links", "content", operation={"enum": ["read", "update", "use"]},
+        "operation restrictions _expandable _links",
+        "content",
+        operation={"enum": ["read", "update", "use"]},
         restrictions=exactly("", "user group _expandable", user=part(user), group=part(group)),
-    )  # fmt: skip
+    )
     space = exactly("id key name type status _links", "_expandable", id=NUMBER)
     version = exactly(
         "by when number message minorEdit", "_expandable _links hidden", when=TIME, number=NUMBER, by=user
@@ -121,20 +148,24 @@ def v1(*, cloud: bool) -> dict[str, Any]:
     content: dict[str, Any] = exactly(
         "id type status title _expandable _links",
         "space version history body ancestors container restrictions children descendants extensions metadata",
-        id={"type": "string", "pattern": r"^(att)?\d+$"}, version=version, space=space,
+        id={"type": "string", "pattern": r"^(att)?\d+$"},
+        version=version,
+        space=space,
         type={"enum": ["page", "blogpost", "comment", "attachment"]},
         history=exactly("latest createdBy createdDate _links", createdBy=user, createdDate=TIME),
         body=exactly("", "storage", storage=exactly("value representation")),
-        ancestors=some({"$ref": "#/$defs/content"}), container={"anyOf": [{"$ref": "#/$defs/content"}, space]},
+        ancestors=some({"$ref": "#/$defs/content"}),
+        container={"anyOf": [{"$ref": "#/$defs/content"}, space]},
         restrictions=exactly("", "read update", read=restriction, update=restriction),
         children=exactly("", "attachment comment", attachment=many({"$ref": "#/$defs/content"})),
         descendants=exactly("", "comment", comment=many({"$ref": "#/$defs/content"})),
-    )  # fmt: skip
+    )
     nested = {"$defs": {"content": content}}
     entry = exactly(
-        "operation subject spaceKey spaceId", operation=exactly("targetType operationKey"),
+        "operation subject spaceKey spaceId",
+        operation=exactly("targetType operationKey"),
         subject=exactly("type", "name userKey"),
-    )  # fmt: skip
+    )
     return {
         r"content/search": {**many({"$ref": "#/$defs/content"}), **nested},
         r"content": {**many({"$ref": "#/$defs/content"}), **nested},

@@ -47,10 +47,11 @@ async def test_headings_by_size_and_weight_tables_and_divided_words(extract: Ext
     assert blocks[:2] == ["# Report", "## First part"]
     assert blocks[2].startswith("a0 the quick brown fox jumps over a1 quick")
     assert blocks[3:] == [
-        "### Bold words", "This is an example of it.",
+        "### Bold words",
+        "This is an example of it.",
         "| City | Rate | Note\\|s |\n| --- | --- | --- |\n| Oslo | 120 | cold |\n| Rome | 90 | warm |",
         "\\# no heading",
-    ]  # fmt: skip
+    ]
     assert (found.title, found.metadata) == ("Report", {"pages": 1})
 
 

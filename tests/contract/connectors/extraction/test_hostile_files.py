@@ -85,9 +85,13 @@ async def test_nothing_that_a_document_names_is_fetched(extract: Extract) -> Non
 
 @pytest.mark.parametrize(
     "attempt",
-    ["import socket; socket.create_connection(('127.0.0.1', {port}))", "import os; os.system('true')",
-     "import os; os.fork()", "import subprocess; subprocess.run(['true'])"],
-)  # fmt: skip
+    [
+        "import socket; socket.create_connection(('127.0.0.1', {port}))",
+        "import os; os.system('true')",
+        "import os; os.fork()",
+        "import subprocess; subprocess.run(['true'])",
+    ],
+)
 def test_where_confinement_is_waived_python_itself_neither_connects_nor_starts_programs(attempt: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         attempt = attempt.format(port=listening.getsockname()[1])
@@ -128,16 +132,24 @@ async def test_at_most_so_many_are_read_at_once_and_who_gives_up_leaves_nothing_
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "[]", "nonsense", '{"family": "word"}', "[" * 100_000, "[" * 10_000,
-               '{"code": "mine", "message": "x"}', '{"code": "vanished", "message": "x"}',
-               '{"media_type": "text/plain"}',
-               '{"media_type": "text/html", "title": null, "author": null, "metadata": {}}\nx',
-               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": {}}}\nx',
-               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": NaN}}\nx',
-               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n\udcff',
-               '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n'
-               + "x" * (4 * MEGABYTE + 1)]
-)  # fmt: skip
+    "answer",
+    [
+        "",
+        "[]",
+        "nonsense",
+        '{"family": "word"}',
+        "[" * 100_000,
+        "[" * 10_000,
+        '{"code": "mine", "message": "x"}',
+        '{"code": "vanished", "message": "x"}',
+        '{"media_type": "text/plain"}',
+        '{"media_type": "text/html", "title": null, "author": null, "metadata": {}}\nx',
+        '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": {}}}\nx',
+        '{"media_type": "text/plain", "title": null, "author": null, "metadata": {"pages": NaN}}\nx',
+        '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n\udcff',
+        '{"media_type": "text/plain", "title": null, "author": null, "metadata": {}}\n' + "x" * (4 * MEGABYTE + 1),
+    ],
+)
 async def test_the_answer_of_a_process_that_a_document_took_over_is_not_believed(
     extract: Extract, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: str
 ) -> None:

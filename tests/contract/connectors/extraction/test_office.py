@@ -58,7 +58,7 @@ async def test_docx_shows_what_tracked_changes_insert_and_not_what_they_delete(e
         b'<w:p><w:del w:id="1"><w:r><w:delText>DELETED</w:delText></w:r></w:del>'
         b'<w:ins w:id="2"><w:r><w:t>inserted</w:t></w:r></w:ins><w:r><w:instrText>FIELD</w:instrText></w:r></w:p>'
         b"<w:sdt><w:sdtContent><w:p><w:r><w:t>in a control</w:t></w:r></w:p></w:sdtContent></w:sdt>"
-    )  # fmt: skip
+    )
     at = xml.index(b"<w:body>") + len(b"<w:body>")
     data = repacked(saved(docx.Document()), {"word/document.xml": xml[:at] + changed + xml[at:]})
     assert (await extract("a.docx", data)).text == "inserted\n\nin a control\n"

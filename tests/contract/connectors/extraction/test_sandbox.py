@@ -167,9 +167,11 @@ def attack() -> Iterator[Attack]:
                     os.chown(folder / mine, 65534, 65534)
             ports = [str(tcp.getsockname()[1]), str(udp.getsockname()[1])]
             done = subprocess.run(
-                [sys.executable, "-c", ATTACKER, mode, name, *ports, kind], check=False, capture_output=True,
+                [sys.executable, "-c", ATTACKER, mode, name, *ports, kind],
+                check=False,
+                capture_output=True,
                 input=document,
-            )  # fmt: skip
+            )
             assert done.returncode == 0, done.stderr.decode()
             told = json.loads(done.stdout)
             assert isinstance(told, dict)
@@ -223,10 +225,16 @@ def mail() -> bytes:
 
 @pytest.mark.parametrize(
     ("kind", "document", "expected"),
-    [("pdf", pdf(), "| Oslo | 120 |"), ("office", plain_docx(), None), ("word", plain_docx(), "Harmless words."),
-     ("sheets", xlsx(), "| Oslo | 120 |"), ("slides", pptx(), "Travel policy"), ("mail", mail(), "**Москва**")],
+    [
+        ("pdf", pdf(), "| Oslo | 120 |"),
+        ("office", plain_docx(), None),
+        ("word", plain_docx(), "Harmless words."),
+        ("sheets", xlsx(), "| Oslo | 120 |"),
+        ("slides", pptx(), "Travel policy"),
+        ("mail", mail(), "**Москва**"),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+)
 def test_every_format_is_read_by_an_ordinary_user_whose_container_refuses_namespaces(
     attack: Attack, kind: str, document: bytes, expected: str | None
 ) -> None:

@@ -116,10 +116,14 @@ async def test_a_file_reads_the_same_by_the_service_as_in_a_process_of_ones_own(
 
 @pytest.mark.parametrize(
     ("data", "name", "code"),
-    [(encrypted_pdf(), "a.pdf", "encrypted"), (PDF[: len(PDF) // 2], "a.pdf", "truncated"),
-     (b"PK\x03\x04 nothing", "a.docx", None), (PDF + bytes(3 * MEGABYTE), "a.pdf", "too_large")],
+    [
+        (encrypted_pdf(), "a.pdf", "encrypted"),
+        (PDF[: len(PDF) // 2], "a.pdf", "truncated"),
+        (b"PK\x03\x04 nothing", "a.docx", None),
+        (PDF + bytes(3 * MEGABYTE), "a.pdf", "too_large"),
+    ],
     ids=["encrypted", "cut", "broken", "large"],
-)  # fmt: skip
+)
 async def test_a_file_that_gives_no_text_is_refused_for_the_same_reason(
     tmp_path: Path, data: bytes, name: str, code: str | None
 ) -> None:
@@ -253,19 +257,31 @@ HEAD = b'{"media_type": "text/plain", "title": null, "author": null, "metadata":
 @pytest.mark.parametrize(
     "reply",
     [
-        responded(b""), responded(b"<html>Welcome to nginx</html>"), responded(b"[" * 10_000 + b"\n"),
-        responded(b'{"code": "vanished", "message": "x"}\n'), responded(b'{"code": ["x"], "message": "x"}\n'),
-        responded(b'{"family": "word"}\n'), responded(HEAD), responded(HEAD + b" \n\x00 "), responded(HEAD + b"\xff"),
-        responded(HEAD + b"x" * (4 * MEGABYTE + 1)), responded(b" " * (answer.MAX_HEAD_BYTES + 1) + b"\n"),
-        responded(HEAD.replace(b"{}", b'{"pages": 1e400}') + b"x"), responded(HEAD.replace(b"{}", b'[]') + b"x"),
+        responded(b""),
+        responded(b"<html>Welcome to nginx</html>"),
+        responded(b"[" * 10_000 + b"\n"),
+        responded(b'{"code": "vanished", "message": "x"}\n'),
+        responded(b'{"code": ["x"], "message": "x"}\n'),
+        responded(b'{"family": "word"}\n'),
+        responded(HEAD),
+        responded(HEAD + b" \n\x00 "),
+        responded(HEAD + b"\xff"),
+        responded(HEAD + b"x" * (4 * MEGABYTE + 1)),
+        responded(b" " * (answer.MAX_HEAD_BYTES + 1) + b"\n"),
+        responded(HEAD.replace(b"{}", b'{"pages": 1e400}') + b"x"),
+        responded(HEAD.replace(b"{}", b"[]") + b"x"),
         responded(HEAD.replace(b"{}", b'{"pages": ' + b"9" * 5000 + b"}") + b"x"),
-        responded(HEAD.replace(b"plain", b"html") + b"<script>"), responded(HEAD + b"x", "Content-Encoding: gzip"),
-        responded(HEAD + b"x", status="404 Not Found"), responded(HEAD + b"x", status="204 No Content"),
+        responded(HEAD.replace(b"plain", b"html") + b"<script>"),
+        responded(HEAD + b"x", "Content-Encoding: gzip"),
+        responded(HEAD + b"x", status="404 Not Found"),
+        responded(HEAD + b"x", status="204 No Content"),
         responded(HEAD + b"x", "Location: http://169.254.169.254/", status="307 Temporary Redirect"),
         lambda _: b"HTTP/1.1 200 \r\ntransfer-encoding:chunked\r\n\r\n" + 6 * (b"100000\r\n" + bytes(2**20) + b"\r\n"),
-        lambda _: b"HTTP/1.1 200 OK\r\nX: " + b"x" * MEGABYTE, lambda _: b"\x00" * 1000, lambda _: b"",
+        lambda _: b"HTTP/1.1 200 OK\r\nX: " + b"x" * MEGABYTE,
+        lambda _: b"\x00" * 1000,
+        lambda _: b"",
     ],
-)  # fmt: skip
+)
 async def test_nothing_that_a_strange_service_says_is_taken_for_a_text_or_for_a_fault_of_the_file(
     tmp_path: Path, reply: Callable[[bytes], bytes]
 ) -> None:
@@ -312,9 +328,20 @@ async def test_a_file_goes_to_the_named_service_alone_whatever_proxy_the_machine
 
 
 @pytest.mark.parametrize(
-    "url", ["", "extraction:8070", "ftp://a", "http://", "http://a:b@c", "http://a/v1", "http://a?b", "http://a:0",
-            "http://[", "http://a:99999"]
-)  # fmt: skip
+    "url",
+    [
+        "",
+        "extraction:8070",
+        "ftp://a",
+        "http://",
+        "http://a:b@c",
+        "http://a/v1",
+        "http://a?b",
+        "http://a:0",
+        "http://[",
+        "http://a:99999",
+    ],
+)
 def test_an_address_that_is_none_is_told_by_its_setting_and_not_quoted(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,10 +487,17 @@ async def test_a_worker_shows_that_its_service_went_away_and_came_back(
 
 @pytest.mark.parametrize(
     "reply",
-    [responded(b"{}"), responded(b'{"files": "fine", "kernel": "x"}'), responded(b"[" * 10_000),
-     responded(b'{"files": ["confined"], "kernel": "x"}'), responded(bytes(20_000)), responded(b"", status="500 No"),
-     responded(b'"', "Location: /", status="302 Found"), lambda _: b""],
-)  # fmt: skip
+    [
+        responded(b"{}"),
+        responded(b'{"files": "fine", "kernel": "x"}'),
+        responded(b"[" * 10_000),
+        responded(b'{"files": ["confined"], "kernel": "x"}'),
+        responded(bytes(20_000)),
+        responded(b"", status="500 No"),
+        responded(b'"', "Location: /", status="302 Found"),
+        lambda _: b"",
+    ],
+)
 async def test_a_service_that_says_nothing_sensible_of_itself_counts_as_unreachable(
     reply: Callable[[bytes], bytes],
 ) -> None:
@@ -509,14 +543,21 @@ finally:
     print("loaded", [one for one in others if one in sys.modules])
 """
     environment = {
-        "PATH": os.environ["PATH"], "PENSTOCK_HOME": str(tmp_path / "home"),
-        "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"), "PENSTOCK_KAFKA_BOOTSTRAP": "127.0.0.1:1",
-        "PENSTOCK_POSTGRES_DSN": "no dsn at all", "PENSTOCK_EXTRACTION_AT_ONCE": "1",
-    }  # fmt: skip
+        "PATH": os.environ["PATH"],
+        "PENSTOCK_HOME": str(tmp_path / "home"),
+        "PENSTOCK_SECRETS_DIR": str(tmp_path / "secrets"),
+        "PENSTOCK_KAFKA_BOOTSTRAP": "127.0.0.1:1",
+        "PENSTOCK_POSTGRES_DSN": "no dsn at all",
+        "PENSTOCK_EXTRACTION_AT_ONCE": "1",
+    }
     process = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path), "extract", "serve", "--port", "0"], env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd="/",
-    )  # fmt: skip
+        [sys.executable, "-c", program, str(tmp_path), "extract", "serve", "--port", "0"],
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+    )
     assert process.stdout is not None
     try:
         address = next(line.strip() for line in process.stdout if line.startswith("http://"))
@@ -544,9 +585,11 @@ def test_a_port_that_is_taken_is_told_by_its_setting(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [sys.executable, "-m", "cli.main", "extract", "serve", "--port", port], capture_output=True,
-            text=True, check=False,
-        )  # fmt: skip
+            [sys.executable, "-m", "cli.main", "extract", "serve", "--port", port],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     assert done.returncode == 1
     assert "PENSTOCK_EXTRACTION_PORT" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1

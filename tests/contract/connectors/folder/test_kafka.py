@@ -73,9 +73,15 @@ async def everything(bootstrap: str, *topics: str) -> list[AnyMessage]:
 
 def document(name: str, content: str = "text") -> DocumentUpserted:
     return DocumentUpserted(
-        tenant="t", source="s", external_id=name, observed_at=datetime(2026, 1, 1, tzinfo=UTC), version=1, title="t",
-        content=content, acl_tags=["a"],
-    )  # fmt: skip
+        tenant="t",
+        source="s",
+        external_id=name,
+        observed_at=datetime(2026, 1, 1, tzinfo=UTC),
+        version=1,
+        title="t",
+        content=content,
+        acl_tags=["a"],
+    )
 
 
 async def test_a_folder_arrives_with_its_edits_and_deletes(desk: Desk, bootstrap: str, prefix: str) -> None:

@@ -24,9 +24,11 @@ async def row_versions(bench: Bench) -> dict[str, list[tuple[Any, ...]]]:
     return {
         table: sorted(await bench.mine(f"{name}, {ROW_VERSION}", table))
         for table, name in (
-            ("connector_items", "external_id"), ("connector_groups", "tag"), ("connector_principals", "principal"),
+            ("connector_items", "external_id"),
+            ("connector_groups", "tag"),
+            ("connector_principals", "principal"),
         )
-    }  # fmt: skip
+    }
 
 
 async def test_a_sweep_that_finds_everything_as_it_was_writes_no_row(bench: Bench) -> None:

@@ -50,13 +50,16 @@ async def test_changes_are_published_as_they_happen(desk: Desk) -> None:
         (desk.root / "gone.txt").unlink()
         await until(lambda: len(desk.recorder.sent) == 3)
         assert desk.names(desk.recorder.take()) == [
-            ("deleted", "gone.txt"), ("upserted", "a.txt"), ("upserted", "new/deep/b.txt"),
-        ]  # fmt: skip
+            ("deleted", "gone.txt"),
+            ("upserted", "a.txt"),
+            ("upserted", "new/deep/b.txt"),
+        ]
         (desk.root / "new").rename(desk.root / "newer")
         await until(lambda: len(desk.recorder.sent) == 2)
         assert desk.names(desk.recorder.take()) == [
-            ("deleted", "new/deep/b.txt"), ("upserted", "newer/deep/b.txt"),
-        ]  # fmt: skip
+            ("deleted", "new/deep/b.txt"),
+            ("upserted", "newer/deep/b.txt"),
+        ]
 
 
 async def test_new_rules_of_access_are_obeyed(desk: Desk) -> None:

@@ -102,10 +102,14 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(team: Team) -> None:
         await team.play.restrict("d5")
         team.play.sent()
         ids = team.play.ids
-        assert kinds(await team.asked("sweep")) == sorted([
-            ("document.upserted", edited), ("document.deleted", ids["d4"]), ("document.upserted", ids["d6"]),
-            ("document.access-changed", ids["d5"]),
-        ])  # fmt: skip
+        assert kinds(await team.asked("sweep")) == sorted(
+            [
+                ("document.upserted", edited),
+                ("document.deleted", ids["d4"]),
+                ("document.upserted", ids["d6"]),
+                ("document.access-changed", ids["d5"]),
+            ]
+        )
         assert await team.asked("changes") == []
 
 

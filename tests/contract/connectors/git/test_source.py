@@ -154,8 +154,10 @@ async def test_an_edit_a_new_file_and_a_delete(repository: Repository) -> None:
     assert sorted(after) == ["a.md", "c.md", "d.md"]
     assert (before["a.md"] != after["a.md"], before["c.md"] == after["c.md"]) == (True, True)
     assert texts({entry.external_id: entry for entry in await source.fetch(["b.md", "c.md", "x", "c.md"])}) == {
-        "b.md": "gone", "c.md": "three", "x": "gone",
-    }  # fmt: skip
+        "b.md": "gone",
+        "c.md": "three",
+        "x": "gone",
+    }
 
 
 async def test_changes_come_in_pages_and_go_on_after_a_crash(repository: Repository) -> None:
@@ -302,8 +304,10 @@ async def test_a_file_that_moves_while_it_is_listed_is_listed_under_the_access_o
     repository.push()
     rest = [one async for batch in listing for one in batch]
     assert [(one.external_id, one.acl_tags) for one in (*first, *rest)] == [
-        ("a.md", ["team"]), ("b.md", ["team"]), ("c.md", ["few"]),
-    ]  # fmt: skip
+        ("a.md", ["team"]),
+        ("b.md", ["team"]),
+        ("c.md", ["few"]),
+    ]
 
 
 async def test_over_ssh_no_key_host_or_setting_but_ours_is_used(
@@ -319,9 +323,10 @@ async def test_over_ssh_no_key_host_or_setting_but_ours_is_used(
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/tmp/agent")
     source = repository.source(
-        url=f"git@git.example.com:{repository.folder}/remote.git", ssh_key_file="/keys/one key",
+        url=f"git@git.example.com:{repository.folder}/remote.git",
+        ssh_key_file="/keys/one key",
         known_hosts_file="/keys/known hosts",
-    )  # fmt: skip
+    )
     assert texts(await crawled(source)) == {"a.md": "one"}
     told = (tmp_path / "told").read_text().splitlines()
     assert told[:4] == ["-F", "none", "-i", "/keys/one key"]
@@ -339,14 +344,18 @@ async def test_access_comes_from_the_settings_and_is_read_again_each_time(
 ) -> None:
     repository.push({"docs/a.md": "one", "docs/hr/b.md": "two", "c.md": "three"})
     file = tmp_path / "access.toml"
-    file.write_text('acl_tags = ["team"]\n[[rules]]\npaths = ["docs/hr/"]\nacl_tags = ["hr"]\nrequired_tags = ["in"]\n'
-                    '[members]\nteam = ["a@x"]\nhr = ["b@x"]\n')  # fmt: skip
+    file.write_text(
+        'acl_tags = ["team"]\n[[rules]]\npaths = ["docs/hr/"]\nacl_tags = ["hr"]\nrequired_tags = ["in"]\n'
+        '[members]\nteam = ["a@x"]\nhr = ["b@x"]\n'
+    )
     repository.options = {"url": repository.options["url"], "access_file": str(file)}
     source = repository.source()
     found = await crawled(source)
     assert {name: (entry.acl_tags, entry.required_tags) for name, entry in found.items()} == {
-        "docs/a.md": (["team"], []), "c.md": (["team"], []), "docs/hr/b.md": (["hr"], ["in"]),
-    }  # fmt: skip
+        "docs/a.md": (["team"], []),
+        "c.md": (["team"], []),
+        "docs/hr/b.md": (["hr"], ["in"]),
+    }
     assert {group.tag: group.members async for group in source.groups()} == {"team": ["a@x"], "hr": ["b@x"]}
     assert [problem.message for problem in await source.check()] == [
         "nobody holds the tag 'in': list its holders in members"
@@ -526,11 +535,16 @@ async def test_weird_names_are_documents_like_any_other(repository: Repository) 
 
 
 async def test_files_too_large_binary_or_broken_are_reported_one_by_one(repository: Repository) -> None:
-    repository.push({
-        "huge.txt": "x" * (5 * 1024 * 1024), "data.unknown": b"\x00\x01\x02", "broken.pdf": b"%PDF-1.4\nnothing",
-        "manual.pdf": pdf_of(["\n".join(["How to run them."] * 20)], title="Pumps"), "a.md": "one",
-        "odd.txt": b"coding: undefined \xff",
-    })  # fmt: skip
+    repository.push(
+        {
+            "huge.txt": "x" * (5 * 1024 * 1024),
+            "data.unknown": b"\x00\x01\x02",
+            "broken.pdf": b"%PDF-1.4\nnothing",
+            "manual.pdf": pdf_of(["\n".join(["How to run them."] * 20)], title="Pumps"),
+            "a.md": "one",
+            "odd.txt": b"coding: undefined \xff",
+        }
+    )
     source = repository.source(max_file_bytes=6 * 1024 * 1024)
     found = await crawled(source)
     codes = {name: entry.code for name, entry in found.items() if isinstance(entry, Unreadable)}

@@ -45,8 +45,12 @@ async def test_everything_after_the_start_is_seen_once(desk: Desk) -> None:
     made = desk.doc("Made", drive)
     found, cursor = await since(source, cursor)
     assert {id_: type(entry) for id_, entry in found.items()} == {
-        edited: Document, trashed: Gone, deleted: Gone, moved: Document, made: Document,
-    }  # fmt: skip
+        edited: Document,
+        trashed: Gone,
+        deleted: Gone,
+        moved: Document,
+        made: Document,
+    }
     assert found[edited].content == "New text."
     assert found[moved].metadata["folder_id"] == drive
     assert (await since(source, cursor))[0] == {}

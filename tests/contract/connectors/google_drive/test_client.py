@@ -35,9 +35,14 @@ async def test_googles_client_lists_pages_and_reads_files(desk: Desk) -> None:
         client = google(desk, "drive")
         found: list[str] = []
         request = client.files().list(
-            corpora="drive", driveId=drive, includeItemsFromAllDrives=True, supportsAllDrives=True, pageSize=2,
-            q="trashed = false", fields="nextPageToken,files(id,name)",
-        )  # fmt: skip
+            corpora="drive",
+            driveId=drive,
+            includeItemsFromAllDrives=True,
+            supportsAllDrives=True,
+            pageSize=2,
+            q="trashed = false",
+            fields="nextPageToken,files(id,name)",
+        )
         while request is not None:
             page = request.execute()
             assert all(set(file) == {"id", "name"} for file in page["files"])

@@ -31,9 +31,11 @@ def furnish(desk: Desk) -> str:
     corpus.add("Shortcut", parent=drive, mime_type=SHORTCUT, target=text.id)
     corpus.add("Deck", parent=drive, mime_type=SLIDES, exports={"text/plain": b"A slide."})
     mine = desk.mine(
-        "Mine", Grant(type="domain", who="example.com", discoverable=True), Grant(type="anyone"),
+        "Mine",
+        Grant(type="domain", who="example.com", discoverable=True),
+        Grant(type="anyone"),
         Grant(type="user", who="otto@example.com", expires=corpus.now().replace(year=2027)),
-    )  # fmt: skip
+    )
     desk.corpus.items[mine].encrypted = True
     for number in range(5):
         desk.doc(f"Filler {number}", drive)
@@ -87,12 +89,19 @@ async def test_what_we_ask_and_what_the_fake_answers_is_as_googles_discovery_doc
     await listing(source)
     assert recorder.wrong == []
     assert set(recorder.judged) == {
-        "drive.v3 drive.changes.getStartPageToken", "drive.v3 drive.changes.list", "drive.v3 drive.changes.watch",
-        "drive.v3 drive.channels.stop", "drive.v3 drive.drives.get", "drive.v3 drive.drives.list",
-        "drive.v3 drive.files.export", "drive.v3 drive.files.get", "drive.v3 drive.files.list",
-        "drive.v3 drive.permissions.list", "admin.directory_v1 directory.members.list",
+        "drive.v3 drive.changes.getStartPageToken",
+        "drive.v3 drive.changes.list",
+        "drive.v3 drive.changes.watch",
+        "drive.v3 drive.channels.stop",
+        "drive.v3 drive.drives.get",
+        "drive.v3 drive.drives.list",
+        "drive.v3 drive.files.export",
+        "drive.v3 drive.files.get",
+        "drive.v3 drive.files.list",
+        "drive.v3 drive.permissions.list",
+        "admin.directory_v1 directory.members.list",
         "admin.directory_v1 directory.users.list",
-    }  # fmt: skip
+    }
 
 
 async def _nothing(reaction: object) -> None:

@@ -116,9 +116,13 @@ async def test_webhook_lost_and_the_sweep_closes_the_gap(office: Office) -> None
         office.play.sent()
         found = await office.asked("sweep")
         restricted = office.play.files["d5"]
-        assert kinds(found) == sorted([
-            ("document.upserted", edited), ("document.deleted", removed), ("document.access-changed", restricted),
-        ])  # fmt: skip
+        assert kinds(found) == sorted(
+            [
+                ("document.upserted", edited),
+                ("document.deleted", removed),
+                ("document.access-changed", restricted),
+            ]
+        )
         assert await office.asked("changes") == []
 
 

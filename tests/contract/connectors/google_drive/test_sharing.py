@@ -92,8 +92,14 @@ async def test_sharing_with_groups_domains_and_anyone(desk: Desk) -> None:
         listed = await listing(desk.source(my_drive=True, **options))
         return {id_: set(one.acl_tags) - everybody for id_, one in listed.items()}
 
-    strict = {found: {"domain:example.com"}, linked: set(), public: set(), link: set(), group: {f"group:{STAFF}"},
-              left: set()}  # fmt: skip
+    strict = {
+        found: {"domain:example.com"},
+        linked: set(),
+        public: set(),
+        link: set(),
+        group: {f"group:{STAFF}"},
+        left: set(),
+    }
     assert await tags() == strict
     assert await tags(domain_links=True) == {**strict, linked: {"domain:example.com"}}
     open_to = {"domain:example.com"}

@@ -286,8 +286,9 @@ async def test_a_large_listing_of_groups_holds_up_neither_the_heartbeat_nor_docu
     before, after = {"hr": Held("hr", ("ann",), (), at)}, {"hr": Held("hr", ("bob",), (), at)}
     await tables.replace_groups({}, before)
     for write in (
-        partial(tables.replace_groups, before, after), partial(tables.merge_groups, list(before.values()), at, ["hr"])
-    ):  # fmt: skip
+        partial(tables.replace_groups, before, after),
+        partial(tables.merge_groups, list(before.values()), at, ["hr"]),
+    ):
         async with bench.pool.connection() as slow, slow.transaction(force_rollback=True):
             await slow.execute("SELECT FROM connector_groups WHERE source = %s FOR UPDATE", [holder.source])
             writing = asyncio.create_task(write())

@@ -32,26 +32,43 @@ SOURCE = "wiki"
 
 
 async def put(
-    bench: Bench, id_: str, *, version: int | None, acl_tags: Sequence[str] = ("staff",), at: datetime | None = None,
-    source: str = SOURCE, deleted_at: datetime | None = None,
-) -> None:  # fmt: skip
+    bench: Bench,
+    id_: str,
+    *,
+    version: int | None,
+    acl_tags: Sequence[str] = ("staff",),
+    at: datetime | None = None,
+    source: str = SOURCE,
+    deleted_at: datetime | None = None,
+) -> None:
     """A document as the ledger has it."""
     tags = list(qualify(source, acl_tags))
     digest = hashlib.sha256(json.dumps(tags).encode()).digest()
     at = at or datetime.now(UTC)
     await bench.query(
         "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) VALUES (%s, %s, %s, '{}')"
-        " ON CONFLICT DO NOTHING", bench.tenant, digest, tags,
-    )  # fmt: skip
+        " ON CONFLICT DO NOTHING",
+        bench.tenant,
+        digest,
+        tags,
+    )
     await bench.query(
         "INSERT INTO documents (id, tenant, source, external_id, version, observed_at, deleted_at, access_observed_at,"
         " access_id) SELECT %s, %s, %s, %s, %s, %s, %s, %s, id FROM access_sets WHERE tenant = %s AND digest = %s"
         " ON CONFLICT (id) DO UPDATE SET version = EXCLUDED.version, observed_at = EXCLUDED.observed_at,"
         " deleted_at = EXCLUDED.deleted_at, access_observed_at = EXCLUDED.access_observed_at,"
         " access_id = EXCLUDED.access_id",
-        document_id(bench.tenant, source, id_), bench.tenant, source, id_, version, at, deleted_at, at, bench.tenant,
+        document_id(bench.tenant, source, id_),
+        bench.tenant,
+        source,
+        id_,
+        version,
+        at,
+        deleted_at,
+        at,
+        bench.tenant,
         digest,
-    )  # fmt: skip
+    )
 
 
 async def accept(bench: Bench) -> None:
@@ -59,9 +76,13 @@ async def accept(bench: Bench) -> None:
     await bench.take()
     for id_, state in fold_all(bench.taken).items():
         await put(
-            bench, id_, version=state.version, acl_tags=state.acl_tags, at=state.access_observed_at,
+            bench,
+            id_,
+            version=state.version,
+            acl_tags=state.acl_tags,
+            at=state.access_observed_at,
             deleted_at=state.deleted_at,
-        )  # fmt: skip
+        )
     for message in bench.taken:
         if isinstance(message, IdentityChanged):
             await put_groups(bench, message.principal, message.groups, message.observed_at)
@@ -72,16 +93,22 @@ async def put_groups(bench: Bench, principal: str, groups: Sequence[str], at: da
         "INSERT INTO memberships AS m VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, principal, source)"
         " DO UPDATE SET groups = EXCLUDED.groups, observed_at = EXCLUDED.observed_at"
         " WHERE EXCLUDED.observed_at >= m.observed_at",
-        bench.tenant, SOURCE, principal, list(groups), at,
-    )  # fmt: skip
+        bench.tenant,
+        SOURCE,
+        principal,
+        list(groups),
+        at,
+    )
 
 
 async def put_letter(bench: Bench, id_: str, code: str = "invalid") -> None:
     await bench.query(
         'INSERT INTO dead_letters (id, topic, partition, "offset", stage, code, message, document_id,'
         " first_failed_at) VALUES (%s, 't', 0, 0, 'detect', %s, '', %s, now())",
-        f"{bench.tenant}:{code}", code, document_id(bench.tenant, SOURCE, id_),
-    )  # fmt: skip
+        f"{bench.tenant}:{code}",
+        code,
+        document_id(bench.tenant, SOURCE, id_),
+    )
 
 
 async def everything_is_handled(bench: Bench) -> None:

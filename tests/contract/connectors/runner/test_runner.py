@@ -66,9 +66,11 @@ async def test_each_kind_of_change_is_published_as_what_it_is(bench: Bench) -> N
         await bench.ask("changes")
         found = await bench.take()
         assert kinds(found) == [
-            ("document.access-changed", "d001"), ("document.access-changed", "d003"), ("document.deleted", "d002"),
+            ("document.access-changed", "d001"),
+            ("document.access-changed", "d003"),
+            ("document.deleted", "d002"),
             ("document.upserted", "d000"),
-        ]  # fmt: skip
+        ]
         assert await bench.mine("external_id, problem_code", "connector_items", "problem_code <> ''") == [
             ("d003", "encrypted")
         ]
@@ -83,9 +85,11 @@ async def test_a_sweep_finds_what_no_event_told_of(bench: Bench) -> None:
         bench.world.silently("d003", required_tags=["space:secret"])
         await bench.ask("sweep")
         assert kinds(await bench.take()) == [
-            ("document.access-changed", "d001"), ("document.access-changed", "d003"), ("document.deleted", "d002"),
+            ("document.access-changed", "d001"),
+            ("document.access-changed", "d003"),
+            ("document.deleted", "d002"),
             ("document.upserted", "d000"),
-        ]  # fmt: skip
+        ]
         assert set(bench.world.fetched) == {"d000", "d002"}
         await bench.ask("sweep")
         assert await bench.take() == []
@@ -365,15 +369,20 @@ async def test_stamps_are_given_before_the_source_is_read(bench: Bench) -> None:
 
 async def test_memberships_are_full_sets_and_only_what_changed_is_published(bench: Bench) -> None:
     bench.world.groups = {
-        "staff": ({"ann", "bob"}, {"inner", "user:eve"}), "inner": ({"cy"}, {"ring"}), "ring": (set(), {"inner"}),
+        "staff": ({"ann", "bob"}, {"inner", "user:eve"}),
+        "inner": ({"cy"}, {"ring"}),
+        "ring": (set(), {"inner"}),
         "user:ann": ({"eve", "mallory"}, {"inner"}),  # a tag that is Ann's alone is no group's
-    }  # fmt: skip
+    }
     async with bench.running() as instance:
         await bench.until(lambda: bench.done(instance, "groups"))
         found = {m.principal: m.groups for m in await bench.take()}
         assert found == {
-            "ann": ["staff"], "bob": ["staff"], "cy": ["inner", "ring", "staff"], "eve": ["staff"],
-        }  # fmt: skip
+            "ann": ["staff"],
+            "bob": ["staff"],
+            "cy": ["inner", "ring", "staff"],
+            "eve": ["staff"],
+        }
         bench.world.groups["staff"][0].discard("bob")
         await instance.react(Reaction(groups=["staff"]))
         await bench.until(lambda: bench.done(instance, "tags"))

@@ -95,10 +95,18 @@ DAY = json.dumps([{"ts": "2.000000", "thread_ts": "1.000000", "text": "x"}])
 
 
 def test_only_days_of_channels_are_read_whatever_else_an_archive_names(tmp_path: Path) -> None:
-    path = made(tmp_path / "e.zip", **{
-        "channels.json": CHANNELS, "ops/2026-01-01.json": DAY, "../2026-01-01.json": DAY, "/2026-01-01.json": DAY,
-        "a/../ops/2026-01-01.json": DAY, "ops/deep/2026-01-01.json": DAY, "ops/notes.json": DAY,
-    })  # fmt: skip
+    path = made(
+        tmp_path / "e.zip",
+        **{
+            "channels.json": CHANNELS,
+            "ops/2026-01-01.json": DAY,
+            "../2026-01-01.json": DAY,
+            "/2026-01-01.json": DAY,
+            "a/../ops/2026-01-01.json": DAY,
+            "ops/deep/2026-01-01.json": DAY,
+            "ops/notes.json": DAY,
+        },
+    )
     archive = Archive(path)
     assert list(archive.threads("C1")) == ["1.000000"]
     assert archive.threads("C2") == archive.threads("C3") == archive.threads("C9") == {}

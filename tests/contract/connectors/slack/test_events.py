@@ -102,8 +102,10 @@ async def test_membership_events_name_the_channel_and_the_apps_own_bring_everyth
     w.rename(ops, "operations")
     tags = (f"channel:{ops}",)
     assert await reactions(slack, desk.fake.sent()) == [
-        Reaction(groups=tags, changes=True, sweep=True), Reaction(groups=tags), Reaction(groups=tags, sweep=True),
-    ]  # fmt: skip
+        Reaction(groups=tags, changes=True, sweep=True),
+        Reaction(groups=tags),
+        Reaction(groups=tags, sweep=True),
+    ]
 
 
 async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk: Desk) -> None:
@@ -120,8 +122,10 @@ async def test_only_a_change_of_standing_or_address_lists_memberships_again(desk
     w.user("New Hire")
     everywhere = Reaction(groups=[f"workspace:{w.team_id}", f"channel:{ops}"])
     assert await reactions(slack, desk.fake.sent()) == [
-        everywhere, everywhere, Reaction(groups=[f"workspace:{w.team_id}"]),
-    ]  # fmt: skip
+        everywhere,
+        everywhere,
+        Reaction(groups=[f"workspace:{w.team_id}"]),
+    ]
 
 
 async def test_an_event_whose_reaction_could_not_be_told_is_told_when_slack_sends_it_again(desk: Desk) -> None:

@@ -84,10 +84,15 @@ async def test_bots_speak_by_their_name_and_an_answer_sent_to_the_channel_is_no_
 ) -> None:
     w = desk.workspace
     ts = w.post(
-        ops, "", "", subtype="bot_message", bot_id="B1", username="Deploys",
+        ops,
+        "",
+        "",
+        subtype="bot_message",
+        bot_id="B1",
+        username="Deploys",
         attachments=[{"title": "Build 7", "title_link": "https://ci.example/7", "text": "failed", "fallback": "x"}],
         files=[{"id": "F1", "name": "log.txt", "title": "log.txt"}],
-    )  # fmt: skip
+    )
     w.post(ops, ann, "On it", thread=ts, subtype="thread_broadcast")
     found = await everything(desk.slack())
     assert list(found) == [f"{ops}:{ts}"]

@@ -30,17 +30,22 @@ async def test_title_tags_metadata_and_names_are_published_as_they_were_said(off
     office.declare()
     await office.start()
     id_ = await office.upload(
-        typeset([Sheet([Line(72, 700, "Some words here")])]), "../../etc/Ümläut\u202e report.pdf",
+        typeset([Sheet([Line(72, 700, "Some words here")])]),
+        "../../etc/Ümläut\u202e report.pdf",
         title="The report",
-        acl_tags=["staff", "user:ada@example.org"], required_tags='["nda"]', external_id="r/1",
+        acl_tags=["staff", "user:ada@example.org"],
+        required_tags='["nda"]',
+        external_id="r/1",
         metadata='{"year": 2026, "tags": ["a", "b"]}',
-    )  # fmt: skip
+    )
     await office.ended(id_)
     [message] = upserts(await office.messages())
     assert (message.tenant, message.source, message.external_id) == ("acme", "files", "r/1")
     assert (message.title, message.acl_tags, message.required_tags) == (
-        "The report", ["staff", "user:ada@example.org"], ["nda"]
-    )  # fmt: skip
+        "The report",
+        ["staff", "user:ada@example.org"],
+        ["nda"],
+    )
     assert message.metadata["file_name"] == "Ümläut report.pdf"
     assert (message.metadata["year"], message.metadata["tags"], message.metadata["pages"]) == (2026, ["a", "b"], 1)
 
@@ -49,9 +54,11 @@ async def test_the_file_alone_with_its_words_in_the_query(office: Office) -> Non
     office.declare()
     await office.start()
     answer = await office.client.post(
-        "/v1/uploads", params={"acl_tags": ["staff", "ops"], "file_name": "notes", "title": "Notes"},
-        content=b"<h1>Notes</h1><p>Kept.", headers={"content-type": "text/html; charset=utf-8"},
-    )  # fmt: skip
+        "/v1/uploads",
+        params={"acl_tags": ["staff", "ops"], "file_name": "notes", "title": "Notes"},
+        content=b"<h1>Notes</h1><p>Kept.",
+        headers={"content-type": "text/html; charset=utf-8"},
+    )
     await office.ended(answer.json()["id"])
     [message] = upserts(await office.messages())
     assert (message.title, message.acl_tags, message.media_type) == ("Notes", ["ops", "staff"], "text/html")
@@ -83,14 +90,19 @@ async def test_the_same_again_publishes_nothing_and_other_access_publishes_only_
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"acl_tags": ""}, "acl_tags: name who may read it"), ({"acl_tags": "[]"}, "acl_tags: name who may read it"),
-        ({"acl_tags": "[1]"}, "acl_tags: a list of tags"), ({"acl_tags": "t" * 501}, "acl_tags"),
-        ({"metadata": "{"}, "metadata: is not JSON"), ({"metadata": '{"a": {"b": 1}}'}, "metadata"),
-        ({"tenant": "rival"}, "'tenant': no such field"), ({"title": "t" * 4001}, "title"),
-        ({"source": "theirs"}, "source"), ({"external_id": "x" * 2001}, "external_id"),
+        ({"acl_tags": ""}, "acl_tags: name who may read it"),
+        ({"acl_tags": "[]"}, "acl_tags: name who may read it"),
+        ({"acl_tags": "[1]"}, "acl_tags: a list of tags"),
+        ({"acl_tags": "t" * 501}, "acl_tags"),
+        ({"metadata": "{"}, "metadata: is not JSON"),
+        ({"metadata": '{"a": {"b": 1}}'}, "metadata"),
+        ({"tenant": "rival"}, "'tenant': no such field"),
+        ({"title": "t" * 4001}, "title"),
+        ({"source": "theirs"}, "source"),
+        ({"external_id": "x" * 2001}, "external_id"),
         ({"title": ["a", "b"]}, "title"),
     ],
-)  # fmt: skip
+)
 async def test_what_makes_no_sense_is_refused_at_once_with_one_line(
     office: Office, fields: dict[str, Any], says: str
 ) -> None:
@@ -133,9 +145,17 @@ async def test_bodies_that_are_no_form_or_too_much_of_one(office: Office) -> Non
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [("a.pdf", "a.pdf"), ("../../a.pdf", "a.pdf"), ("C:\\Users\\x\\a.pdf", "a.pdf"), ("", "upload"), ("..", "upload"),
-     ("a\x00\n\u202eb.pdf", "ab.pdf"), ("x" * 300 + ".docx", "x" * 195 + ".docx"), ("e\u0301.txt", "é.txt")],
-)  # fmt: skip
+    [
+        ("a.pdf", "a.pdf"),
+        ("../../a.pdf", "a.pdf"),
+        ("C:\\Users\\x\\a.pdf", "a.pdf"),
+        ("", "upload"),
+        ("..", "upload"),
+        ("a\x00\n\u202eb.pdf", "ab.pdf"),
+        ("x" * 300 + ".docx", "x" * 195 + ".docx"),
+        ("e\u0301.txt", "é.txt"),
+    ],
+)
 def test_file_names(given: str, kept: str) -> None:
     assert sanitised(given) == kept
 

@@ -36,9 +36,11 @@ def originals(office: Office, name: str = "files") -> int:
 
 async def handed_in(office: Office, data: bytes, *, key: str = "acme", **fields: str) -> httpx.Response:
     return await office.client.post(
-        "/v1/uploads", files={"file": ("a.txt", data)}, data={"acl_tags": "staff", **fields},
+        "/v1/uploads",
+        files={"file": ("a.txt", data)},
+        data={"acl_tags": "staff", **fields},
         headers={"authorization": f"Bearer key-{key}"},
-    )  # fmt: skip
+    )
 
 
 def is_full(answer: httpx.Response) -> bool:
@@ -91,9 +93,10 @@ async def test_many_at_once_in_two_instances_never_exceed_the_quota(
             office.client.post(
                 "/v1/uploads", params={"source": name, "acl_tags": "staff", "file_name": "a.txt"}, content=b"%d" % n
             )
-            for n in range(8) for name in ("files", "more")
+            for n in range(8)
+            for name in ("files", "more")
         )
-    )  # fmt: skip
+    )
     assert sum(not is_full(answer) for answer in answers) == 7
     assert originals(office) + originals(office, "more") == 7
 

@@ -413,12 +413,26 @@ async def test_a_post_is_not_redirected(server) -> None:
 @pytest.mark.parametrize(
     "target",
     [
-        "http://127.0.0.1:1/", "http://localhost/", "http://169.254.169.254/latest/meta-data/", "http://[::1]/",
-        "http://[::ffff:127.0.0.1]/", "http://2130706433/", "http://0x7f.1/", "http://10.0.0.1/", "//evil.net/x",
-        "https://evil.net/", "ftp://evil.net/", "file:///etc/passwd", "javascript:alert(1)", "http://user:p@evil.net/",
-        "http://evil.net\\@127.0.0.1/", "http://exa mple/", "http://[", "http://127.0.0.1:99999999/",
+        "http://127.0.0.1:1/",
+        "http://localhost/",
+        "http://169.254.169.254/latest/meta-data/",
+        "http://[::1]/",
+        "http://[::ffff:127.0.0.1]/",
+        "http://2130706433/",
+        "http://0x7f.1/",
+        "http://10.0.0.1/",
+        "//evil.net/x",
+        "https://evil.net/",
+        "ftp://evil.net/",
+        "file:///etc/passwd",
+        "javascript:alert(1)",
+        "http://user:p@evil.net/",
+        "http://evil.net\\@127.0.0.1/",
+        "http://exa mple/",
+        "http://[",
+        "http://127.0.0.1:99999999/",
     ],
-)  # fmt: skip
+)
 async def test_ssrf_by_a_redirect_is_refused(server, target) -> None:
     app, url = server
     app.redirect(target)

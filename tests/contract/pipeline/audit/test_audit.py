@@ -74,9 +74,23 @@ async def test_a_tenth_lost_from_each_store_is_named_and_restored_without_embedd
 async def test_every_kind_of_difference_is_named_and_mended(audited: Audited) -> None:
     library = audited.library
     names = [
-        "v-missing", "k-missing", "v-orphan", "k-orphan", "v-access", "k-access", "v-text", "k-text", "k-entry",
-        "k-ahead", "v-state", "k-state", "manifest", "sound", "v-gone", "k-gone",
-    ]  # fmt: skip
+        "v-missing",
+        "k-missing",
+        "v-orphan",
+        "k-orphan",
+        "v-access",
+        "k-access",
+        "v-text",
+        "k-text",
+        "k-entry",
+        "k-ahead",
+        "v-state",
+        "k-state",
+        "manifest",
+        "sound",
+        "v-gone",
+        "k-gone",
+    ]
     messages = {m.external_id: m for m in named(*names)}
     await library.put(*messages.values())
     first = {name: (await audited.rows(id_of(name)))[0] for name in names}
@@ -97,8 +111,10 @@ async def test_every_kind_of_difference_is_named_and_mended(audited: Audited) ->
     [(nobody,)] = await library.execute("SELECT id FROM access_sets WHERE acl_tags = '{}'")
     await library.execute(f"UPDATE {audited.table} SET access_id = %s WHERE id = %s", nobody, first["v-access"])
     for name, fields in {
-        "k-access": {"acl_tags": ["wiki/everybody"]}, "k-text": {"text": "Other words."}, "k-entry": {"title": "Other"}
-    }.items():  # fmt: skip
+        "k-access": {"acl_tags": ["wiki/everybody"]},
+        "k-text": {"text": "Other words."},
+        "k-entry": {"title": "Other"},
+    }.items():
         its_version, its_body = await audited.entry(first[name])
         await audited.write_entry(first[name], its_version, {**its_body, **fields})
     await audited.write_entry(first["k-ahead"], 10**12, (await audited.entry(first["k-ahead"]))[1])
@@ -156,8 +172,9 @@ async def test_what_is_on_its_way_is_pending_and_no_difference(audited: Audited)
     assert await audited.found(run) == set()
     assert run.pending == 2
     assert [(p.external_id, p.reason) for p in walk.pending] == [
-        ("fresh", "vectors: the model is away"), ("edited", None)
-    ]  # fmt: skip
+        ("fresh", "vectors: the model is away"),
+        ("edited", None),
+    ]
 
 
 async def test_an_audit_during_writes_reports_nothing_false(audited: Audited) -> None:

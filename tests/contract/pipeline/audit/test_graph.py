@@ -110,9 +110,14 @@ def background(
 ) -> BackgroundAudit:
     producer: Any = audited.waking
     return BackgroundAudit(
-        audited.library.pool, audited.library.es, producer, metrics,
-        AuditSettings(documents_per_second=pace, **settings), limits=limits, second_look_seconds=0.05,
-    )  # fmt: skip
+        audited.library.pool,
+        audited.library.es,
+        producer,
+        metrics,
+        AuditSettings(documents_per_second=pace, **settings),
+        limits=limits,
+        second_look_seconds=0.05,
+    )
 
 
 def divergent(metrics: Metrics) -> dict[tuple[str, str], float]:

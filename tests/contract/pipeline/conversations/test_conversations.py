@@ -86,10 +86,14 @@ async def test_any_order_any_batches_duplicates_and_a_replay_end_alike(desk: Des
     """The same messages three times over, torn into other batches each time, and a history that a plain model says."""
     dice = random.Random(7)
     said = [
-        recorded(*(sent(n) for n in range(at, at + dice.randrange(1, 6))), observed=at, conversation=f"c{at % 3}",
-                 member=dice.choice(["ada", "bob"]))
+        recorded(
+            *(sent(n) for n in range(at, at + dice.randrange(1, 6))),
+            observed=at,
+            conversation=f"c{at % 3}",
+            member=dice.choice(["ada", "bob"]),
+        )
         for at in range(0, 50, 2)
-    ]  # fmt: skip
+    ]
     wishes = [forgotten(17, "c1"), forgotten(30, "c2", member="bob"), forgotten(9, member="bob")]
     alive: dict[str, dict[bytes, datetime]] = {"ada": {}, "bob": {}}
     for message in said:

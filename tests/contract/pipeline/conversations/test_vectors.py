@@ -146,9 +146,12 @@ async def test_documents_go_first_and_never_for_ever(desk: Desk, monkeypatch: py
     busy = [True]
     model = Noting(desk, busy)
     worker = ConversationVectors(
-        desk.pool, OneModel(model), desk.metrics, ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
+        desk.pool,
+        OneModel(model),
+        desk.metrics,
+        ConversationSettings(embeddings_per_second=10_000),  # type: ignore[arg-type]
         busy=lambda: busy[0],
-    )  # fmt: skip
+    )
     turn = asyncio.create_task(worker.turn())
     await asyncio.sleep(1)
     assert model.seen == []

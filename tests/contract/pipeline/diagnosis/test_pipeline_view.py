@@ -103,12 +103,14 @@ async def test_what_happened_yesterday_stands_in_its_half_hour(library: Library)
         moved = f"- interval '{hours} hours'"
         await library.execute(
             f"UPDATE documents SET received_at = received_at {moved},"
-            f" changed_at = received_at {moved} - interval '20 s' WHERE id = %s", id_,
-        )  # fmt: skip
+            f" changed_at = received_at {moved} - interval '20 s' WHERE id = %s",
+            id_,
+        )
         await library.execute(
             f"UPDATE index_state SET pending_since = pending_since {moved}, settled_at = settled_at {moved}"
-            " WHERE document_id = %s", id_,
-        )  # fmt: skip
+            " WHERE document_id = %s",
+            id_,
+        )
     fresh = (await look(library))["freshness"]
     buckets = [(bucket["documents"], bucket["p99"]) for bucket in fresh["over_time"] if bucket["documents"]]
     assert [documents for documents, _ in buckets] == [1, 2], "older first; what is older than a day is not shown"
@@ -135,8 +137,9 @@ async def test_canaries_are_no_documents_of_the_company(library: Library) -> Non
     entries = (await library.es.count(index=library.generation.keyword_index))["count"]
     assert held == {
         "Postgres": f"1 documents, {chunks - 1} chunks; and 1 canaries",
-        "Elasticsearch": f"{entries - 1} entries", "Kafka": None,
-    }  # fmt: skip
+        "Elasticsearch": f"{entries - 1} entries",
+        "Kafka": None,
+    }
     assert [found["pending"][store]["documents"] for store in ("vectors", "keywords")] == [0, 0]
 
 
@@ -178,15 +181,18 @@ async def test_divergence_is_what_the_background_audit_left(library: Library) ->
 
 
 async def test_connectors_that_need_somebody_come_first(library: Library) -> None:
-    well = {"changes": {"state": "idle", "succeeded_at": "2026-11-21T10:00:00.000+00:00"},
-            "sweep": {"state": "idle", "succeeded_at": "2026-11-21T09:00:00.000+00:00"}}  # fmt: skip
+    well = {
+        "changes": {"state": "idle", "succeeded_at": "2026-11-21T10:00:00.000+00:00"},
+        "sweep": {"state": "idle", "succeeded_at": "2026-11-21T09:00:00.000+00:00"},
+    }
     ill = {"changes": {"state": "needs attention", "reason": "the token was revoked"}}
     for source, activities in (("aaa", well), ("zzz", ill)):
         await library.execute(
             "INSERT INTO connectors (tenant, source, kind, loaded_at, activities, counts, seen_at)"
             " VALUES ('acme', %s, 'slack', now(), %s::jsonb, '{\"upserted\": 7, \"deleted\": 1}', now())",
-            source, json.dumps(activities),
-        )  # fmt: skip
+            source,
+            json.dumps(activities),
+        )
     first, second = (await look(library))["connectors"]
     assert (first["source"], first["state"]) == ("zzz", "needs attention")
     assert first["reason"] == "changes: the token was revoked"
@@ -210,8 +216,12 @@ async def test_status_page_and_why_report_the_same_connector_state_and_dead_lett
         await library.execute(
             "INSERT INTO connectors (tenant, source, kind, paused, loaded_at, activities, seen_at) VALUES ('acme', %s,"
             " 'slack', %s, CASE WHEN %s THEN now() END, %s::jsonb, CASE WHEN %s THEN now() END)",
-            source, paused, loaded, json.dumps(activities), alive,
-        )  # fmt: skip
+            source,
+            paused,
+            loaded,
+            json.dumps(activities),
+            alive,
+        )
     away: list[str] = []
     status = await ledger_report(library.settings.postgres, {}, away)
     page = await look(library)
@@ -219,8 +229,13 @@ async def test_status_page_and_why_report_the_same_connector_state_and_dead_lett
     states = {connector["source"]: connector["state"] for connector in status["connectors"]}
     assert states == {connector["source"]: connector["state"] for connector in page["connectors"]}
     assert set(states.values()) == {
-        "needs attention", "following", "first load", "paused", "not running", "waiting",
-    }  # fmt: skip
+        "needs attention",
+        "following",
+        "first load",
+        "paused",
+        "not running",
+        "waiting",
+    }
     async with library.pool.connection() as connection:
         for name, state in states.items():
             source = await story.read_source(connection, "acme", name, ["a.md"])
@@ -265,8 +280,10 @@ async def test_what_is_away_is_named_and_the_rest_is_told(library: Library) -> N
     finally:
         await nowhere.close()
     assert [(store["name"], store["up"]) for store in found["stores"]] == [
-        ("Postgres", True), ("Elasticsearch", False), ("Kafka", False),
-    ]  # fmt: skip
+        ("Postgres", True),
+        ("Elasticsearch", False),
+        ("Kafka", False),
+    ]
     assert sorted(line.split(":")[0] for line in found["away"]) == ["Elasticsearch", "Kafka"]
     assert found["lag"] is None
     assert found["freshness"] is not None

@@ -29,9 +29,16 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def upserted(n: int) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant="acme", source="wiki", external_id=f"page-{n}", observed_at=now(), version=1, title="A page",
-        content="Some words.", media_type="text/plain", acl_tags=("everyone",),
-    )  # fmt: skip
+        tenant="acme",
+        source="wiki",
+        external_id=f"page-{n}",
+        observed_at=now(),
+        version=1,
+        title="A page",
+        content="Some words.",
+        media_type="text/plain",
+        acl_tags=("everyone",),
+    )
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -59,8 +59,10 @@ async def test_a_document_that_both_stores_hold(library: Library, tenant: str) -
     assert told["access"]["required_tags"] == ["wiki/r"]
     [event] = told["events"]
     assert (event["kind"], event["outcome"], event["seq"]) == (
-        "document.upserted.v1", "created", told["document"]["seq"],
-    )  # fmt: skip
+        "document.upserted.v1",
+        "created",
+        told["document"]["seq"],
+    )
     [generation] = told["generations"]
     assert (generation["generation"], generation["chunks"]) == ("g1", 1)
     for store in ("vectors", "keywords"):

@@ -128,8 +128,10 @@ async def test_a_copy_of_older_access_in_a_store_is_seen(library: Library, tenan
     await library.put(one, other)
     await library.execute(
         "UPDATE chunks_g1 SET access_id = (SELECT access_id FROM documents WHERE tenant = %s AND external_id = 'b.md')"
-        " WHERE document_id = (SELECT id FROM documents WHERE tenant = %s AND external_id = 'a.md')", tenant, tenant,
-    )  # fmt: skip
+        " WHERE document_id = (SELECT id FROM documents WHERE tenant = %s AND external_id = 'a.md')",
+        tenant,
+        tenant,
+    )
     _, differs = await told(home, tenant, "a.md")
     assert [(h["store"], h["kind"]) for h in differs["stores"]] == [("vectors", "wrong_access")]
     assert differs["searchable"] is False
@@ -190,9 +192,10 @@ async def test_another_generation_alone_holds_it(library: Library, tenant: str, 
             name
             for (name,) in await library.execute(
                 "SELECT column_name FROM information_schema.columns WHERE table_name = %s"
-                " AND column_name <> 'generation' AND table_schema = 'public'", table,
+                " AND column_name <> 'generation' AND table_schema = 'public'",
+                table,
             )
-        ]  # fmt: skip
+        ]
         listed = ", ".join(columns)
         await library.execute(
             f"INSERT INTO {table} (generation, {listed}) SELECT 'g0', {listed} FROM {table} WHERE document_id = %s", id_
@@ -219,8 +222,11 @@ async def test_whether_a_person_may_read_it_and_since_when_that_is_known(
     for source, groups in (("wiki", ["crew"]), ("drive", [])):
         await library.execute(
             "INSERT INTO memberships (tenant, source, principal, groups, observed_at) VALUES (%s, %s, 'ann', %s, %s)",
-            tenant, source, groups, at,
-        )  # fmt: skip
+            tenant,
+            source,
+            groups,
+            at,
+        )
     code, ann = await told(home, tenant, "a.md", "--as", "ann")
     assert (code, ann["searchable"], ann["state"]) == (0, True, "unreadable")
     assert ann["readable_by"] == {"principals": ["ann"], "may_read": False, "by": ["wiki/crew"], "lacks": ["wiki/nda"]}

@@ -41,8 +41,11 @@ async def paths(stack: Stack) -> AsyncIterator[Paths]:
 def penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        env={**os.environ, "PENSTOCK_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
 
 
 async def test_a_store_that_lies_about_whose_passage_it_is_is_not_believed(paths: Paths) -> None:
@@ -50,8 +53,9 @@ async def test_a_store_that_lies_about_whose_passage_it_is_is_not_believed(paths
     mine, theirs = document("mine.md", "Open."), document("theirs.md", "Secret.", acl_tags=["board"])
     elsewhere = document("mine.md", "Secret elsewhere.", tenant="globex")
     await library.put(mine, theirs, elsewhere)
-    rows = await library.execute("SELECT d.tenant, d.external_id, d.id, c.id FROM documents d"
-                                 " JOIN chunks_g1 c ON c.document_id = d.id")  # fmt: skip
+    rows = await library.execute(
+        "SELECT d.tenant, d.external_id, d.id, c.id FROM documents d JOIN chunks_g1 c ON c.document_id = d.id"
+    )
     of = {(tenant, name): (document, chunk) for tenant, name, document, chunk in rows}
     ids = [document for document, _ in of.values()]
     async with library.pool.connection() as connection:
@@ -188,9 +192,12 @@ async def test_the_reader_role_reads_the_views_and_nothing_else(paths: Paths) ->
             rows = await (await connection.execute(f"SELECT {column} FROM readers.{view}".encode())).fetchall()
             assert rows == [("left.md",)] if view == "documents" else len(rows) == 1
         for statement in (
-            "SELECT title FROM documents", "SELECT * FROM chunks_g1", "SELECT * FROM access_sets",
-            "DELETE FROM documents", "SELECT nextval('ledger_seq')",
-        ):  # fmt: skip
+            "SELECT title FROM documents",
+            "SELECT * FROM chunks_g1",
+            "SELECT * FROM access_sets",
+            "DELETE FROM documents",
+            "SELECT nextval('ledger_seq')",
+        ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 async with connection.transaction():
                     await connection.execute(statement.encode())

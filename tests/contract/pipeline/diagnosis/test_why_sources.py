@@ -44,25 +44,36 @@ class Town:
     async def why(self, tenant: str, *arguments: str) -> tuple[int, dict[str, Any]]:
         """Exit code and answer."""
         done = await asyncio.to_thread(
-            CliRunner().invoke, app, ["why", *arguments, "--tenant", tenant, "--json"],
+            CliRunner().invoke,
+            app,
+            ["why", *arguments, "--tenant", tenant, "--json"],
             env={"PENSTOCK_HOME": str(self.space.home)},
-        )  # fmt: skip
+        )
         return done.exit_code, json.loads(done.stdout) if done.stdout else {"error": f"{done.stderr}{done.exception}"}
 
     async def connector(
-        self, tenant: str, *rows: Row, paused: bool = False, loaded: bool = True, seen: str = "now()",
-        activities: dict[str, Any] | None = None, guard: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        tenant: str,
+        *rows: Row,
+        paused: bool = False,
+        loaded: bool = True,
+        seen: str = "now()",
+        activities: dict[str, Any] | None = None,
+        guard: dict[str, Any] | None = None,
+    ) -> None:
         async with self.pool.connection() as connection:
             await connection.execute(
                 "INSERT INTO connectors (tenant, source, kind, epoch, paused, loaded_at, changes_cursor, guard,"
                 f" activities, seen_at) VALUES (%s, 'wiki', 'confluence', 1, %s, %s, %s, %s, %s, {seen})".encode(),
                 [
-                    tenant, paused, NOW if loaded else None, Jsonb({"since": "2026-11-20"}),
+                    tenant,
+                    paused,
+                    NOW if loaded else None,
+                    Jsonb({"since": "2026-11-20"}),
                     Jsonb(guard) if guard else None,
                     Jsonb(activities or {"changes": {"state": "idle", "succeeded_at": NOW.isoformat()}}),
                 ],
-            )  # fmt: skip
+            )
         if rows:
             await Rows(self.pool, Holder(tenant, "wiki", 1)).save(rows, NOW)
 
@@ -123,9 +134,11 @@ async def test_how_the_source_is_explains_a_document_that_never_came(
 ) -> None:
     await town.connector(tenant, **how)
     done = await asyncio.to_thread(
-        CliRunner().invoke, app, ["why", "a.md", "--source", "wiki", "--tenant", tenant],
+        CliRunner().invoke,
+        app,
+        ["why", "a.md", "--source", "wiki", "--tenant", tenant],
         env={"PENSTOCK_HOME": str(town.space.home)},
-    )  # fmt: skip
+    )
     assert (done.exit_code, done.stdout) == (1, "")
     assert f"({step})" in str(done.exception)
     if state == "source_failing":
@@ -210,9 +223,7 @@ async def test_a_file_that_ingest_skipped_says_so_until_a_good_version_comes(
 
     async def penstock(*arguments: str) -> Result:
         command = [*arguments, "--tenant", tenant]
-        return await asyncio.to_thread(
-            CliRunner().invoke, app, command, env={"PENSTOCK_HOME": str(town.space.home)}
-        )  # fmt: skip
+        return await asyncio.to_thread(CliRunner().invoke, app, command, env={"PENSTOCK_HOME": str(town.space.home)})
 
     done = await penstock("ingest", str(tmp_path))
     assert done.exit_code == 0, done.stderr

@@ -150,9 +150,15 @@ async def test_a_model_that_only_the_next_generation_has_holds_up_nobody_when_it
         active = await generations.active(connection)
         other = EmbeddingService("openai", "http://elsewhere/v1")
         new = replace(
-            active, name="g2", state="building", model="other", dimensions=64, chunk_table="chunks_g2",
-            keyword_index=f"{active.keyword_index}-2", service=other,
-        )  # fmt: skip
+            active,
+            name="g2",
+            state="building",
+            model="other",
+            dimensions=64,
+            chunk_table="chunks_g2",
+            keyword_index=f"{active.keyword_index}-2",
+            service=other,
+        )
         await create_chunk_table(connection, new)
         await create_index(site.es, new.keyword_index)
         await connection.commit()

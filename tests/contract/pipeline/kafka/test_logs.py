@@ -74,9 +74,12 @@ class World:
         self.metrics = Metrics()
         async with open_pool(self.space.settings.postgres) as pool:
             consumption = Consumption(
-                stage, kafka=self.kafka, stream=StreamSettings(lanes=2, batch_wait_seconds=0.01), metrics=self.metrics,
+                stage,
+                kafka=self.kafka,
+                stream=StreamSettings(lanes=2, batch_wait_seconds=0.01),
+                metrics=self.metrics,
                 pool=pool,
-            )  # fmt: skip
+            )
             async with consumption.running():
                 crashed = asyncio.create_task(consumption.crashed())
                 self.workers.add(crashed)

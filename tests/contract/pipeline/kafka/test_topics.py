@@ -131,11 +131,18 @@ async def test_a_topic_without_a_leader_is_waited_for(
 async def test_the_largest_message_fits_its_topic(bootstrap: str, prefix: str) -> None:
     """4 MiB of content of the kind that JSON swells most: control characters, six bytes each."""
     await ensure_topics(bootstrap, prefix=prefix)
-    message = DocumentUpserted.model_validate({
-        "tenant": "t", "source": "s", "external_id": "ß" * 2_000, "observed_at": "2026-01-01T00:00:00Z", "version": 1,
-        "title": "\x01" * 4_000, "content": "\x01" * MAX_CONTENT_BYTES,
-        "acl_tags": [f"{n}" * 100 for n in range(1_000)],
-    })  # fmt: skip
+    message = DocumentUpserted.model_validate(
+        {
+            "tenant": "t",
+            "source": "s",
+            "external_id": "ß" * 2_000,
+            "observed_at": "2026-01-01T00:00:00Z",
+            "version": 1,
+            "title": "\x01" * 4_000,
+            "content": "\x01" * MAX_CONTENT_BYTES,
+            "acl_tags": [f"{n}" * 100 for n in range(1_000)],
+        }
+    )
     record = encode(message)
     async with Producer(bootstrap, prefix) as producer:
         await (await producer.send_raw(DOCUMENTS_LIVE, record.key, record.value, record.headers))

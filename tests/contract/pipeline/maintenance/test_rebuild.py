@@ -188,15 +188,21 @@ def kill() -> None:
 @pytest.mark.parametrize(
     ("store", "module", "step", "calls"),
     [
-        ("keywords", rebuilding, "create_index", 1), ("keywords", builds, "begin", 1), ("keywords", builds, "fill", 2),
-        ("keywords", building, "tune_index", 1), ("keywords", builds, "cut_over", 1),
-        ("keywords", building, "drop_index", 1), ("keywords", tables, "clear_rows", 1),
-        ("vectors", rebuilding, "create_chunk_table", 1), ("vectors", builds, "fill", 2),
+        ("keywords", rebuilding, "create_index", 1),
+        ("keywords", builds, "begin", 1),
+        ("keywords", builds, "fill", 2),
+        ("keywords", building, "tune_index", 1),
+        ("keywords", builds, "cut_over", 1),
+        ("keywords", building, "drop_index", 1),
+        ("keywords", tables, "clear_rows", 1),
+        ("vectors", rebuilding, "create_chunk_table", 1),
+        ("vectors", builds, "fill", 2),
         ("vectors", builds, "fill", 4),
-        ("vectors", tables, "create_graph", 1), ("vectors", builds, "cut_over", 1),
+        ("vectors", tables, "create_graph", 1),
+        ("vectors", builds, "cut_over", 1),
         ("vectors", tables, "drop_table", 1),
     ],
-)  # fmt: skip
+)
 async def test_killed_anywhere_it_goes_on_when_it_is_run_again(
     site: Site, store: Store, module: Any, step: str, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

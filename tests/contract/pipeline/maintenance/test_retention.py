@@ -60,8 +60,9 @@ async def test_a_document_deleted_at_its_source_loses_every_personal_field_after
     again = jane.model_copy(update={"observed_at": gone.observed_at + timedelta(seconds=1), "version": 1})
     await library.put(again)
     assert ("termination-jane-doe.md", *fields.values()) in await known(library, tenant), "made anew by its source"
-    assert await library.execute("SELECT erased_at FROM documents WHERE tenant = %s AND title = %s", tenant,
-                                 fields["title"]) == [(None,)]  # fmt: skip
+    assert await library.execute(
+        "SELECT erased_at FROM documents WHERE tenant = %s AND title = %s", tenant, fields["title"]
+    ) == [(None,)]
 
 
 async def test_what_both_stores_have_not_let_go_of_yet_keeps_its_name(library: Library, tenant: str) -> None:
@@ -74,8 +75,9 @@ async def test_what_both_stores_have_not_let_go_of_yet_keeps_its_name(library: L
     )
     await library.execute(
         "UPDATE index_state SET want_seq = seq + 1 WHERE store = 'keywords' AND document_id ="
-        " (SELECT id FROM documents WHERE tenant = %s)", tenant
-    )  # fmt: skip
+        " (SELECT id FROM documents WHERE tenant = %s)",
+        tenant,
+    )
     await one_turn(library)
     assert [row[0] for row in await known(library, tenant)] == ["one.md"]
     await library.execute("UPDATE index_state SET want_seq = seq WHERE seq < want_seq")
@@ -128,8 +130,9 @@ async def test_review_answers_feedback_lost_people_old_texts_and_dead_letters_go
         await plant(library, statement, tenant, days)
     await library.execute(
         "INSERT INTO dead_letter_trail (letter_id, action, by) SELECT id, 'undone', 'jane' FROM dead_letters"
-        " WHERE tenant = %s", tenant
-    )  # fmt: skip
+        " WHERE tenant = %s",
+        tenant,
+    )
     await one_turn(library, golden_days=120)
     assert await counts(library, tenant) == dict.fromkeys(PLANTED, left)
 
@@ -146,8 +149,10 @@ async def test_what_is_still_in_use_stays_however_old_it_is(library: Library, te
     await library.execute(
         "INSERT INTO connector_items (tenant, source, external_id, scope, gone, withdrawn_at, content_at) VALUES"
         " (%s, 'wiki', 'alive', '', false, NULL, '2001-01-01'),"
-        " (%s, 'wiki', 'withdrawn', '', true, now(), '2001-01-01')", tenant, tenant
-    )  # fmt: skip
+        " (%s, 'wiki', 'withdrawn', '', true, now(), '2001-01-01')",
+        tenant,
+        tenant,
+    )
     await plant(library, PLANTED["eval_queries"], tenant, 5000)
     await one_turn(library)
     found = await counts(library, tenant)
@@ -170,8 +175,9 @@ async def test_access_sets_are_erased_though_events_are_accepted_meanwhile(libra
     await library.put(document("one.md", "text", tenant=tenant))
     await library.execute(
         "INSERT INTO access_sets (tenant, digest, acl_tags, required_tags) SELECT %s, n::text::bytea, '{user:jane}',"
-        " '{}' FROM generate_series(1, 150) n", tenant,
-    )  # fmt: skip
+        " '{}' FROM generate_series(1, 150) n",
+        tenant,
+    )
     ids = [id_ for (id_,) in await library.execute("SELECT id FROM access_sets WHERE tenant = %s", tenant)]
     async with library.pool.connection() as accepting, library.pool.connection() as connection:
         async with accepting.transaction():

@@ -30,10 +30,15 @@ structlog.get_logger().info("over")
 async def work(endpoint: str, *, spans: int = 3, **environment: str) -> list[dict[str, object]]:
     """The log of a process that works and stops; it has a minute."""
     ended = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", WORK, str(spans)], cwd=PROJECT, capture_output=True, text=True,
-        timeout=60, check=True,
+        subprocess.run,
+        [sys.executable, "-c", WORK, str(spans)],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
         env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "50", **environment},
-    )  # fmt: skip
+    )
     return [json.loads(line) for line in ended.stderr.splitlines()]
 
 

@@ -103,8 +103,9 @@ async def test_an_undo_makes_it_wait_again_and_the_trail_tells_both(library: Lib
     async with library.pool.connection() as connection:
         trail = await letters.trail(connection, mine)
     assert [(one.action, one.by, one.reason) for one in trail] == [
-        ("dismissed", "ann", WHY), ("undone", "bob", "it was no test"),
-    ]  # fmt: skip
+        ("dismissed", "ann", WHY),
+        ("undone", "bob", "it was no test"),
+    ]
     assert trail[0].at < trail[1].at
 
 
@@ -181,8 +182,11 @@ def on_a_terminal(home: Path, typed: bytes, *arguments: str) -> tuple[int, str]:
     terminal, theirs = pty.openpty()
     with subprocess.Popen(
         [sys.executable, "-m", "cli.main", "dead", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home), "COLUMNS": "200"}, stdin=theirs, stdout=theirs, stderr=theirs,
-    ) as process:  # fmt: skip
+        env={**os.environ, "PENSTOCK_HOME": str(home), "COLUMNS": "200"},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+    ) as process:
         os.close(theirs)
         os.write(terminal, typed)
         shown = b""

@@ -37,9 +37,15 @@ def poisonous(records: Sequence[Incoming]) -> list[tuple[Incoming, Poison]]:
 
 def detect(desk: Desk, per_minute: int) -> Detect:
     return Detect(
-        desk.pool, desk.producer, desk.letters(per_minute), Announcer(desk.pool, desk.producer, desk.metrics),
-        lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=8, grace_seconds=30,
-    )  # fmt: skip
+        desk.pool,
+        desk.producer,
+        desk.letters(per_minute),
+        Announcer(desk.pool, desk.producer, desk.metrics),
+        lambda _: lambda texts: [len(text.split()) for text in texts],
+        desk.metrics,
+        batch_size=8,
+        grace_seconds=30,
+    )
 
 
 async def letters(desk: Desk) -> int:
@@ -79,10 +85,7 @@ async def test_bad_live_records_beyond_the_limit_stand_on_the_backfill_topic_as_
     assert sorted((r.key, r.value, tuple(r.headers)) for r in moved) == sorted(
         (r.key, r.value, tuple(r.headers)) for r in records[20:]
     )
-    there = [
-        Incoming(r.topic, r.partition, r.offset, r.key, r.value, list(r.headers), "backfill")
-        for r in moved
-    ]  # fmt: skip
+    there = [Incoming(r.topic, r.partition, r.offset, r.key, r.value, list(r.headers), "backfill") for r in moved]
     with pytest.raises(Flooded) as flood:
         await stage.handle(there)
     assert list(flood.value.records) == there
@@ -114,10 +117,16 @@ async def test_a_record_that_no_topic_takes_is_buried_though_there_are_too_many(
 def deferring(desk: Desk, live_per_second: float) -> Detect:
     """With a burst of ten times the rate."""
     return Detect(
-        desk.pool, desk.producer, desk.letters(20), Announcer(desk.pool, desk.producer, desk.metrics),
-        lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=32, grace_seconds=30,
+        desk.pool,
+        desk.producer,
+        desk.letters(20),
+        Announcer(desk.pool, desk.producer, desk.metrics),
+        lambda _: lambda texts: [len(text.split()) for text in texts],
+        desk.metrics,
+        batch_size=32,
+        grace_seconds=30,
         live_per_second=live_per_second,
-    )  # fmt: skip
+    )
 
 
 def upserts(desk: Desk, count: int, **fields: object) -> list[Incoming]:

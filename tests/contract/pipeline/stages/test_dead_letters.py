@@ -170,9 +170,15 @@ async def test_a_valid_event_is_accepted_although_the_poison_of_its_batch_has_to
     def detect(per_minute: int) -> Detect:
         announcer = Announcer(desk.pool, desk.producer, desk.metrics)
         return Detect(
-            desk.pool, desk.producer, desk.letters(per_minute), announcer,
-            lambda _: lambda texts: [len(text.split()) for text in texts], desk.metrics, batch_size=8, grace_seconds=30,
-        )  # fmt: skip
+            desk.pool,
+            desk.producer,
+            desk.letters(per_minute),
+            announcer,
+            lambda _: lambda texts: [len(text.split()) for text in texts],
+            desk.metrics,
+            batch_size=8,
+            grace_seconds=30,
+        )
 
     with pytest.raises(Deferred):
         await detect(0).handle(batch)

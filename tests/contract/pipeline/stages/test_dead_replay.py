@@ -78,9 +78,13 @@ async def test_what_cannot_be_replayed_is_named_and_the_rest_goes_on(desk: Desk)
     gone, kept, strange, foreign, moved = [
         await desk.bury(record)
         for record in (
-            desk.record(), desk.record(), desk.record(topic=DOCUMENTS_INDEXED), desk.record(), desk.record(),
+            desk.record(),
+            desk.record(),
+            desk.record(topic=DOCUMENTS_INDEXED),
+            desk.record(),
+            desk.record(),
         )
-    ]  # fmt: skip
+    ]
     admin = AIOKafkaAdminClient(bootstrap_servers=desk.space.settings.kafka.bootstrap)
     await admin.start()
     await admin.delete_records({TopicPartition(desk.name(DEAD_LETTERS), 0): RecordsToDelete(1)})

@@ -73,9 +73,7 @@ async def test_empty_tags_withdraw_what_could_be_read(library: Library, kind: st
 
     await library.converge(id_)
     assert await library.execute("SELECT FROM chunks_g1 WHERE document_id = %s", id_) == []
-    found = await library.es.count(
-        index=library.generation.keyword_index, query={"term": {"document_id": str(id_)}}
-    )  # fmt: skip
+    found = await library.es.count(index=library.generation.keyword_index, query={"term": {"document_id": str(id_)}})
     assert found["count"] == 0
 
     await library.put(access(before, ["staff"]))  # and back, when somebody may again

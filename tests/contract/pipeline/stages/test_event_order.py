@@ -27,9 +27,15 @@ def upsert(
     name: str, version: int, second: int, content: str = "", acl: tuple[str, ...] = ("staff",)
 ) -> DocumentUpserted:
     return DocumentUpserted(
-        tenant="acme", source="wiki", external_id=name, version=version, observed_at=BEGIN + timedelta(seconds=second),
-        title=f"version {version}", content=content or f"content {version} seen at {second}", acl_tags=list(acl),
-    )  # fmt: skip
+        tenant="acme",
+        source="wiki",
+        external_id=name,
+        version=version,
+        observed_at=BEGIN + timedelta(seconds=second),
+        title=f"version {version}",
+        content=content or f"content {version} seen at {second}",
+        acl_tags=list(acl),
+    )
 
 
 def deletion(name: str, second: int, version: int = 1) -> DocumentDeleted:
@@ -40,9 +46,12 @@ def deletion(name: str, second: int, version: int = 1) -> DocumentDeleted:
 
 def access(name: str, second: int, *acl: str) -> AccessChanged:
     return AccessChanged(
-        tenant="acme", source="wiki", external_id=name, acl_tags=list(acl),
+        tenant="acme",
+        source="wiki",
+        external_id=name,
+        acl_tags=list(acl),
         observed_at=BEGIN + timedelta(seconds=second),
-    )  # fmt: skip
+    )
 
 
 async def held(library: Library, name: str) -> tuple[list[str], list[str], list[str]]:
@@ -68,9 +77,11 @@ async def test_a_recreated_document_survives_every_order_of_its_four_events(libr
     for n, order in enumerate(permutations(range(4))):
         name = f"doc-{n}"
         events = [
-            upsert(name, 5, 10), deletion(name, 20), upsert(name, 3, 25, "made anew"),
+            upsert(name, 5, 10),
+            deletion(name, 20),
+            upsert(name, 3, 25, "made anew"),
             upsert(name, 1, 30, "stale read"),
-        ]  # fmt: skip
+        ]
         for step in order:
             await library.put(events[step])
         await stands(library, name, "made anew")
@@ -140,9 +151,14 @@ async def test_a_restored_old_file_counts_as_newer(library: Library) -> None:
 
 async def test_replayed_from_the_beginning_nothing_changes_and_nothing_is_embedded(library: Library) -> None:
     events = [
-        upsert("a", 1, 1), upsert("b", 1, 2), upsert("a", 2, 3), deletion("b", 4), upsert("c", 1, 5),
-        access("c", 6, "board"), upsert("b", 1, 7, "again"),
-    ]  # fmt: skip
+        upsert("a", 1, 1),
+        upsert("b", 1, 2),
+        upsert("a", 2, 3),
+        deletion("b", 4),
+        upsert("c", 1, 5),
+        access("c", 6, "board"),
+        upsert("b", 1, 7, "again"),
+    ]
     await library.put(*events)
     before = {n: await held(library, n) for n in "abc"}
     seqs = await library.execute("SELECT id, seq FROM documents ORDER BY id")

@@ -58,9 +58,14 @@ async def test_a_sink_that_announces_again_says_that_kafka_is_back(site: Site, m
     monkeypatch.setattr(site.hints, "send", refuse)
     site.keywords.batch_size = 1
     lanes = Lanes(
-        site.keywords, count=4, queue_size=20, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        site.keywords,
+        count=4,
+        queue_size=20,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
         on_done=lambda _record, name: done.append(str(name)),
-    )  # fmt: skip
+    )
     lanes.start()
     try:
         async with asyncio.timeout(20):

@@ -164,7 +164,9 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
         chunker = Chunker(counters)
         model: Any = embedder
         yield Bench(
-            space, pool, generation,
+            space,
+            pool,
+            generation,
             Detect(pool, producer, dead, announcer, counters, metrics, batch_size=32, grace_seconds=60),
             embedder,
             VectorSink(pool, OneModel(model), known, chunker, announcer, dead, metrics, batch_size=8),
@@ -174,16 +176,24 @@ async def bench(space: Space) -> AsyncIterator[Bench]:
             recorder,
             es,
             serving,
-        )  # fmt: skip
+        )
 
 
 def document(content: str, version: int, **fields: object) -> DocumentUpserted:
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "acme", "source": "wiki", "external_id": "a.md", "observed_at": now(), "version": version,
-            "title": "A", "content": content, "acl_tags": ["staff"], "media_type": "text/markdown", **fields,
+            "tenant": "acme",
+            "source": "wiki",
+            "external_id": "a.md",
+            "observed_at": now(),
+            "version": version,
+            "title": "A",
+            "content": content,
+            "acl_tags": ["staff"],
+            "media_type": "text/markdown",
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 ID = document_id("acme", "wiki", "a.md")

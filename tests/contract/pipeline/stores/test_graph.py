@@ -221,8 +221,10 @@ async def test_while_a_live_change_is_late_and_a_little_longer_nothing_moves(
             await library.execute("UPDATE documents SET lane = %s WHERE id = %s", lane, late)
             await library.execute(
                 "UPDATE index_state SET pending_since = clock_timestamp() - make_interval(secs => %s)"
-                " WHERE document_id = %s", seconds, late,
-            )  # fmt: skip
+                " WHERE document_id = %s",
+                seconds,
+                late,
+            )
             keeper.keeper._seen.clear()
             assert await keeper.turn() == moves, (seconds, lane)
         await library.execute("UPDATE chunks_g1 SET in_graph = false")
@@ -279,9 +281,10 @@ async def test_an_older_versions_graph_serves_until_its_successor_is_there(libra
                 break
             steps.append((used, sorted(await names(library))))
     assert steps == [
-        ("whole graph", ["chunks_g1_hnsw", "chunks_g1_hnsw_new"]), ("graph", ["chunks_g1_hnsw_new"]),
+        ("whole graph", ["chunks_g1_hnsw", "chunks_g1_hnsw_new"]),
+        ("graph", ["chunks_g1_hnsw_new"]),
         ("graph", ["chunks_g1_hnsw"]),
-    ]  # fmt: skip
+    ]
     await library.put(*pages(1, first=90))
     assert await outside(library) == 1
 

@@ -43,9 +43,14 @@ async def audited(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 def guard_of(audited: Audited) -> IndexGuard:
     producer: Any = audited.waking
     return IndexGuard(
-        audited.library.pool, audited.library.es, Keywords(audited.library.es), producer, audited.library.metrics,
-        look_seconds=0.05, confirm_seconds=0.0,
-    )  # fmt: skip
+        audited.library.pool,
+        audited.library.es,
+        Keywords(audited.library.es),
+        producer,
+        audited.library.metrics,
+        look_seconds=0.05,
+        confirm_seconds=0.0,
+    )
 
 
 async def change_of(audited: Audited) -> str | None:
@@ -102,9 +107,12 @@ class Restored(Remade):
             name=SNAPSHOTS, repository={"type": "fs", "settings": {"location": SNAPSHOTS}}
         )
         await es.snapshot.create(
-            repository=SNAPSHOTS, snapshot=self.name, indices=audited.index, include_global_state=False,
+            repository=SNAPSHOTS,
+            snapshot=self.name,
+            indices=audited.index,
+            include_global_state=False,
             wait_for_completion=True,
-        )  # fmt: skip
+        )
 
     async def happens(self, audited: Audited) -> None:
         await audited.library.es.indices.delete(index=audited.index)
@@ -112,9 +120,12 @@ class Restored(Remade):
 
     async def restore(self, audited: Audited) -> None:
         await audited.library.es.options(request_timeout=60).snapshot.restore(
-            repository=SNAPSHOTS, snapshot=self.name, indices=audited.index, include_global_state=False,
+            repository=SNAPSHOTS,
+            snapshot=self.name,
+            indices=audited.index,
+            include_global_state=False,
             wait_for_completion=True,
-        )  # fmt: skip
+        )
 
     async def aclose(self, audited: Audited) -> None:
         await audited.library.es.snapshot.delete(repository=SNAPSHOTS, snapshot=self.name)

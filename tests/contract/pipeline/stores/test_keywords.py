@@ -162,11 +162,13 @@ async def test_bm25_has_the_agreed_parameters(es: AsyncElasticsearch, index: str
 
 async def test_all_required_tags_are_needed(es: AsyncElasticsearch, index: str, store: Keywords) -> None:
     free, bound, broken = uuid4(), uuid4(), uuid4()
-    await store.apply([
-        Write(index, free, 1, entry("x")),
-        Write(index, bound, 1, entry("x", required_tags=[EVERYONE, "s/r1", "s/r2"], required_count=3)),
-        Write(index, broken, 1, entry("x", required_tags=[], required_count=0)),
-    ])  # fmt: skip
+    await store.apply(
+        [
+            Write(index, free, 1, entry("x")),
+            Write(index, bound, 1, entry("x", required_tags=[EVERYONE, "s/r1", "s/r2"], required_count=3)),
+            Write(index, broken, 1, entry("x", required_tags=[], required_count=0)),
+        ]
+    )
 
     async def seen_with(*tags: str) -> set[str]:
         terms = {"terms": [EVERYONE, *tags], "minimum_should_match_field": "required_count"}
@@ -250,9 +252,15 @@ async def test_metadata_of_any_legal_kind_is_kept(es: AsyncElasticsearch, index:
 
 async def test_the_longest_fields_that_the_wire_lets_through_are_taken(index: str, store: Keywords) -> None:
     longest = entry(
-        "x", external_id="한" * 2_000, title="한" * 4_000, author="한" * 1_000, media_type="한" * 200,
-        source_url="한" * 8_000, acl_tags=["한" * 701], source_modified_at="0002-01-01T00:00:00+00:00",
-    )  # fmt: skip
+        "x",
+        external_id="한" * 2_000,
+        title="한" * 4_000,
+        author="한" * 1_000,
+        media_type="한" * 200,
+        source_url="한" * 8_000,
+        acl_tags=["한" * 701],
+        source_modified_at="0002-01-01T00:00:00+00:00",
+    )
     latest = entry("x", source_modified_at="9998-12-31T23:59:59.999999+00:00", source_url=None, author=None)
     assert await store.apply([Write(index, uuid4(), 1, longest), Write(index, uuid4(), 1, latest)]) == [WRITTEN] * 2
 
@@ -350,10 +358,12 @@ async def test_a_server_may_say_how_long_to_wait(proxy: Proxy, behind_proxy: Key
         (lambda: web.json_response({"items": []}), Misconfigured),  # some other server
         (lambda: web.Response(text=f"<html>{CANARY}", status=502, content_type="text/html"), Retryable),
         (lambda: web.Response(body=b"{", content_type="application/json"), Retryable),
-        (lambda: answer(200, {"items": [{"index": {"status": 403, "error": {"type": "security_exception"}}}]}),
-         Misconfigured),
+        (
+            lambda: answer(200, {"items": [{"index": {"status": 403, "error": {"type": "security_exception"}}}]}),
+            Misconfigured,
+        ),
     ],
-)  # fmt: skip
+)
 async def test_other_answers(
     proxy: Proxy, behind_proxy: Keywords, index: str, reply: Callable[[], web.Response], kind: type[Exception]
 ) -> None:

@@ -75,8 +75,10 @@ async def test_a_version_works_on_what_a_newer_one_added_and_not_where_it_took_s
     with monkeypatch.context() as newer:
         with_next(newer, NEXT, migration("9001_less", f"-- needs: {newest}\nDROP TABLE superseded"))
         assert await migrate(database) == [
-            *(one.name for one in postgres.migrations() if one.name < "9"), "9000_next", "9001_less",
-        ]  # fmt: skip
+            *(one.name for one in postgres.migrations() if one.name < "9"),
+            "9000_next",
+            "9001_less",
+        ]
     await require_migrated(database)  # it knows the migration from which on nobody uses that table
     assert await migrate(database) == []
     with monkeypatch.context() as newer:

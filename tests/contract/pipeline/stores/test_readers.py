@@ -68,11 +68,15 @@ async def test_a_member_of_the_role_reads_the_contract_and_nothing_else(library:
             with pytest.raises(REFUSED):
                 await team.execute(f"SELECT * FROM {name}".encode())
         for statement in (
-            "UPDATE readers.documents SET title = ''", "DELETE FROM readers.chunks",
-            "INSERT INTO readers.generation (name) VALUES ('g9')", "CREATE TABLE public.mine ()",
-            "CREATE TABLE readers.mine ()", "SELECT point_readers_at('document_bodies', 'g1')",
-            "DROP VIEW readers.chunks", "CREATE OR REPLACE VIEW readers.generation AS SELECT 1",
-        ):  # fmt: skip
+            "UPDATE readers.documents SET title = ''",
+            "DELETE FROM readers.chunks",
+            "INSERT INTO readers.generation (name) VALUES ('g9')",
+            "CREATE TABLE public.mine ()",
+            "CREATE TABLE readers.mine ()",
+            "SELECT point_readers_at('document_bodies', 'g1')",
+            "DROP VIEW readers.chunks",
+            "CREATE OR REPLACE VIEW readers.generation AS SELECT 1",
+        ):
             with pytest.raises((REFUSED, psycopg.errors.ObjectNotInPrerequisiteState)):
                 await team.execute(statement.encode())
 
@@ -81,8 +85,11 @@ async def test_nobody_but_the_role_may_call_the_functions(library: Library) -> N
     name = f"passer_{secrets.token_hex(4)}"
     await library.execute(f"CREATE ROLE {name}")
     try:
-        for function in ("readers.access_of(text,text)", "readers.nearest(halfvec,text,text[],int)",
-                         "point_readers_at(text,text)"):  # fmt: skip
+        for function in (
+            "readers.access_of(text,text)",
+            "readers.nearest(halfvec,text,text[],int)",
+            "point_readers_at(text,text)",
+        ):
             [(may,)] = await library.execute("SELECT has_function_privilege(%s, %s, 'EXECUTE')", name, function)
             assert not may, function
     finally:
@@ -111,8 +118,11 @@ async def test_a_database_whose_owner_may_create_no_role_says_what_to_run(librar
             assert await postgres.migrate(settings) == [m.name for m in migrations]
     finally:
         async with await psycopg.AsyncConnection.connect(make_conninfo(**admin), autocommit=True) as connection:
-            for statement in (f"DROP DATABASE {database} WITH (FORCE)", f"DROP ROLE {owner}",
-                              f"DROP ROLE IF EXISTS {role}"):  # fmt: skip
+            for statement in (
+                f"DROP DATABASE {database} WITH (FORCE)",
+                f"DROP ROLE {owner}",
+                f"DROP ROLE IF EXISTS {role}",
+            ):
                 await connection.execute(statement.encode())
 
 
@@ -186,9 +196,17 @@ async def test_a_cut_over_replaces_the_view_at_one_moment_also_under_what_others
     await library.put(document("cut.md", "The gull."))
     await library.execute("CREATE VIEW theirs AS SELECT id, text, embedding FROM readers.chunks")
     dimensions = "SELECT DISTINCT vector_dims(embedding) FROM theirs"
-    old, new = library.generation, replace(
-        library.generation, name="g2", state="building", dimensions=3, chunk_table="chunks_g2", model="other",
-    )  # fmt: skip
+    old, new = (
+        library.generation,
+        replace(
+            library.generation,
+            name="g2",
+            state="building",
+            dimensions=3,
+            chunk_table="chunks_g2",
+            model="other",
+        ),
+    )
     async with library.pool.connection() as connection:
         await generations.add(connection, new)
         await create_chunk_table(connection, new)

@@ -65,9 +65,15 @@ async def test_every_statement_of_the_page_answers(paths: Paths, statement: str)
     [(chunk,)] = await paths.library.execute("SELECT id FROM readers.chunks WHERE doc_id = %s", id_)
     async with another_team(paths.library) as team:
         rows = await run(
-            team, statement, tenant="acme", principal="ann", tags=["wiki/user:ann"], ids=[chunk], doc_id=id_,
+            team,
+            statement,
+            tenant="acme",
+            principal="ann",
+            tags=["wiki/user:ann"],
+            ids=[chunk],
+            doc_id=id_,
             query=HalfVector(WordEmbedder()._vector("crane")),
-        )  # fmt: skip
+        )
         assert len(rows) == 1
         if "$" in statement and "access_of" not in statement:
             others = {"tenant": "beta", "tags": ["wiki/staff"]}
@@ -129,6 +135,12 @@ async def test_the_mapping_is_the_one_that_was_promised(paths: Paths) -> None:
     assert missing(GOLDEN, real) == []
     fields = real["mappings"]["properties"]
     assert missing(GOLDEN, {**real, "mappings": {"dynamic": "strict", "properties": {**fields, "text": {}}}}) != []
-    named = set(re.findall(r"`([a-z_.]+)`", "".join(line.split("|")[1] for line in PAGE.partition("| `_id` |")[2]
-                                                     .partition("\n\n")[0].splitlines()[1:])))  # fmt: skip
+    named = set(
+        re.findall(
+            r"`([a-z_.]+)`",
+            "".join(
+                line.split("|")[1] for line in PAGE.partition("| `_id` |")[2].partition("\n\n")[0].splitlines()[1:]
+            ),
+        )
+    )
     assert {name for name in named if "." not in name} == GOLDEN["mappings"]["properties"].keys()

@@ -127,8 +127,9 @@ async def test_nearest_walks_the_graph_for_much_and_is_exact_for_little(
         found, through_graph = await nearest(library, asked(seed), groups)
         exact = await library.execute(
             "SELECT id FROM readers.chunks WHERE acl_tags && %s ORDER BY (embedding <=> %s) + 0, id LIMIT 10",
-            groups, asked(seed),
-        )  # fmt: skip
+            groups,
+            asked(seed),
+        )
         assert through_graph == walked
         assert len(found) == 10
         hits += len(set(found) & {id_ for (id_,) in exact})

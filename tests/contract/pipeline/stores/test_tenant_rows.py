@@ -63,9 +63,19 @@ UNDIVIDED = {"index_state", "audit_differences", "connectors", "eval_queries"}
 """Rows of tenants that the query service reads across them: ids and numbers, the operators' connectors (by columns) and
 their golden judgements. Another one needs a reason in docs/adr/0053, and undivided_tables() to name it."""
 NOBODYS = {
-    "schema_migrations", "fence", "generations", "builds", "keyword_indexes", "producers", "producer_keys",
-    "audit_runs", "embedding_days", "eval_judgements", "eval_runs", "shadow_agreement",
-}  # fmt: skip
+    "schema_migrations",
+    "fence",
+    "generations",
+    "builds",
+    "keyword_indexes",
+    "producers",
+    "producer_keys",
+    "audit_runs",
+    "embedding_days",
+    "eval_judgements",
+    "eval_runs",
+    "shadow_agreement",
+}
 """Readable to the query service, and of no tenant."""
 
 
@@ -513,11 +523,16 @@ async def test_a_reader_that_is_bound_to_a_tenant_reads_that_tenant_and_cannot_c
             assert await ask("SELECT tenant_readers.access_of('ann')") == [([f"wiki/of-{HELD}", "wiki/user:ann"],)]
             assert await ask("SELECT name FROM tenant_readers.generation") == [("g1",)]
             for forbidden in (
-                "SELECT FROM readers.documents", "SELECT FROM readers.chunks", "SELECT FROM documents",
-                f"SELECT readers.access_of('{OTHER}', 'ann')", "SELECT FROM tenant_readers",
-                f"UPDATE tenant_readers SET tenant = '{OTHER}'", f"SELECT bind_reader('{name}', '{OTHER}')",
-                "SET ROLE penstock_reader", f"SET SESSION AUTHORIZATION {place.library.pool.name and 'postgres'}",
-            ):  # fmt: skip
+                "SELECT FROM readers.documents",
+                "SELECT FROM readers.chunks",
+                "SELECT FROM documents",
+                f"SELECT readers.access_of('{OTHER}', 'ann')",
+                "SELECT FROM tenant_readers",
+                f"UPDATE tenant_readers SET tenant = '{OTHER}'",
+                f"SELECT bind_reader('{name}', '{OTHER}')",
+                "SET ROLE penstock_reader",
+                f"SET SESSION AUTHORIZATION {place.library.pool.name and 'postgres'}",
+            ):
                 await connection.commit()
                 with pytest.raises((psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue)):
                     await connection.execute(forbidden.encode())

@@ -69,9 +69,18 @@ async def test_an_answer_is_streamed_cited_and_checked(fake: FakeChat) -> None:
 async def test_the_plain_answer_has_the_contracts_fields(fake: FakeChat) -> None:
     plain = json.loads(json.dumps(answer_json(await ask(PUMPS, fake, QUESTION))))
     assert {
-        "answer", "citations", "steps", "grounded", "mode", "notes", "relevant", "model", "unsupported", "review",
+        "answer",
+        "citations",
+        "steps",
+        "grounded",
+        "mode",
+        "notes",
+        "relevant",
+        "model",
+        "unsupported",
+        "review",
         "answer_id",
-    } <= set(plain)  # fmt: skip
+    } <= set(plain)
     assert {"n", "chunk_id", "document_id", "title", "text", "source_url"} <= set(plain["citations"][0])
     assert plain["citations"][0]["title"] == "Cooling"
     assert plain["citations"][0]["text"] == PUMPS.passages[0].text

@@ -60,9 +60,10 @@ class Assistant:
     async def ask(self, question: str, **fields: Any) -> dict[str, Any]:
         """From the documents that keywords find, with the member's history."""
         answer = await self.client.post(
-            "/v1/answers", headers=as_("ann", self.tenant),
+            "/v1/answers",
+            headers=as_("ann", self.tenant),
             json={"question": question, "mode": "keyword", "history": True, **fields},
-        )  # fmt: skip
+        )
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         return told
@@ -75,19 +76,25 @@ class Assistant:
 
     async def record(self, question: str, answer: str, answer_id: UUID | None) -> None:
         pair = Pair(
-            question=question, answer=answer, answer_id=answer_id,
+            question=question,
+            answer=answer,
+            answer_id=answer_id,
             asked_at=START + timedelta(seconds=len(self.said)),
-        )  # fmt: skip
+        )
         self.said.append(pair)
         await self.send([pair])
 
     async def send(self, pairs: Sequence[Pair], *, member: str = "ann") -> None:
         await self._take(
             ConversationRecorded(
-                tenant=self.tenant, source="chat", observed_at=START, member=member, conversation="c",
+                tenant=self.tenant,
+                source="chat",
+                observed_at=START,
+                member=member,
+                conversation="c",
                 pairs=list(pairs),
             )
-        )  # fmt: skip
+        )
 
     async def forget(self) -> None:
         await self._take(
@@ -140,8 +147,10 @@ async def begin(assistant: Assistant) -> None:
 async def member_of(library: Library, tenant: str, *groups: str) -> None:
     await library.execute(
         "INSERT INTO memberships (tenant, source, principal, groups, observed_at) VALUES (%s, 'wiki', 'ann', %s, now())"
-        " ON CONFLICT (tenant, source, principal) DO UPDATE SET groups = excluded.groups", tenant, list(groups),
-    )  # fmt: skip
+        " ON CONFLICT (tenant, source, principal) DO UPDATE SET groups = excluded.groups",
+        tenant,
+        list(groups),
+    )
 
 
 QUESTION = "Where is the parking, free behind which gate?"
@@ -220,8 +229,9 @@ async def test_an_answer_of_another_tenant_proves_nothing(assistant: Assistant) 
     other = "no" + assistant.tenant
     await assistant.library.execute(
         "INSERT INTO conversation_provenance SELECT %s, answer_id, '{}' FROM conversation_provenance WHERE tenant = %s",
-        other, assistant.tenant,
-    )  # fmt: skip
+        other,
+        assistant.tenant,
+    )
     await assistant.library.execute("DELETE FROM conversation_provenance WHERE tenant = %s", assistant.tenant)
     prompt = await assistant.prompt(QUESTION)
     assert SECRET not in prompt

@@ -59,7 +59,7 @@ ATTACKS: dict[str, dict[str, Any]] = {
     "zero-width letters": {"text": GOOD + "\n" + "\u200b".join(ORDER)},
     "soft hyphens": {"text": GOOD + "\n" + ORDER.replace("nst", "n\u00adst")},
     "direction turned": {"text": f"{GOOD}\n\u202e{ORDER}\u202c"},
-}  # fmt: skip
+}
 UNSEEN = {"HTML comment", "HTML comment without end", "not displayed", "Markdown comment", "tag characters"}
 """What a reader of the document would not see: it does not reach the model at all."""
 

@@ -254,9 +254,16 @@ async def test_whoever_reads_the_table_cannot_find_out_by_guessing_who_gave_feed
     answer = await asked(library, tenant, "staff")
     await give(library, await library.caller(tenant, "staff"), voice(tenant, "ann"), Feedback("up", answer.answer_id))
     [(giver, *_)] = await stored(library, tenant)
-    guesses = [text for kind in ("person", "token", "development") for text in (
-        f"{tenant}\0{kind}\0ann", f"{tenant}|{kind}\0{tenant}\0\0ann", f"{tenant}|ann", "ann",
-    )]  # fmt: skip
+    guesses = [
+        text
+        for kind in ("person", "token", "development")
+        for text in (
+            f"{tenant}\0{kind}\0ann",
+            f"{tenant}|{kind}\0{tenant}\0\0ann",
+            f"{tenant}|ann",
+            "ann",
+        )
+    ]
     assert giver not in {hashlib.sha256(guess.encode()).digest() for guess in guesses}
     assert giver not in review.givers_of([b"another installation's key, as long"], tenant, "ann")
     assert giver in review.givers_of(KEYS, tenant, "ann")
@@ -277,8 +284,10 @@ async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: L
     answer = await asked(library, tenant, "staff")
     mine = await passages(library, tenant)
     strangers = [
-        await library.caller(tenant, "night"), await library.caller(tenant), await library.caller("another", "staff")
-    ]  # fmt: skip
+        await library.caller(tenant, "night"),
+        await library.caller(tenant),
+        await library.caller("another", "staff"),
+    ]
     for caller in strangers:
         await give(library, caller, voice(caller.tenant, "eve"), Feedback("down", answer.answer_id))
     staff = await library.caller(tenant, "staff")
@@ -290,8 +299,9 @@ async def test_feedback_about_what_somebody_was_not_shown_is_not_kept(library: L
     [(_, _, _, kept)] = await stored(library, tenant)
     assert await library.execute(
         f"SELECT external_id FROM documents WHERE id = (SELECT document_id FROM {library.generation.chunk_table}"
-        " WHERE id = %s)", kept,
-    ) == [("pumps.md",)]  # fmt: skip
+        " WHERE id = %s)",
+        kept,
+    ) == [("pumps.md",)]
     pumps = document("pumps.md", "The reactor is cooled by two pumps.", tenant=tenant, acl_tags=["staff"])
     await library.put(access(pumps, ["board"]))
     await give(library, staff, voice(tenant, "bob"), Feedback("down", answer.answer_id))
@@ -312,8 +322,9 @@ async def test_a_caller_keeps_one_row_a_passage_and_no_more_than_the_newest(
         await give(library, staff, voice(tenant, "ann"), Feedback("down", chunk_id=chunk))
     await give(library, staff, voice(tenant, "bob"), Feedback("up", chunk_id=chunks[0]))
     assert [(verdict, chunk) for _, verdict, _, chunk in await stored(library, tenant)] == [
-        *(("down", chunk) for chunk in chunks[2:]), ("up", chunks[0])
-    ]  # fmt: skip
+        *(("down", chunk) for chunk in chunks[2:]),
+        ("up", chunks[0]),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -136,8 +136,11 @@ async def test_the_command_prints_one_document(stack: Stack, tmp_path: Path) -> 
 def _penstock(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cli.main", *arguments],
-        env={**os.environ, "PENSTOCK_HOME": str(home)}, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+        env={**os.environ, "PENSTOCK_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
 
 
 async def test_judgements_are_added_exported_taken_in_and_measured_by_command(library: Library, tmp_path: Path) -> None:
@@ -294,9 +297,13 @@ async def kept(library: Library, *all_of: Golden) -> None:
 def evaluation(library: Library, *, moment: datetime | None = None, **fields: object) -> Evaluation:
     settings = EvalSettings()
     return Evaluation(
-        library.pool, library.search, settings, EvalMetrics(CollectorRegistry(), settings),
-        now=lambda: moment or datetime.now(UTC), **fields,  # type: ignore[arg-type]
-    )  # fmt: skip
+        library.pool,
+        library.search,
+        settings,
+        EvalMetrics(CollectorRegistry(), settings),
+        now=lambda: moment or datetime.now(UTC),
+        **fields,  # type: ignore[arg-type]
+    )
 
 
 async def test_a_judgement_stands_while_its_words_do_and_is_lost_with_them(library: Library) -> None:

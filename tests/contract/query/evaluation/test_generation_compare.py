@@ -75,9 +75,11 @@ def by_hand(rankings: Mapping[str, Sequence[str]]) -> dict[str, float]:
 
     of = len(QUESTIONS)
     return {
-        "nDCG@5": sum(ndcg(q, 5) for q in QUESTIONS) / of, "nDCG@10": sum(ndcg(q, 10) for q in QUESTIONS) / of,
-        "recall@50": sum(map(recall, QUESTIONS)) / of, "MRR": sum(map(reciprocal, QUESTIONS)) / of,
-    }  # fmt: skip
+        "nDCG@5": sum(ndcg(q, 5) for q in QUESTIONS) / of,
+        "nDCG@10": sum(ndcg(q, 10) for q in QUESTIONS) / of,
+        "recall@50": sum(map(recall, QUESTIONS)) / of,
+        "MRR": sum(map(reciprocal, QUESTIONS)) / of,
+    }
 
 
 async def searched(site: Site, name: str) -> dict[str, float]:
@@ -126,9 +128,7 @@ async def test_the_numbers_are_those_that_a_hand_works_out(site: Site, tmp_path:
     assert (itself.change, itself.p, itself.before) == (0.0, 1.0, itself.after)
 
     write(tmp_path)
-    of_folder = await compare(
-        site.settings, site.library.pool, "g3", dataset=tmp_path, tenant="acme", tags=["staff"]
-    )  # fmt: skip
+    of_folder = await compare(site.settings, site.library.pool, "g3", dataset=tmp_path, tenant="acme", tags=["staff"])
     same(of_folder, before, after)
     nobody = await compare(site.settings, site.library.pool, "g3", dataset=tmp_path, tenant="acme", tags=["others"])
     assert (nobody.before["nDCG@5"], nobody.after["nDCG@5"], nobody.change) == (0.0, 0.0, 0.0)
@@ -200,8 +200,11 @@ async def test_what_shadowing_measured_of_the_two_is_shown_beside(site: Site) ->
     await judge(site)
     async with site.library.pool.connection() as connection:
         for active, candidate, measured in (
-            ("g1", "g3", (1.0, 0.9)), ("g3", "g1", (0.5, 0.4)), ("g1", "g3", None), ("g1", "g2", (0.0, 0.0)),
-        ):  # fmt: skip
+            ("g1", "g3", (1.0, 0.9)),
+            ("g3", "g1", (0.5, 0.4)),
+            ("g1", "g3", None),
+            ("g1", "g2", (0.0, 0.0)),
+        ):
             await keep(connection, active, candidate, measured)
     found = (await compare(site.settings, site.library.pool, "g3")).shadow
     assert found == Shadowed(2, pytest.approx(0.75), pytest.approx(0.65), 1)  # type: ignore[arg-type]

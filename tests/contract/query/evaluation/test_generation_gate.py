@@ -57,10 +57,17 @@ async def cutover(site: Site, home: Path, *options: str, **environment: str) -> 
     """Exit code, stdout, the lines on stderr. Nothing but the last line is an error, and where there is one, nothing
     was switched."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "generation", "cutover", *options, cwd=PROJECT,
+        sys.executable,
+        "-m",
+        "cli.main",
+        "generation",
+        "cutover",
+        *options,
+        cwd=PROJECT,
         env={**os.environ, **site.environment(home), **environment},
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, errors = await asyncio.wait_for(process.communicate(), 180)
     lines = errors.decode().splitlines()
     said = [line.startswith("error: ") for line in lines]
@@ -141,13 +148,23 @@ async def test_a_generation_that_is_retired_is_told_so_though_a_store_could_not_
 ) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "generation", "retire", "g3", "--json", cwd=PROJECT,
+        sys.executable,
+        "-m",
+        "cli.main",
+        "generation",
+        "retire",
+        "g3",
+        "--json",
+        cwd=PROJECT,
         env={
-            **os.environ, **site.environment(tmp_path), "PENSTOCK_ELASTICSEARCH_URL": nobody,
+            **os.environ,
+            **site.environment(tmp_path),
+            "PENSTOCK_ELASTICSEARCH_URL": nobody,
             "PENSTOCK_KAFKA_BOOTSTRAP": stack.endpoints()["kafka"]["bootstrap"],
         },
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
     out, errors = await asyncio.wait_for(process.communicate(), 180)
     lines = errors.decode().splitlines()
     assert process.returncode == 0, lines

@@ -82,9 +82,12 @@ async def test_no_request_breaks_the_service(world: World, mode: GenerationMode)
         asked = 0
 
         @settings(
-            max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck),
+            max_examples=EXAMPLES,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
             phases=[Phase.generate],
-        )  # fmt: skip
+        )
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Case) -> None:
             nonlocal asked

@@ -29,10 +29,16 @@ pytestmark = [pytest.mark.stack, pytest.mark.asyncio(loop_scope="module")]
 
 async def test_search_answers_in_the_described_shape(world: World, tenant: str) -> None:
     await world.library.put(
-        document("dam.md", "# Dams\n\nThe reservoir feeds the turbine hall.", tenant=tenant, author="Ada",
-                 acl_tags=["user:ann"], source_url="https://wiki.example/dam"),
+        document(
+            "dam.md",
+            "# Dams\n\nThe reservoir feeds the turbine hall.",
+            tenant=tenant,
+            author="Ada",
+            acl_tags=["user:ann"],
+            source_url="https://wiki.example/dam",
+        ),
         document("tea.md", "Boil water for tea.", tenant=tenant, acl_tags=["user:bob"]),
-    )  # fmt: skip
+    )
     asked = {"query": "reservoir turbine", "filters": {"sources": ["wiki"], "authors": ["Ada"]}, "top": 3}
     answer = await world.client.post("/v1/search", json=asked, headers=as_("ann", tenant))
     told = answer.json()
@@ -146,9 +152,16 @@ async def test_facets_are_of_what_is_read(world: World, tenant: str) -> None:
     await world.library.put(
         document("a.md", "One.", tenant=tenant, acl_tags=["user:ann"], author="Ada"),
         document("b.md", "Two.", tenant=tenant, acl_tags=["user:ann"], author="Ada", source="drive"),
-        document("c.pdf", "Three.", tenant=tenant, acl_tags=["board"], author="Eve", source="vault",
-                 media_type="application/pdf"),
-    )  # fmt: skip
+        document(
+            "c.pdf",
+            "Three.",
+            tenant=tenant,
+            acl_tags=["board"],
+            author="Eve",
+            source="vault",
+            media_type="application/pdf",
+        ),
+    )
     told = (await world.client.get("/v1/facets", headers=as_("ann", tenant))).json()
     assert told == {"sources": ["drive", "wiki"], "authors": ["Ada"], "media_types": ["text/markdown"]}
 
@@ -179,8 +192,9 @@ async def test_metrics_are_for_this_machine_and_for_operators(world: World, tmp_
     assert 'le="3.0"' in text
     keys = write_keys(
         tmp_path / "keys.toml",
-        ops={"key": "ops", "tenant": "a", "operator": True}, bot={"key": "bot", "tenant": "a", "tags": ["x"]},
-    )  # fmt: skip
+        ops={"key": "ops", "tenant": "a", "operator": True},
+        bot={"key": "bot", "tenant": "a", "tags": ["x"]},
+    )
     async with service_over(world.library, auth={"keys_file": keys}) as (client, _):
         from_elsewhere = {"X-Forwarded-For": "10.0.0.1"}
         for headers, status in (({}, 401), ({"X-Api-Key": "bot"}, 403), ({"X-Api-Key": "ops"}, 200)):
@@ -198,9 +212,16 @@ async def test_feedback_by_an_api_key_is_found_by_the_persons_export(world: Worl
             assert (await client.post("/v1/feedback", json=body, headers=headers)).status_code == 204
     world.library.write_home(tmp_path)
     exporting = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "export", "ann", "--tenant", tenant, stdout=asyncio.subprocess.PIPE,
+        sys.executable,
+        "-m",
+        "cli.main",
+        "export",
+        "ann",
+        "--tenant",
+        tenant,
+        stdout=asyncio.subprocess.PIPE,
         env={**os.environ, "PENSTOCK_HOME": str(tmp_path), "PENSTOCK_FEEDBACK_KEYS": FEEDBACK_KEY},
-    )  # fmt: skip
+    )
     told, _ = await exporting.communicate()
     [row] = json.loads(told)["postgres"]["answer_feedback"]
     assert (row["note"], row["verdict"]) == ("too early for me", "down")

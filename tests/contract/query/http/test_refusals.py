@@ -62,8 +62,13 @@ async def test_only_a_proven_caller_is_answered(world: World, issuer: Issuer, te
         good = bearer(issuer.token(tenant=tenant))
         me = (await client.get("/v1/me", headers=good)).json()
         assert me == {
-            "tenant": tenant, "principal": "ann", "key": None, "kind": "token", "class": "standard", "operator": False
-        }  # fmt: skip
+            "tenant": tenant,
+            "principal": "ann",
+            "key": None,
+            "kind": "token",
+            "class": "standard",
+            "operator": False,
+        }
         assert (await client.get("/v1/me", headers=bearer("k-1"))).json()["key"] == "bot"
         now = int(time.time())
         bad = {
@@ -83,12 +88,18 @@ async def test_only_a_proven_caller_is_answered(world: World, issuer: Issuer, te
             "basic": {"Authorization": "Basic YW5uOg=="},
         }
         asked = [
-            ("POST", "/v1/search", {"query": "harbour"}), ("POST", "/v1/answers", {"question": "harbour?"}),
-            ("GET", f"/v1/documents/{id_}", None), ("GET", f"/v1/documents/{id_}/why", None),
+            ("POST", "/v1/search", {"query": "harbour"}),
+            ("POST", "/v1/answers", {"question": "harbour?"}),
+            ("GET", f"/v1/documents/{id_}", None),
+            ("GET", f"/v1/documents/{id_}/why", None),
             ("GET", "/v1/facets", None),
-            ("POST", "/v1/feedback", {"chunk_id": str(id_), "verdict": "up"}), ("GET", "/v1/review", None),
-            ("GET", "/v1/pipeline", None), ("GET", "/v1/me", None), ("GET", "/v1/nothing", None), ("POST", "/mcp", {}),
-        ]  # fmt: skip
+            ("POST", "/v1/feedback", {"chunk_id": str(id_), "verdict": "up"}),
+            ("GET", "/v1/review", None),
+            ("GET", "/v1/pipeline", None),
+            ("GET", "/v1/me", None),
+            ("GET", "/v1/nothing", None),
+            ("POST", "/mcp", {}),
+        ]
         for kind, headers in bad.items():
             for method, path, body in asked if kind in ("none", "named") else asked[:1]:
                 refused = await client.request(method, path, json=body, headers=headers)
@@ -217,9 +228,11 @@ async def test_a_web_page_elsewhere_makes_a_browser_do_nothing_in_development_mo
         preflight = await browser.options(
             "/v1/search",
             headers={
-                **evil, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"
+                **evil,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization",
             },
-        )  # fmt: skip
+        )
         assert preflight.status_code >= 400
         for answer in (preflight, await browser.get("/v1/me", headers=evil), await browser.get("/", headers=evil)):
             assert not [name for name in answer.headers if name.startswith("access-control-")]

@@ -154,10 +154,13 @@ async def test_the_stack_serves_and_a_stop_cuts_what_is_still_streamed(
     assert (stack.query().url, stack.query().ready) == ("", False)
     monkeypatch.delenv("PENSTOCK_SERVE_PORT", raising=False)
     env = {
-        "PENSTOCK_SERVE_DEVELOPMENT": "true", "PENSTOCK_CHAT_BASE_URL": chat.url, "PENSTOCK_CHAT_MODEL": chat.model,
-        "PENSTOCK_EMBEDDING_PROVIDER": "openai", "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1",
+        "PENSTOCK_SERVE_DEVELOPMENT": "true",
+        "PENSTOCK_CHAT_BASE_URL": chat.url,
+        "PENSTOCK_CHAT_MODEL": chat.model,
+        "PENSTOCK_EMBEDDING_PROVIDER": "openai",
+        "PENSTOCK_EMBEDDING_BASE_URL": "http://127.0.0.1:1/v1",
         "PENSTOCK_EMBEDDING_API_KEY": "none",
-    }  # fmt: skip
+    }
     try:
         served = await asyncio.to_thread(stack.start_query, env=env)
         assert served.ready
@@ -204,9 +207,16 @@ async def test_a_service_that_would_believe_too_much_does_not_start(
 ) -> None:
     library.write_home(tmp_path)
     serving = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "cli.main", "serve", "--port", "0", *arguments,
-        env={**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)}, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "cli.main",
+        "serve",
+        "--port",
+        "0",
+        *arguments,
+        env={**os.environ, **env, "PENSTOCK_HOME": str(tmp_path)},
+        stderr=asyncio.subprocess.PIPE,
+    )
     async with asyncio.timeout(60):
         _, told = await serving.communicate()
     assert serving.returncode == 1

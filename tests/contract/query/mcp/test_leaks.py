@@ -53,9 +53,11 @@ async def served(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Asyn
     keys = {f"key-{world.tenants[0]}": Asker(world.tenants[n], (), ("staff",)) for n, world in enumerate(worlds)}
     file = write_keys(
         tmp_path_factory.mktemp("keys") / "keys.toml",
-        **{f"service{n}": {"key": key, "tenant": asker.tenant, "tags": list(asker.tags)}
-           for n, (key, asker) in enumerate(keys.items())},
-    )  # fmt: skip
+        **{
+            f"service{n}": {"key": key, "tenant": asker.tenant, "tags": list(asker.tags)}
+            for n, (key, asker) in enumerate(keys.items())
+        },
+    )
     async with Paths.open(stack) as paths, issuing() as issuer:
         auth = issuer.settings(keys_file=file)
         async with service_over(paths.library, auth=auth) as (http, service):

@@ -42,13 +42,16 @@ async def served(stack: Stack) -> AsyncIterator[Served]:
     async with Library.create(stack, WordEmbedder()) as library:
         await library.put(
             document(
-                "crane.md", "# Cranes\n\nThe harbour crane lifts containers.\n", title="Crane manual", author="Ada",
+                "crane.md",
+                "# Cranes\n\nThe harbour crane lifts containers.\n",
+                title="Crane manual",
+                author="Ada",
                 source_url="https://wiki.example.org/crane",
             ),
             document("ferry.md", "The harbour ferry sails at noon.", title="", source="drive", acl_tags=["crew"]),
             document("secret.md", "The harbour vault opens with 4711.", acl_tags=["board"]),
             document("long.md", f"The harbour ledger. {'anchor ' * 25_000}", acl_tags=["staff"]),
-        )  # fmt: skip
+        )
         async with service_over(library) as (http, service):
             yield Served(library, str(http.base_url).rstrip("/"), service, http)
 

@@ -61,8 +61,11 @@ async def test_a_short_history_is_read_whole_and_takes_from_the_budget(library: 
     assert found.history is not None
     assert (found.history.served, len(found.history.pieces), found.notes) == ("whole", 3, [])
     assert step(found) == {
-        "served": "whole", "pieces": 3, "tokens": found.history.tokens, "budget_tokens": int(HISTORY_SHARE * 30_000),
-    }  # fmt: skip
+        "served": "whole",
+        "pieces": 3,
+        "tokens": found.history.tokens,
+        "budget_tokens": int(HISTORY_SHARE * 30_000),
+    }
     assert found.budget_tokens == 30_000 - found.history.tokens
     assert [r.passage.external_id for r in found.passages] == ["a.md"]
 

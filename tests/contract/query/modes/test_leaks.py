@@ -53,9 +53,13 @@ def told(material: Material) -> dict[str, Any]:
     steps = [(s.name, dict(s.facts)) for s in material.steps if s.name in OURS]
     whole = [(r.passage.source, r.passage.external_id, r.passage.chunk_index, r.text) for r in material.passages]
     return {
-        "mode": material.mode, "whole": material.whole, "notes": list(material.notes), "steps": steps,
-        "budget": material.budget_tokens, "passages": whole if material.whole else None,
-    }  # fmt: skip
+        "mode": material.mode,
+        "whole": material.whole,
+        "notes": list(material.notes),
+        "steps": steps,
+        "budget": material.budget_tokens,
+        "passages": whole if material.whole else None,
+    }
 
 
 def questions(world: World, asker: Asker, model: Model) -> Iterator[Question]:

@@ -79,18 +79,24 @@ async def test_all_of_what_fits_is_read_in_reading_order(library: Library, tenan
     assert documents_of(found) == ["2.md", "1.md", "0.md"], "the newest first"
     read = "".join(r.text for r in found.passages if r.passage.external_id == "0.md")
     assert "".join(read.split()) == "".join(long.split()), "every word once, whatever chunks repeat"
-    assert [r.passage.chunk_index for r in found.passages if r.passage.external_id == "0.md"] == list(range(
-        len(found.passages) - 2
-    ))  # fmt: skip
+    assert [r.passage.chunk_index for r in found.passages if r.passage.external_id == "0.md"] == list(
+        range(len(found.passages) - 2)
+    )
     assert found.passages[0].headings == ("Note 2",)
     assert step(found, "long_context") | {"tokens": 0} == {
-        "budget_tokens": 30_000, "fits": True, "documents": 3, "tokens": 0,
-    }  # fmt: skip
+        "budget_tokens": 30_000,
+        "fits": True,
+        "documents": 3,
+        "tokens": 0,
+    }
     assert step(found, "mode")["mode"] == "long_context"
     counted = sum(byte_pairs().count([r.text for r in found.passages])) + PASSAGE_TOKENS * len(found.passages)
     assert step(found, "read") == {
-        "documents": 3, "passages": len(found.passages), "tokens": counted, "budget_tokens": 30_000,
-    }  # fmt: skip
+        "documents": 3,
+        "passages": len(found.passages),
+        "tokens": counted,
+        "budget_tokens": 30_000,
+    }
 
 
 async def test_slightly_more_than_fits_keeps_the_newest_and_says_so(library: Library, tenant: str) -> None:
@@ -175,8 +181,11 @@ async def test_named_documents_are_read_whole_in_the_order_named(library: Librar
 async def test_what_may_not_be_read_is_as_what_does_not_exist(library: Library, tenant: str) -> None:
     other = f"{tenant}-other"
     readable, secret, foreign, gone = (
-        note(tenant, 1), note(tenant, 2, acl_tags=["board"]), note(other, 3), note(tenant, 4)
-    )  # fmt: skip
+        note(tenant, 1),
+        note(tenant, 2, acl_tags=["board"]),
+        note(other, 3),
+        note(tenant, 4),
+    )
     revoked, restricted = note(tenant, 5), note(tenant, 6, required_tags=["restriction"])
     await library.put(readable, secret, foreign, gone, revoked, restricted)
     await library.accept(deletion(gone), access(revoked, ["board"]))
@@ -342,8 +351,9 @@ async def test_more_documents_than_are_looked_at(
     caller = await library.caller(tenant, "staff")
     found = await gather(library, caller)
     assert (found.mode, step(found, "long_context")) == (
-        "hybrid", {"budget_tokens": 30_000, "fits": False, "more": True},
-    )  # fmt: skip
+        "hybrid",
+        {"budget_tokens": 30_000, "fits": False, "more": True},
+    )
     with pytest.raises(BadQuery, match="name a collection or documents"):
         await gather(library, caller, Question("tide", mode="long_context"))
     personal = await gather(library, caller, Question("tide3", collection="diary"), personal="diary")

@@ -49,10 +49,22 @@ def test_fields_operators_and_precedence(state: State) -> None:
 
 @pytest.mark.parametrize(
     "cql",
-    ["type", "type =", "type = page and", "type = page)", "nothing = 1", "lastmodified > soon", 'type ~ "p"',
-     'lastmodified > now("-1y2")', "type in ()", "(type = page", "type = page order by title", "type = 'page",
-     "lastmodified in (now())"],
-)  # fmt: skip
+    [
+        "type",
+        "type =",
+        "type = page and",
+        "type = page)",
+        "nothing = 1",
+        "lastmodified > soon",
+        'type ~ "p"',
+        'lastmodified > now("-1y2")',
+        "type in ()",
+        "(type = page",
+        "type = page order by title",
+        "type = 'page",
+        "lastmodified in (now())",
+    ],
+)
 def test_what_cannot_be_parsed_is_refused(state: State, cql: str) -> None:
     state.add_page("ENG", "Top")
     with pytest.raises(CqlError):

@@ -19,9 +19,15 @@ from topics.messages import MAX_CONTENT_BYTES
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 PAGE = Content(
-    id="7", kind="page", space="ENG", title="Title", number=3, when="2026-11-21T10:00:00.000Z", body="<p>x</p>",
+    id="7",
+    kind="page",
+    space="ENG",
+    title="Title",
+    number=3,
+    when="2026-11-21T10:00:00.000Z",
+    body="<p>x</p>",
     required=(),
-)  # fmt: skip
+)
 
 
 def remark(id_: str, number: int = 1, **more: Any) -> Remark:
@@ -80,7 +86,7 @@ def test_a_comment_is_read_with_its_page() -> None:
         ("1", ("1",), {"1": "folder"}, False),  # the first has a parent that is not shown
         ("1", ("1",), {}, False),  # nothing is known of it
     ],
-)  # fmt: skip
+)
 def test_a_chain_without_gaps(
     parent: str | None, above: tuple[str, ...], parents: dict[str, str | None], linked: bool
 ) -> None:
@@ -211,8 +217,13 @@ def test_settings_that_cannot_be_meant_are_refused() -> None:
     base = {"base_url": "https://wiki.example/", "token": "t"}
     assert ConfluenceOptions(**base).base_url == "https://wiki.example"  # type: ignore[arg-type]
     for wrong in (
-        {"flavour": "server"}, {"flavour": "data-center", "email": "a@b.example"}, {"anonymous_tag": "everybody"},
-        {"overlap_minutes": 0}, {"page_size": 0}, {"no_such": 1}, {"email_domain": "b.example"},
-    ):  # fmt: skip
+        {"flavour": "server"},
+        {"flavour": "data-center", "email": "a@b.example"},
+        {"anonymous_tag": "everybody"},
+        {"overlap_minutes": 0},
+        {"page_size": 0},
+        {"no_such": 1},
+        {"email_domain": "b.example"},
+    ):
         with pytest.raises(ValidationError):
             ConfluenceOptions(**base, **wrong)  # type: ignore[arg-type]

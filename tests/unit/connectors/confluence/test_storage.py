@@ -38,12 +38,12 @@ def plain(body: str) -> str:
         ('<p><a href="javascript:alert(1)">there</a> <a href="/rel">here</a></p>', "there here"),
         ("<blockquote><p>said</p></blockquote>", "> said"),
         ("<p>a\u200bb\u00adc</p>", "abc"),
-        ("<p><time datetime=\"2026-11-21\" /></p>", "2026-11-21"),
+        ('<p><time datetime="2026-11-21" /></p>', "2026-11-21"),
         ("", ""),
         ("  <p></p> <p> </p> ", ""),
         ("no markup at all", "no markup at all"),
     ],
-)  # fmt: skip
+)
 def test_text(source: str, expected: str) -> None:
     assert markdown(source) == expected
 
@@ -167,12 +167,20 @@ def test_a_table() -> None:
 
 def test_merged_cells_stand_wherever_they_cover() -> None:
     found = markdown(
-        table('<th colspan="2">H</th><th>I</th>', '<td rowspan="2">a</td><td>b</td><td>c</td>',
-              '<td colspan="2" rowspan="2">d</td>', "<td>e</td>")
-    )  # fmt: skip
+        table(
+            '<th colspan="2">H</th><th>I</th>',
+            '<td rowspan="2">a</td><td>b</td><td>c</td>',
+            '<td colspan="2" rowspan="2">d</td>',
+            "<td>e</td>",
+        )
+    )
     assert found.splitlines() == [
-        "| H | H | I |", "| --- | --- | --- |", "| a | b | c |", "| a | d | d |", "| e | d | d |",
-    ]  # fmt: skip
+        "| H | H | I |",
+        "| --- | --- | --- |",
+        "| a | b | c |",
+        "| a | d | d |",
+        "| e | d | d |",
+    ]
 
 
 def test_a_table_with_headers_down_its_side() -> None:
@@ -243,14 +251,46 @@ def test_depth_is_no_attack(depth: int) -> None:
     assert "hunter2" not in found
 
 
-FRAGMENTS = st.sampled_from([
-    "<p>", "</p>", "<ul>", "<li>", "</li>", "</ul>", "<table>", "<tr>", '<td colspan="3">', "</td>", "</tr>",
-    "</table>", "<script>",
-    "<ac:link>", "</ac:link>", '<ri:user ri:account-id="u" />', "<ac:rich-text-body>", "</ac:rich-text-body>",
-    '<ac:structured-macro ac:name="info">', "</ac:structured-macro>", "<![CDATA[", "]]>", "&nbsp;", "&", "<", ">", '"',
-    "<ac:task>", "</ac:task>", "<pre>", "</pre>", "text", "\n", "```", "|",
-    '<ac:parameter ac:name="password">hunter2</ac:parameter>',
-])  # fmt: skip
+FRAGMENTS = st.sampled_from(
+    [
+        "<p>",
+        "</p>",
+        "<ul>",
+        "<li>",
+        "</li>",
+        "</ul>",
+        "<table>",
+        "<tr>",
+        '<td colspan="3">',
+        "</td>",
+        "</tr>",
+        "</table>",
+        "<script>",
+        "<ac:link>",
+        "</ac:link>",
+        '<ri:user ri:account-id="u" />',
+        "<ac:rich-text-body>",
+        "</ac:rich-text-body>",
+        '<ac:structured-macro ac:name="info">',
+        "</ac:structured-macro>",
+        "<![CDATA[",
+        "]]>",
+        "&nbsp;",
+        "&",
+        "<",
+        ">",
+        '"',
+        "<ac:task>",
+        "</ac:task>",
+        "<pre>",
+        "</pre>",
+        "text",
+        "\n",
+        "```",
+        "|",
+        '<ac:parameter ac:name="password">hunter2</ac:parameter>',
+    ]
+)
 
 
 @settings(max_examples=150, deadline=None)

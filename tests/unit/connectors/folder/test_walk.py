@@ -48,8 +48,21 @@ def names(root: Path, target: Path | None = None) -> list[str]:
 
 
 def test_what_nobody_means_is_skipped(root: Path) -> None:
-    put(root, "a.txt", "sub/b.md", ".hidden", ".git/config", "node_modules/x/y.js", "__pycache__/a.pyc", "a.txt~",
-        "sub/.b.md.swp", "#a.txt#", "~$report.docx", "film.mp4.part", "sub/c.swp")  # fmt: skip
+    put(
+        root,
+        "a.txt",
+        "sub/b.md",
+        ".hidden",
+        ".git/config",
+        "node_modules/x/y.js",
+        "__pycache__/a.pyc",
+        "a.txt~",
+        "sub/.b.md.swp",
+        "#a.txt#",
+        "~$report.docx",
+        "film.mp4.part",
+        "sub/c.swp",
+    )
     assert names(root) == ["a.txt", "sub/b.md"]
 
 
@@ -72,9 +85,11 @@ def test_links_never_leave_the_root(root: Path) -> None:
     _, found, problems = walked(root)
     assert sorted(found) == ["real/a.txt"]
     assert sorted((Path(p.path).name, p.code) for p in problems) == [
-        ("escape", "link_outside"), ("escape.txt", "link_outside"), ("self", "broken_link"),
+        ("escape", "link_outside"),
+        ("escape.txt", "link_outside"),
+        ("self", "broken_link"),
         ("sideways", "link_outside"),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_target_behind_a_link_is_not_followed(root: Path) -> None:
@@ -145,10 +160,22 @@ def test_a_named_file_obeys_its_own_folder(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["acl = [", 'acl = "hr"', "acl = [1]", 'acl = [""]', 'alc = ["hr"]', 'source = "x"', 'exclude = "*.tmp"',
-     "exclude = [1]", 'include = [""]', "acl = " + str(["t" * 501]), 'acl = ["a\\u0000"]', "\xff",
-     'include = ["[z-a]"]'],
-)  # fmt: skip
+    [
+        "acl = [",
+        'acl = "hr"',
+        "acl = [1]",
+        'acl = [""]',
+        'alc = ["hr"]',
+        'source = "x"',
+        'exclude = "*.tmp"',
+        "exclude = [1]",
+        'include = [""]',
+        "acl = " + str(["t" * 501]),
+        'acl = ["a\\u0000"]',
+        "\xff",
+        'include = ["[z-a]"]',
+    ],
+)
 def test_rules_that_cannot_be_obeyed_publish_nothing(root: Path, content: str) -> None:
     put(root, "a.txt", "hr/b.txt", "hr/deep/c.txt")
     (root / "hr/.penstock.toml").write_bytes(content.encode("latin-1"))

@@ -39,8 +39,17 @@ def test_a_renamed_file_that_was_deleted_and_comes_back_is_the_same() -> None:
     assert (ids.of("a"), ids.of("b")) == ("a", "b")
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from(["add", "delete", "move", "lose"]), st.sampled_from(NAMES),
-                                   st.sampled_from(NAMES)), max_size=4), max_size=12))  # fmt: skip
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["add", "delete", "move", "lose"]), st.sampled_from(NAMES), st.sampled_from(NAMES)
+            ),
+            max_size=4,
+        ),
+        max_size=12,
+    )
+)
 def test_no_two_files_of_a_tree_have_one_id_and_a_restart_changes_none(steps: list[list[tuple[str, str, str]]]) -> None:
     ids, live = Ids(), set()
     for number, step in enumerate(steps):
@@ -82,10 +91,14 @@ def test_a_path_that_is_no_utf8_or_too_long_has_an_id_that_the_wire_takes() -> N
 @pytest.mark.parametrize(
     "url",
     [
-        "https://git.example.com/team/wiki.git", "https://git.example.com:8443/wiki", "ssh://git@example.com:22/wiki.git",
-        "git@example.com:team/wiki.git", "file:///srv/git/wiki.git", "https://[2001:db8::1]/x",
+        "https://git.example.com/team/wiki.git",
+        "https://git.example.com:8443/wiki",
+        "ssh://git@example.com:22/wiki.git",
+        "git@example.com:team/wiki.git",
+        "file:///srv/git/wiki.git",
+        "https://[2001:db8::1]/x",
     ],
-)  # fmt: skip
+)
 def test_an_address_that_is_taken(url: str) -> None:
     assert GitOptions(url=url).url == url
 
@@ -93,12 +106,26 @@ def test_an_address_that_is_taken(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "ext::sh -c touch% /tmp/pwned", "ext::https://x/", "git://example.com/x", "http://example.com/x", "/srv/wiki",
-        "https://user:secret-canary@example.com/x", "https://token@example.com/x", "--upload-pack=x", "-oProxy:x",
-        "ssh://-oProxyCommand=x/y", "git@-oProxyCommand=x:y", "fd::17", "file://host/x", "https://h/x\ny", "some::x",
-        "example.com:team/wiki", "a@b::c", "",
+        "ext::sh -c touch% /tmp/pwned",
+        "ext::https://x/",
+        "git://example.com/x",
+        "http://example.com/x",
+        "/srv/wiki",
+        "https://user:secret-canary@example.com/x",
+        "https://token@example.com/x",
+        "--upload-pack=x",
+        "-oProxy:x",
+        "ssh://-oProxyCommand=x/y",
+        "git@-oProxyCommand=x:y",
+        "fd::17",
+        "file://host/x",
+        "https://h/x\ny",
+        "some::x",
+        "example.com:team/wiki",
+        "a@b::c",
+        "",
     ],
-)  # fmt: skip
+)
 def test_an_address_that_is_refused(url: str) -> None:
     with pytest.raises(ValidationError):
         GitOptions(url=url)
@@ -116,10 +143,15 @@ def test_a_branch_that_is_none_is_refused(branch: str) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"source_url": "https://x/{commit}"}, {"source_url": "https://x/{path.__class__}"}, {"source_url": "https://x/"},
-        {"source_url": "javascript:{path}"}, {"token": "t"}, {"acl_tags": ["a"], "access_file": "/x"}, {"unknown": 1},
+        {"source_url": "https://x/{commit}"},
+        {"source_url": "https://x/{path.__class__}"},
+        {"source_url": "https://x/"},
+        {"source_url": "javascript:{path}"},
+        {"token": "t"},
+        {"acl_tags": ["a"], "access_file": "/x"},
+        {"unknown": 1},
     ],
-)  # fmt: skip
+)
 def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         GitOptions(url="file:///x", **wrong)
@@ -127,12 +159,16 @@ def test_settings_that_cannot_be_meant_are_refused(wrong: dict[str, object]) -> 
 
 def test_the_last_rule_that_names_a_file_decides() -> None:
     options = GitOptions(
-        url="file:///x", acl_tags=["all"], required_tags=["staff"], include=["docs/**", "*.py"], exclude=["draft*"],
+        url="file:///x",
+        acl_tags=["all"],
+        required_tags=["staff"],
+        include=["docs/**", "*.py"],
+        exclude=["draft*"],
         rules=[
             {"paths": ["docs/"], "acl_tags": ["docs"]},
             {"paths": ["docs/hr/"], "acl_tags": [], "required_tags": ["hr"]},
         ],
-    )  # fmt: skip
+    )
     access = options.access()
     assert access.of("x.py") == (["all"], ["staff"])
     assert access.of("docs/a.md") == (["docs"], [])

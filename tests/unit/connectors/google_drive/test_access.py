@@ -43,15 +43,18 @@ BOT = "penstock@penstock-test.iam.gserviceaccount.com"
         ({"type": "robot", "emailAddress": "ines@example.com"}, None),
         ({}, None),
     ],
-)  # fmt: skip
+)
 def test_a_permission_as_a_tag(permission: dict[str, Any], tag: str | None) -> None:
     assert tag_of(permission, STRICT, NOW) == tag
 
 
 def test_the_first_end_is_kept_and_an_ended_one_is_not() -> None:
     def until(hours: int) -> dict[str, str]:
-        return {"type": "user", "emailAddress": f"u{hours}@example.com",
-                "expirationTime": (NOW + timedelta(hours=hours)).isoformat()}  # fmt: skip
+        return {
+            "type": "user",
+            "emailAddress": f"u{hours}@example.com",
+            "expirationTime": (NOW + timedelta(hours=hours)).isoformat(),
+        }
 
     access = own_access([until(5), until(-1), until(3), {"type": "user", "emailAddress": "x@example.com"}], STRICT, NOW)
     assert access.until == NOW + timedelta(hours=3)

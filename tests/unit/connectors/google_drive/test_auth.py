@@ -14,26 +14,37 @@ KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 PEM = KEY.private_bytes(
     serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
 ).decode()
-ACCOUNT = json.dumps({
-    "type": "service_account", "client_email": "bot@project.iam.gserviceaccount.com", "private_key": PEM,
-    "private_key_id": "k1", "token_uri": "https://oauth2.googleapis.com/token",
-})  # fmt: skip
+ACCOUNT = json.dumps(
+    {
+        "type": "service_account",
+        "client_email": "bot@project.iam.gserviceaccount.com",
+        "private_key": PEM,
+        "private_key_id": "k1",
+        "token_uri": "https://oauth2.googleapis.com/token",
+    }
+)
 
 
 def claims(subject: str | None) -> dict[str, object]:
     assertion = ServiceAccount(ACCOUNT).assertion("one two", subject, 1_000_000.7)
     assert jwt.get_unverified_header(assertion) == {"alg": "RS256", "typ": "JWT", "kid": "k1"}
     return jwt.decode(
-        assertion, KEY.public_key(), algorithms=["RS256"], audience="https://oauth2.googleapis.com/token",
+        assertion,
+        KEY.public_key(),
+        algorithms=["RS256"],
+        audience="https://oauth2.googleapis.com/token",
         options={"verify_exp": False},
-    )  # fmt: skip
+    )
 
 
 def test_the_account_speaks_for_itself() -> None:
     assert claims(None) == {
-        "iss": "bot@project.iam.gserviceaccount.com", "scope": "one two", "iat": 1_000_000, "exp": 1_003_600,
+        "iss": "bot@project.iam.gserviceaccount.com",
+        "scope": "one two",
+        "iat": 1_000_000,
+        "exp": 1_003_600,
         "aud": "https://oauth2.googleapis.com/token",
-    }  # fmt: skip
+    }
 
 
 def test_the_account_speaks_for_a_user() -> None:

@@ -20,11 +20,20 @@ from connectors.google_drive.content import (
 )
 
 FILE: dict[str, Any] = {
-    "id": "1", "name": "notes.txt", "mimeType": "text/plain", "md5Checksum": "a", "headRevisionId": "r", "version": "7",
-    "modifiedTime": "2026-11-21T12:00:00.000Z", "parents": ["p"], "driveId": "d", "webViewLink": "https://x.example/1",
-    "lastModifyingUser": {"displayName": "Ines", "emailAddress": "ines@example.com"}, "size": "12",
+    "id": "1",
+    "name": "notes.txt",
+    "mimeType": "text/plain",
+    "md5Checksum": "a",
+    "headRevisionId": "r",
+    "version": "7",
+    "modifiedTime": "2026-11-21T12:00:00.000Z",
+    "parents": ["p"],
+    "driveId": "d",
+    "webViewLink": "https://x.example/1",
+    "lastModifyingUser": {"displayName": "Ines", "emailAddress": "ines@example.com"},
+    "size": "12",
     "capabilities": {"canDownload": True},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(
@@ -58,12 +67,18 @@ def test_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"name": "other.txt"}, {"md5Checksum": "b"}, {"modifiedTime": "2026-11-21T13:00:00.000Z"}, {"parents": ["q"]},
-        {"lastModifyingUser": {"displayName": "Otto"}}, {"capabilities": {"canDownload": False}},
-        {"mimeType": "text/markdown"}, {"webViewLink": "https://x.example/2"},
-        {"clientEncryptionDetails": {"encryptionState": "encrypted"}}, {"driveId": "e"},
+        {"name": "other.txt"},
+        {"md5Checksum": "b"},
+        {"modifiedTime": "2026-11-21T13:00:00.000Z"},
+        {"parents": ["q"]},
+        {"lastModifyingUser": {"displayName": "Otto"}},
+        {"capabilities": {"canDownload": False}},
+        {"mimeType": "text/markdown"},
+        {"webViewLink": "https://x.example/2"},
+        {"clientEncryptionDetails": {"encryptionState": "encrypted"}},
+        {"driveId": "e"},
     ],
-)  # fmt: skip
+)
 def test_whatever_is_published_makes_another_revision(change: dict[str, Any]) -> None:
     assert revision_of({**FILE, **change}) != revision_of(FILE)
 

@@ -51,7 +51,9 @@ def test_a_withdrawn_document_is_not_published_again_whatever_the_source_answers
 
 entries = st.one_of(
     st.builds(
-        document, st.sampled_from(["one", "two"]), acl_tags=st.lists(st.sampled_from("abc"), max_size=2),
+        document,
+        st.sampled_from(["one", "two"]),
+        acl_tags=st.lists(st.sampled_from("abc"), max_size=2),
         required_tags=st.lists(st.sampled_from("xy"), max_size=1),
     ),
     st.just(Gone("d")),
@@ -59,7 +61,7 @@ entries = st.one_of(
         lambda acl: Unreadable(external_id="d", code="encrypted", message="a password", acl_tags=acl),
         st.lists(st.sampled_from("abc"), max_size=2),
     ),
-)  # fmt: skip
+)
 
 
 @given(st.lists(entries, min_size=1, max_size=8))
@@ -231,16 +233,22 @@ def test_a_listing_takes_away_what_it_asked_for_and_lacks_but_nothing_newer() ->
     known = {"old": held("old", {"a"}), "newer": held("newer", {"b"}, second=9)}
     listed = [held("new", {"c"}, second=5), held("newer", {"x"}, second=5)]
     assert {tag: one.members for tag, one in merged(known, listed, at, None).items()} == {
-        "new": ("c",), "newer": ("b",),
-    }  # fmt: skip
+        "new": ("c",),
+        "newer": ("b",),
+    }
     some = merged(known, [], at, ["old", "newer", "unknown"])
     assert {tag: one.members for tag, one in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
 
 
 PUBLISHED = Row(
-    external_id="d", version=1, fingerprint=b"1", revision="r", acl_tags=("a",), content_at=seen(1).at,
+    external_id="d",
+    version=1,
+    fingerprint=b"1",
+    revision="r",
+    acl_tags=("a",),
+    content_at=seen(1).at,
     access_at=seen(1).at,
-)  # fmt: skip
+)
 
 
 def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows() -> None:

@@ -15,9 +15,11 @@ TEAM = Team("T1", "https://acme.slack.com", None)
 
 def envelope(event: dict[str, Any]) -> dict[str, Any]:
     return {
-        "type": "event_callback", "event_id": "Ev1", "event": event,
+        "type": "event_callback",
+        "event_id": "Ev1",
+        "event": event,
         "authorizations": [{"user_id": "UBOT", "is_bot": True}],
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -26,25 +28,39 @@ def envelope(event: dict[str, Any]) -> dict[str, Any]:
         ({"channel": "C1", "channel_type": "channel", "ts": "5.000001"}, Reaction(ids=("C1:5.000001",))),
         ({"channel": "C1", "ts": "5.000001", "thread_ts": "2.000001"}, Reaction(ids=("C1:2.000001",))),
         (
-            {"channel": "C1", "subtype": "message_changed", "ts": "9.000001",
-             "message": {"ts": "5.000001", "thread_ts": "2.000001"}, "previous_message": {"ts": "5.000001"}},
+            {
+                "channel": "C1",
+                "subtype": "message_changed",
+                "ts": "9.000001",
+                "message": {"ts": "5.000001", "thread_ts": "2.000001"},
+                "previous_message": {"ts": "5.000001"},
+            },
             Reaction(ids=("C1:2.000001", "C1:5.000001")),
         ),
         (
-            {"channel": "C1", "subtype": "message_deleted", "ts": "9.000001", "deleted_ts": "5.000001",
-             "previous_message": {"ts": "5.000001", "thread_ts": "2.000001"}},
+            {
+                "channel": "C1",
+                "subtype": "message_deleted",
+                "ts": "9.000001",
+                "deleted_ts": "5.000001",
+                "previous_message": {"ts": "5.000001", "thread_ts": "2.000001"},
+            },
             Reaction(ids=("C1:2.000001",)),
         ),
-        ({"channel": "C1", "subtype": "message_deleted", "ts": "9.000001", "deleted_ts": "5.000001"},
-         Reaction(ids=("C1:5.000001",))),
+        (
+            {"channel": "C1", "subtype": "message_deleted", "ts": "9.000001", "deleted_ts": "5.000001"},
+            Reaction(ids=("C1:5.000001",)),
+        ),
         ({"channel": "D1", "channel_type": "im", "ts": "5.000001"}, Reaction()),
         ({"channel": "G1", "channel_type": "mpim", "ts": "5.000001"}, Reaction()),
-        ({"channel": "C1", "ts": "5.000001", "subtype": "channel_convert_to_private"},
-         Reaction(groups=("channel:C1",), sweep=True)),
+        (
+            {"channel": "C1", "ts": "5.000001", "subtype": "channel_convert_to_private"},
+            Reaction(groups=("channel:C1",), sweep=True),
+        ),
         ({"channel": "C1/../x", "ts": "5.000001"}, Reaction()),
         ({"channel": "C1", "ts": 5}, Reaction()),
     ],
-)  # fmt: skip
+)
 def test_a_message_event_names_its_thread(event: dict[str, Any], expected: Reaction) -> None:
     assert reaction(envelope({"type": "message", **event})) == (expected, None)
 
@@ -54,11 +70,17 @@ def test_a_message_event_names_its_thread(event: dict[str, Any], expected: React
     [
         ({"type": "member_joined_channel", "user": "U1", "channel": "C1"}, Reaction(groups=("channel:C1",)), None),
         ({"type": "member_left_channel", "user": "U1", "channel": "C1"}, Reaction(groups=("channel:C1",)), None),
-        ({"type": "member_joined_channel", "user": "UBOT", "channel": "C1"},
-         Reaction(groups=("channel:C1",), changes=True, sweep=True), "names"),
+        (
+            {"type": "member_joined_channel", "user": "UBOT", "channel": "C1"},
+            Reaction(groups=("channel:C1",), changes=True, sweep=True),
+            "names",
+        ),
         ({"type": "group_left", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
-        ({"type": "channel_rename", "channel": {"id": "C1", "name": "new"}},
-         Reaction(groups=("channel:C1",), sweep=True), "names"),
+        (
+            {"type": "channel_rename", "channel": {"id": "C1", "name": "new"}},
+            Reaction(groups=("channel:C1",), sweep=True),
+            "names",
+        ),
         ({"type": "channel_archive", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
         ({"type": "channel_deleted", "channel": "C1"}, Reaction(groups=("channel:C1",), sweep=True), "names"),
         ({"type": "channel_created", "channel": {"id": "C1"}}, Reaction(groups=("channel:C1",)), "names"),
@@ -66,7 +88,7 @@ def test_a_message_event_names_its_thread(event: dict[str, Any], expected: React
         ({"type": "user_change", "user": {"id": "U1"}}, Reaction(), "people"),
         ({"type": "reaction_added", "item": {"channel": "C1"}}, Reaction(), None),
     ],
-)  # fmt: skip
+)
 def test_events_about_channels_and_people(event: dict[str, Any], expected: Reaction, effect: str | None) -> None:
     assert reaction(envelope(event)) == (expected, effect)
 
@@ -101,11 +123,19 @@ def row(id: str, **fields: Any) -> dict[str, Any]:
 
 
 ROWS = [
-    row("U1"), row("U2", is_restricted=True), row("U3", is_ultra_restricted=True), row("U4", deleted=True),
-    row("U5", is_bot=True), row("U6", team_id="T2"), row("U7", is_stranger=True), row("U8", is_email_confirmed=False),
-    row("U9", profile={"email": None}), row("USLACKBOT"), row("UA", is_invited_user=True),
+    row("U1"),
+    row("U2", is_restricted=True),
+    row("U3", is_ultra_restricted=True),
+    row("U4", deleted=True),
+    row("U5", is_bot=True),
+    row("U6", team_id="T2"),
+    row("U7", is_stranger=True),
+    row("U8", is_email_confirmed=False),
+    row("U9", profile={"email": None}),
+    row("USLACKBOT"),
+    row("UA", is_invited_user=True),
     row("UB", team_id=None),
-]  # fmt: skip
+]
 USERS = {found.id: found for one in ROWS if (found := user(one, TEAM))}
 
 
@@ -131,9 +161,16 @@ def test_a_channels_members_are_known_by_their_address_and_strangers_by_their_id
     group = channel_group(found, members, USERS, TEAM, trust_external_emails=False)
     assert group.of == ()
     assert set(group.members) == {
-        "u1@acme.example", "u2@acme.example", "u3@acme.example", "slack:U6", "slack:U7", "slack:U8", "slack:U9",
-        "slack:UB", "slack:UX",
-    }  # fmt: skip
+        "u1@acme.example",
+        "u2@acme.example",
+        "u3@acme.example",
+        "slack:U6",
+        "slack:U7",
+        "slack:U8",
+        "slack:U9",
+        "slack:UB",
+        "slack:UX",
+    }
     trusted = channel_group(found, ["U6"], USERS, TEAM, trust_external_emails=True)
     assert trusted.members == ["u6@acme.example"]
 

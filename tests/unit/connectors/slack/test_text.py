@@ -48,18 +48,30 @@ def test_rich_text_keeps_lists_quotes_and_code() -> None:
         "text": "fallback",
         "blocks": [
             rich(
-                section({"type": "text", "text": "Ask "}, {"type": "user", "user_id": "U1"},
-                        {"type": "emoji", "name": "eyes"}),
-                {"type": "rich_text_list", "style": "ordered", "indent": 0, "elements": [
-                    section({"type": "text", "text": "stop"}),
-                    section({"type": "link", "url": "https://a.example", "text": "start"})]},
+                section(
+                    {"type": "text", "text": "Ask "},
+                    {"type": "user", "user_id": "U1"},
+                    {"type": "emoji", "name": "eyes"},
+                ),
+                {
+                    "type": "rich_text_list",
+                    "style": "ordered",
+                    "indent": 0,
+                    "elements": [
+                        section({"type": "text", "text": "stop"}),
+                        section({"type": "link", "url": "https://a.example", "text": "start"}),
+                    ],
+                },
                 {"type": "rich_text_quote", "elements": [{"type": "text", "text": "one\ntwo"}]},
                 {"type": "rich_text_preformatted", "elements": [{"type": "text", "text": "make all"}]},
-                section({"type": "broadcast", "range": "here"}, {"type": "channel", "channel_id": "C1"},
-                        {"type": "usergroup", "usergroup_id": "S1"}),
+                section(
+                    {"type": "broadcast", "range": "here"},
+                    {"type": "channel", "channel_id": "C1"},
+                    {"type": "usergroup", "usergroup_id": "S1"},
+                ),
             )
         ],
-    }  # fmt: skip
+    }
     assert body(message, NAMES) == (
         "Ask @Ann Lee:eyes:\n1. stop\n2. start (https://a.example)\n> one\n> two\n```\nmake all\n```\n@here#ops@oncall"
     )
@@ -70,19 +82,28 @@ def test_the_cards_of_apps_are_read() -> None:
         "text": "Build failed",
         "blocks": [
             {"type": "header", "text": {"type": "plain_text", "text": "Build &amp; test"}},
-            {"type": "section", "text": {"type": "mrkdwn", "text": "by <@U1>"},
-             "fields": [{"type": "mrkdwn", "text": "*branch* main"}]},
+            {
+                "type": "section",
+                "text": {"type": "mrkdwn", "text": "by <@U1>"},
+                "fields": [{"type": "mrkdwn", "text": "*branch* main"}],
+            },
             {"type": "divider"},
-            {"type": "context", "elements": [{"type": "image", "alt_text": "logo"},
-                                             {"type": "mrkdwn", "text": "7 min"}]},
-            {"type": "table", "rows": [[{"type": "raw_text", "text": "a"},
-                                        rich(section({"type": "text", "text": "b"}))]]},
+            {
+                "type": "context",
+                "elements": [{"type": "image", "alt_text": "logo"}, {"type": "mrkdwn", "text": "7 min"}],
+            },
+            {
+                "type": "table",
+                "rows": [[{"type": "raw_text", "text": "a"}, rich(section({"type": "text", "text": "b"}))]],
+            },
             {"type": "unheard_of", "text": {"type": "plain_text", "text": "x"}},
         ],
-        "attachments": [{"pretext": "Job", "fields": [{"title": "Status", "value": "red"}], "fallback": "unused"},
-                        {"fallback": "only this"}],
+        "attachments": [
+            {"pretext": "Job", "fields": [{"title": "Status", "value": "red"}], "fallback": "unused"},
+            {"fallback": "only this"},
+        ],
         "files": [{"name": "log.txt", "title": "Log"}, {"name": "gone.txt", "mode": "tombstone"}],
-    }  # fmt: skip
+    }
     assert body(message, NAMES) == (
         "Build & test\nby @Ann Lee\n*branch* main\nlogo 7 min\na | b\nJob\nStatus: red\nonly this\nFile: Log (log.txt)"
     )
@@ -115,15 +136,24 @@ def test_people_and_bots_have_names(message: dict[str, Any], name: str) -> None:
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20)
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
     | st.sampled_from(["rich_text", "section", "rich_text_list", "table", "<@U1|", "mrkdwn", "ordered"]),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.dictionaries(
-        st.sampled_from(["type", "text", "elements", "blocks", "rows", "style", "fields", "title", "name", "indent"]),
-        inner, max_size=5,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["type", "text", "elements", "blocks", "rows", "style", "fields", "title", "name", "indent"]
+            ),
+            inner,
+            max_size=5,
+        )
     ),
     max_leaves=25,
-)  # fmt: skip
+)
 
 
 @given(text=anything, blocks=anything, attachments=anything, files=anything)

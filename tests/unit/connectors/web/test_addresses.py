@@ -18,24 +18,78 @@ NOW = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 @pytest.mark.parametrize(
     "address",
     [
-        "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.127.255.255", "127.0.0.1", "127.255.0.1",
-        "169.254.169.254", "172.16.0.1", "172.31.255.255", "192.0.0.192", "192.0.2.1", "192.168.1.1", "198.18.0.1",
-        "198.51.100.7", "203.0.113.9", "224.0.0.1", "239.255.255.250", "240.0.0.1", "255.255.255.255", "192.88.99.1",
-        "::", "::1", "::ffff:127.0.0.1", "::ffff:8.8.8.8", "::ffff:a9fe:a9fe", "::127.0.0.1", "64:ff9b::7f00:1",
-        "64:ff9b::808:808", "64:ff9b:1::1", "2002:7f00:1::1", "2002:808:808::1", "2001::1", "2001:db8::1", "3fff::1",
-        "fc00::1", "fd00:ec2::254", "fe80::1", "fe80::1%eth0", "2606:4700::1%eth0", "fec0::1", "ff02::1", "100::1",
-        "5f00::1", "localhost", "", "0x7f000001", "2130706433", "127.1",
+        "0.0.0.0",
+        "0.1.2.3",
+        "10.0.0.1",
+        "100.64.0.1",
+        "100.127.255.255",
+        "127.0.0.1",
+        "127.255.0.1",
+        "169.254.169.254",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.0.0.192",
+        "192.0.2.1",
+        "192.168.1.1",
+        "198.18.0.1",
+        "198.51.100.7",
+        "203.0.113.9",
+        "224.0.0.1",
+        "239.255.255.250",
+        "240.0.0.1",
+        "255.255.255.255",
+        "192.88.99.1",
+        "::",
+        "::1",
+        "::ffff:127.0.0.1",
+        "::ffff:8.8.8.8",
+        "::ffff:a9fe:a9fe",
+        "::127.0.0.1",
+        "64:ff9b::7f00:1",
+        "64:ff9b::808:808",
+        "64:ff9b:1::1",
+        "2002:7f00:1::1",
+        "2002:808:808::1",
+        "2001::1",
+        "2001:db8::1",
+        "3fff::1",
+        "fc00::1",
+        "fd00:ec2::254",
+        "fe80::1",
+        "fe80::1%eth0",
+        "2606:4700::1%eth0",
+        "fec0::1",
+        "ff02::1",
+        "100::1",
+        "5f00::1",
+        "localhost",
+        "",
+        "0x7f000001",
+        "2130706433",
+        "127.1",
     ],
-)  # fmt: skip
+)
 def test_no_public_address(address: str) -> None:
     assert not is_public(address)
 
 
 @pytest.mark.parametrize(
     "address",
-    ["1.1.1.1", "8.8.8.8", "104.192.141.1", "172.15.0.1", "172.32.0.1", "100.63.255.255", "100.128.0.1",
-     "169.253.1.1", "198.17.0.1", "223.255.255.255", "2606:4700::6810:84e5", "2a00:1450:4001::200e"],
-)  # fmt: skip
+    [
+        "1.1.1.1",
+        "8.8.8.8",
+        "104.192.141.1",
+        "172.15.0.1",
+        "172.32.0.1",
+        "100.63.255.255",
+        "100.128.0.1",
+        "169.253.1.1",
+        "198.17.0.1",
+        "223.255.255.255",
+        "2606:4700::6810:84e5",
+        "2a00:1450:4001::200e",
+    ],
+)
 def test_a_public_address(address: str) -> None:
     assert is_public(address)
 
@@ -47,11 +101,15 @@ def hosts(*also: str, base: str = "https://wiki.example.com/wiki") -> Hosts:
 @pytest.mark.parametrize(
     "url",
     [
-        "https://wiki.example.com/x", "https://WIKI.example.com:443/", "https://files.example.net/a?b",
-        "https://a.media.example.org/", "https://a.b.media.example.org:443/", "https://10.1.1.1:8443/x",
+        "https://wiki.example.com/x",
+        "https://WIKI.example.com:443/",
+        "https://files.example.net/a?b",
+        "https://a.media.example.org/",
+        "https://a.b.media.example.org:443/",
+        "https://10.1.1.1:8443/x",
         "https://[::1]:9000/",
     ],
-)  # fmt: skip
+)
 def test_the_base_and_what_is_allowed_beside_it(url: str) -> None:
     hosts("files.example.net", ".media.example.org", "10.1.1.1:8443", "[::1]:9000").check(httpx.URL(url))
 
@@ -59,15 +117,32 @@ def test_the_base_and_what_is_allowed_beside_it(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://wiki.example.com/", "https://wiki.example.com:444/", "https://wiki.example.com.evil.net/",
-        "https://evil.net/", "https://evil.net/wiki.example.com", "https://wiki.example.com@evil.net/",
-        "https://token@wiki.example.com/", "https://evil.net\\@wiki.example.com/", "https://wiki.example.com./",
-        "http://files.example.net/", "https://files.example.net:8443/", "https://x.files.example.net/",
-        "https://media.example.org/", "https://evilmedia.example.org/", "https://a.media.example.org:8443/",
-        "https://10.1.1.1/", "https://10.1.1.1:8444/", "http://10.1.1.1:8443/", "https://localhost/",
-        "ftp://wiki.example.com/", "file:///etc/passwd", "gopher://wiki.example.com:443/", "https:///path", "/path",
+        "http://wiki.example.com/",
+        "https://wiki.example.com:444/",
+        "https://wiki.example.com.evil.net/",
+        "https://evil.net/",
+        "https://evil.net/wiki.example.com",
+        "https://wiki.example.com@evil.net/",
+        "https://token@wiki.example.com/",
+        "https://evil.net\\@wiki.example.com/",
+        "https://wiki.example.com./",
+        "http://files.example.net/",
+        "https://files.example.net:8443/",
+        "https://x.files.example.net/",
+        "https://media.example.org/",
+        "https://evilmedia.example.org/",
+        "https://a.media.example.org:8443/",
+        "https://10.1.1.1/",
+        "https://10.1.1.1:8444/",
+        "http://10.1.1.1:8443/",
+        "https://localhost/",
+        "ftp://wiki.example.com/",
+        "file:///etc/passwd",
+        "gopher://wiki.example.com:443/",
+        "https:///path",
+        "/path",
     ],
-)  # fmt: skip
+)
 def test_every_other_address_is_forbidden(url: str) -> None:
     with pytest.raises(Forbidden):
         hosts("files.example.net", ".media.example.org", "10.1.1.1:8443").check(httpx.URL(url))

@@ -17,10 +17,12 @@ from deploy.local.service import as_server_user
 SLEEPS = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
 DEAF = [sys.executable, "-c", f"import signal; signal.signal(15, signal.SIG_IGN); {SLEEPS[2]}"]
 ENDS_LATER = [
-    sys.executable, "-c", "import ctypes, signal, threading, time; signal.signal(15, signal.SIG_IGN);"
+    sys.executable,
+    "-c",
+    "import ctypes, signal, threading, time; signal.signal(15, signal.SIG_IGN);"
     " threading.Thread(target=time.sleep, args=(60,)).start(); print('up', flush=True);"
     " ctypes.CDLL(None).pthread_exit(None)",
-]  # fmt: skip
+]
 """Its first thread has ended, and another has not: the kernel calls it a zombie."""
 PARENT = [sys.executable, "-c", f"import subprocess; subprocess.Popen(['sleep', '60']); {SLEEPS[2]}"]
 

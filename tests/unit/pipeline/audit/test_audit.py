@@ -36,11 +36,27 @@ def work(**changes: Any) -> Work:
     manifest = Manifest(content_hash(BODY), CHUNKS, SPANS, (1, 1, 2), (("A",), (), ("A", "B")))
     return replace(
         Work(
-            Identity(ID, "t", "s", "x"), 5, True, content_hash(BODY), 7, ("s/staff",), (), "Title", None, None,
-            "text/plain", None, manifest, "live", (), {}, (), 0,
+            Identity(ID, "t", "s", "x"),
+            5,
+            True,
+            content_hash(BODY),
+            7,
+            ("s/staff",),
+            (),
+            "Title",
+            None,
+            None,
+            "text/plain",
+            None,
+            manifest,
+            "live",
+            (),
+            {},
+            (),
+            0,
         ),
         **changes,
-    )  # fmt: skip
+    )
 
 
 def wanted(w: Work | None = None, body: str | None = BODY, **states: State) -> Wanted:
@@ -118,8 +134,9 @@ def test_the_rest_of_a_withdrawn_document_is_unknown_and_not_an_orphan() -> None
     nobody = wanted(work(acl_tags=(), wanted=False))
     found = compare(nobody, rows()[:1], held()[:2])
     assert [(d.store, d.kind, len(d.chunks)) for d in found] == [
-        ("vectors", "unknown_document", 1), ("keywords", "unknown_document", 2)
-    ]  # fmt: skip
+        ("vectors", "unknown_document", 1),
+        ("keywords", "unknown_document", 2),
+    ]
 
 
 @pytest.mark.parametrize("body", [None, "", BODY + "x"])
@@ -166,9 +183,11 @@ def test_every_chunk_that_is_absent_or_too_many_is_counted_once(
     counted: dict[tuple[str, str], Sequence[UUID]] = {(d.store, d.kind): d.chunks for d in found}
     assert len(counted) == len(found)
     expected = {
-        ("vectors", "missing"): 3 - len(in_vectors), ("vectors", "orphan"): more_rows,
-        ("keywords", "missing"): 3 - len(in_keywords), ("keywords", "orphan"): more_entries,
-    }  # fmt: skip
+        ("vectors", "missing"): 3 - len(in_vectors),
+        ("vectors", "orphan"): more_rows,
+        ("keywords", "missing"): 3 - len(in_keywords),
+        ("keywords", "orphan"): more_entries,
+    }
     assert {key: len(ids) for key, ids in counted.items()} == {key: n for key, n in expected.items() if n}
 
 
@@ -203,9 +222,11 @@ def test_the_background_audit_keeps_its_pace_and_its_share_of_a_processor(
 
 def test_what_may_ask_the_model_waits_and_takes_its_store_with_it() -> None:
     found = {
-        ("vectors", "missing"): (CHUNKS[0],), ("vectors", "wrong_access"): (CHUNKS[1],),
-        ("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): (),
-    }  # fmt: skip
+        ("vectors", "missing"): (CHUNKS[0],),
+        ("vectors", "wrong_access"): (CHUNKS[1],),
+        ("keywords", "missing"): (CHUNKS[0],),
+        ("ledger", "rotten_body"): (),
+    }
     assert without_embedding(found) == {("keywords", "missing"): (CHUNKS[0],), ("ledger", "rotten_body"): ()}
     assert without_embedding({("vectors", "wrong_access"): CHUNKS}) == {("vectors", "wrong_access"): CHUNKS}
     assert without_embedding({("ledger", "stale_manifest"): ()}) == {}

@@ -240,17 +240,23 @@ LONG = {
     "text/typescript": ("export const run = async (x: number) => {\n", "default", "};\n", None),
     "text/tsx": ("function View(props: P) {\n", "default", "  return <b>{props.x}</b>;\n}\n", ("function View",)),
     "text/x-java": (
-        "public class Box {\n  public void open() {\n", "default", "  }\n}\n", ("public class Box", "public void open")
+        "public class Box {\n  public void open() {\n",
+        "default",
+        "  }\n}\n",
+        ("public class Box", "public void open"),
     ),
     "text/x-go": (
-        "package box\n\nfunc (b *Box) Open(n int) error {\n", "default", "\treturn nil\n}\n", ("func (b *Box) Open",)
+        "package box\n\nfunc (b *Box) Open(n int) error {\n",
+        "default",
+        "\treturn nil\n}\n",
+        ("func (b *Box) Open",),
     ),
     "text/x-rust": ("impl Box {\n  fn open(&self) {\n", "default", "  }\n}\n", ("impl Box", "fn open")),
     "text/x-c": ("static int open_box(struct box *b)\n{\n", "default", "    return 0;\n}\n", ("static int open_box",)),
     "text/x-c++": ("class Box {\npublic:\n  void open() {\n", "default", "  }\n};\n", ("class Box", "void open")),
     "application/sql": ("CREATE TABLE box (\n", "sql", "  last INTEGER\n);\n", None),
     "application/x-sh": ("open_box() {\n", "sh", "}\n", ("open_box",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("media_type", LONG)

@@ -134,13 +134,17 @@ tags = st.sets(st.sampled_from(["s/1", "s/2", "s/3"])).map(lambda s: tuple(sorte
 seconds = st.integers(0, 6)
 upserts = st.builds(
     lambda v, o, h, m, a: Upsert(v, at(o), h.encode(), m.encode(), a, ()),
-    st.integers(0, 5), seconds, hashes, hashes, tags,
-)  # fmt: skip
+    st.integers(0, 5),
+    seconds,
+    hashes,
+    hashes,
+    tags,
+)
 events = st.one_of(
     upserts,
     st.builds(lambda o: Delete(0, at(o)), seconds),
     st.builds(lambda o, a, r: Access(at(o), a, r), seconds, tags, tags),
-)  # fmt: skip
+)
 
 
 @given(st.lists(events, max_size=8))

@@ -22,10 +22,17 @@ BROKEN_NEXT = Graph("t_hnsw_new", valid=False, partial=True)
 
 
 def table(
-    own: Graph | None = None, successor: Graph | None = None, rows: int = 0, waiting: int = 0,
-    busy: bool = False, late: bool = False, without_seconds: float = 0.0, builds: bool = True,
-    older: Graph | None = None, loaded: bool = False,
-) -> Table:  # fmt: skip
+    own: Graph | None = None,
+    successor: Graph | None = None,
+    rows: int = 0,
+    waiting: int = 0,
+    busy: bool = False,
+    late: bool = False,
+    without_seconds: float = 0.0,
+    builds: bool = True,
+    older: Graph | None = None,
+    loaded: bool = False,
+) -> Table:
     return Table(own, successor, older, rows, waiting, loaded, busy, late, without_seconds, builds)
 
 
@@ -69,10 +76,15 @@ def test_what_was_left_outside_of_a_graph_that_is_gone_is_let_in_before_the_next
 
 def test_an_older_versions_graph_gives_way_and_each_step_follows_from_what_there_is() -> None:
     steps = [
-        (table(OLD), ("build", None)), (table(OLD, BROKEN_NEXT), ("drop", BROKEN_NEXT)),
-        (table(OLD, NEXT), ("drop", OLD)), (table(None, NEXT), ("rename", NEXT)), (table(OWN), ("rest", None)),
-        (table(OWN, NEXT), ("drop", NEXT)), (table(OWN, older=OLD), ("drop", OLD)), (table(BROKEN), ("drop", BROKEN)),
-    ]  # fmt: skip
+        (table(OLD), ("build", None)),
+        (table(OLD, BROKEN_NEXT), ("drop", BROKEN_NEXT)),
+        (table(OLD, NEXT), ("drop", OLD)),
+        (table(None, NEXT), ("rename", NEXT)),
+        (table(OWN), ("rest", None)),
+        (table(OWN, NEXT), ("drop", NEXT)),
+        (table(OWN, older=OLD), ("drop", OLD)),
+        (table(BROKEN), ("drop", BROKEN)),
+    ]
     for found, step in steps:
         assert next_step(found) == step
         alone = table(found.own, found.successor, builds=False)

@@ -64,9 +64,11 @@ def test_a_handled_record_that_came_after_the_loss_proves_nothing() -> None:
 
 
 @given(
-    handled=st.sets(st.integers(0, 60), min_size=1), position=st.integers(0, 5), lost=st.integers(0, 70),
+    handled=st.sets(st.integers(0, 60), min_size=1),
+    position=st.integers(0, 5),
+    lost=st.integers(0, 70),
     end=st.integers(0, 90),
-)  # fmt: skip
+)
 def test_nothing_new_is_passed_over_and_no_log_that_is_the_same_is_read_again(
     handled: set[int], position: int, lost: int, end: int
 ) -> None:
@@ -91,9 +93,13 @@ def test_what_expired_unread_is_counted() -> None:
 
 def test_a_record_with_another_time_key_or_value_is_another_one() -> None:
     ones = {
-        witness(1, 2, b"a", b"bc"), witness(1, 3, b"a", b"bc"), witness(1, 2, b"ab", b"c"), witness(1, 2, None, b"abc"),
-        witness(1, 2, b"abc", b""), witness(1, 2, b"abc", None),
-    }  # fmt: skip
+        witness(1, 2, b"a", b"bc"),
+        witness(1, 3, b"a", b"bc"),
+        witness(1, 2, b"ab", b"c"),
+        witness(1, 2, None, b"abc"),
+        witness(1, 2, b"abc", b""),
+        witness(1, 2, b"abc", None),
+    }
     assert len({one.digest for one in ones}) == 6
     assert witness(1, 2, b"a", b"bc") == witness(1, 2, b"a", b"bc")
     assert all(-(2**63) <= one.digest < 2**63 for one in ones), "Postgres keeps it as a bigint"

@@ -87,7 +87,7 @@ def test_html_keeps_structure_and_drops_what_is_hidden() -> None:
         ("hi\U000e0068\U000e0069", "hi"),
         ("soft\u00adhyphen", "softhyphen"),
     ],
-)  # fmt: skip
+)
 def test_characters(content: str, text: str) -> None:
     assert normalise(content, PLAIN) == (text, PLAIN)
 
@@ -128,11 +128,17 @@ def test_the_quick_looks_miss_no_character_that_a_rule_is_about() -> None:
 
 @pytest.mark.parametrize(
     "page",
-    ["<ol>" + "<li>x" * 15_000, "a<b hidden></b>" * 40_000, "a<!---->" * 60_000, "<p>a" + " " * 200_000 + "b",
-     "<pre>a" + " " * 200_000 + "b", "<table><thead>" + "<tr><td>x" * 6_000,
-     "<table><thead><tr><td>h</thead>" + "<tbody><tr><td>x" * 5_000],
+    [
+        "<ol>" + "<li>x" * 15_000,
+        "a<b hidden></b>" * 40_000,
+        "a<!---->" * 60_000,
+        "<p>a" + " " * 200_000 + "b",
+        "<pre>a" + " " * 200_000 + "b",
+        "<table><thead>" + "<tr><td>x" * 6_000,
+        "<table><thead><tr><td>h</thead>" + "<tbody><tr><td>x" * 5_000,
+    ],
     ids=lambda page: page[:30],
-)  # fmt: skip
+)
 def test_no_page_takes_longer_than_its_length_allows(page: str) -> None:
     """Each took ten times this, and a hundred times as long if ten times as large: a worker was busy for hours."""
     began = time.process_time()

@@ -27,9 +27,19 @@ def test_every_command_shows_the_same_connector_state() -> None:
             ConnectorRow("acme", "slack", "slack", paused, removed, loaded, guard, activities, {}, silent)
         )
         row = Row(
-            "slack", paused, "done", at if loaded else None, guard, activities, {}, [], None, None, silent,
+            "slack",
+            paused,
+            "done",
+            at if loaded else None,
+            guard,
+            activities,
+            {},
+            [],
+            None,
+            None,
+            silent,
             removed_at=at if removed else None,
-        )  # fmt: skip
+        )
         assert condition(row) == (state, reason)
         source = Source("acme", "slack", "slack", paused, loaded, guard, activities, silent, removed=removed)
         assert source.state == state

@@ -14,14 +14,28 @@ from pipeline.generations.limits import Feed, Limits, Paused
 from pipeline.runtime.settings import EmbeddingSettings, load
 
 LOCAL = Generation(
-    name="g1", state="active", model="all-MiniLM-L6-v2", revision="", dimensions=384, input_window=254,
-    params=ChunkParams(), document_prefix="", query_prefix="", chunk_table="chunks_g1", keyword_index="chunks-g1",
+    name="g1",
+    state="active",
+    model="all-MiniLM-L6-v2",
+    revision="",
+    dimensions=384,
+    input_window=254,
+    params=ChunkParams(),
+    document_prefix="",
+    query_prefix="",
+    chunk_table="chunks_g1",
+    keyword_index="chunks-g1",
     service=EmbeddingService("local"),
-)  # fmt: skip
+)
 SERVED = replace(
-    LOCAL, name="g2", model="large", dimensions=64, input_window=512, query_prefix="query: ",
+    LOCAL,
+    name="g2",
+    model="large",
+    dimensions=64,
+    input_window=512,
+    query_prefix="query: ",
     service=EmbeddingService("openai", "http://embed.example.org:8080/v1", send_dimensions=False),
-)  # fmt: skip
+)
 
 
 def settings(**fields: object) -> EmbeddingSettings:
@@ -39,8 +53,11 @@ def test_settings_that_name_the_model_are_taken_as_they_are_wherever_its_server_
 def test_another_generations_model_is_made_from_its_row() -> None:
     made = settings_of(SERVED, settings(timeout_seconds=7.0))
     assert (made.provider, made.model, made.dimensions, made.base_url) == (
-        "openai", "large", 64, "http://embed.example.org:8080/v1",
-    )  # fmt: skip
+        "openai",
+        "large",
+        64,
+        "http://embed.example.org:8080/v1",
+    )
     assert (made.input_window, made.query_prefix, made.send_dimensions) == (512, "query: ", False)
     assert made.timeout_seconds == 7.0
     back = settings_of(LOCAL, made)

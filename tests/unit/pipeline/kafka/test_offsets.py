@@ -21,10 +21,17 @@ from pipeline.kafka.groups import Log, lag
         (0, 3, 10, 0),
     ],
     ids=[
-        "empty", "never committed", "nothing read", "some read", "all read", "never committed and expired",
-        "expired unread", "all expired unread", "the log lost its end",
+        "empty",
+        "never committed",
+        "nothing read",
+        "some read",
+        "all read",
+        "never committed and expired",
+        "expired unread",
+        "all expired unread",
+        "the log lost its end",
     ],
-)  # fmt: skip
+)
 def test_lag_counts_what_can_still_be_read(begin: int, end: int, committed: int | None, behind: int) -> None:
     log = Log(begin, None, end, end)
     assert log.behind(committed) == behind

@@ -76,9 +76,14 @@ def hint(external_id: str) -> IndexHint:
 
 def run(program: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", program], cwd=PROJECT, env=environment, capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", program],
+        cwd=PROJECT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
         check=False,
-    )  # fmt: skip
+    )
 
 
 EVERYTHING = "import connectors.worker, pipeline.stream.worker, query.http.serve"
@@ -297,9 +302,16 @@ def test_no_person_and_no_strange_key_is_named(made: Made) -> None:
 
 def test_a_failed_delivery_is_said_by_its_kind(made: Made) -> None:
     document = DocumentUpserted(
-        tenant="acme", source="wiki", external_id="a.md", observed_at=AT, version=1, title="Salaries",
-        content="What Ann earns", media_type="text/plain", acl_tags=["staff"],
-    )  # fmt: skip
+        tenant="acme",
+        source="wiki",
+        external_id="a.md",
+        observed_at=AT,
+        version=1,
+        title="Salaries",
+        content="What Ann earns",
+        media_type="text/plain",
+        acl_tags=["staff"],
+    )
     sent = records.sending(DOCUMENTS_LIVE.name, document)
     assert sent is not None
     sent.ended(7, RuntimeError("What Ann earns"))
@@ -409,10 +421,18 @@ def test_a_call_leaves_a_line_with_its_sizes_and_no_address() -> None:
     [line] = told
     assert line.pop("ms") >= 0
     assert line == {
-        "event": "external_call", "log_level": "info", "service": "embedding", "outcome": "ok", "bytes_sent": 1_000,
-        "bytes_received": 24_000, "gen_ai_operation_name": "embeddings", "gen_ai_request_model": "large",
-        "server_address": "api.example.org", "inputs": 3, "gen_ai_usage_input_tokens": 99,
-    }  # fmt: skip
+        "event": "external_call",
+        "log_level": "info",
+        "service": "embedding",
+        "outcome": "ok",
+        "bytes_sent": 1_000,
+        "bytes_received": 24_000,
+        "gen_ai_operation_name": "embeddings",
+        "gen_ai_request_model": "large",
+        "server_address": "api.example.org",
+        "inputs": 3,
+        "gen_ai_usage_input_tokens": 99,
+    }
 
 
 def test_a_call_that_fails_says_how_and_a_model_in_this_process_is_no_call() -> None:

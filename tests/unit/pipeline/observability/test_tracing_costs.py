@@ -44,9 +44,13 @@ async def test_the_query_service_counts_its_questions(tmp_path: Path) -> None:
     metrics = QueryMetrics()
     async with FakeOpenAI() as fake:
         settings = EmbeddingSettings(
-            provider="openai", base_url=fake.url, api_key="x", model="text-embedding-3-large", dimensions=64,
+            provider="openai",
+            base_url=fake.url,
+            api_key="x",
+            model="text-embedding-3-large",
+            dimensions=64,
             price_per_million_tokens=2.0,
-        )  # fmt: skip
+        )
         embedders = GenerationEmbedders.by_settings(settings, tmp_path, metrics=metrics)
         try:
             await embedders.of(generation(fake)).embed("How do I undo a commit?")
@@ -59,9 +63,19 @@ async def test_the_query_service_counts_its_questions(tmp_path: Path) -> None:
 
 def generation(fake: FakeOpenAI) -> Generation:
     return Generation(
-        "g1", "active", "text-embedding-3-large", "", 64, 8191, ChunkParams(), "", "", "chunks_g1", "chunks-g1",
+        "g1",
+        "active",
+        "text-embedding-3-large",
+        "",
+        64,
+        8191,
+        ChunkParams(),
+        "",
+        "",
+        "chunks_g1",
+        "chunks-g1",
         service=EmbeddingService("openai", fake.url),
-    )  # fmt: skip
+    )
 
 
 def test_an_answer_is_paid_for_by_what_was_read_and_what_was_written() -> None:

@@ -24,10 +24,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def upsert(version: int = 1, second: int = 0, **fields: object) -> DocumentUpserted:
     return DocumentUpserted(
         **{  # type: ignore[arg-type]
-            "tenant": "t", "source": "s", "external_id": "d", "observed_at": NOW + timedelta(seconds=second),
-            "version": version, "title": "T", "content": "some text", "acl_tags": ["a"], **fields,
+            "tenant": "t",
+            "source": "s",
+            "external_id": "d",
+            "observed_at": NOW + timedelta(seconds=second),
+            "version": version,
+            "title": "T",
+            "content": "some text",
+            "acl_tags": ["a"],
+            **fields,
         }
-    )  # fmt: skip
+    )
 
 
 def incoming(message: AnyMessage, *, key: bytes | None = None) -> Incoming:
@@ -94,11 +101,24 @@ def test_what_the_ledger_holds_already_needs_no_chunking() -> None:
 
 
 SCRIPTS = [
-    "javascript:alert(1)", "JavaScript://x/%0aalert(1)", "java\tscript:alert(1)", " javascript:alert(1)",
-    "data:text/html,<script>", "vbscript:x", "//evil.example", "https:evil", "http://a\nb", "",
-    "file://evil.example/share/a.pdf", "file:////evil.example/share", "file://localhost//evil.example/share",
-    "file:///a/..//evil.example/share", "file:///\\evil.example\\share", "file:\\\\evil.example\\share", "file://",
-]  # fmt: skip
+    "javascript:alert(1)",
+    "JavaScript://x/%0aalert(1)",
+    "java\tscript:alert(1)",
+    " javascript:alert(1)",
+    "data:text/html,<script>",
+    "vbscript:x",
+    "//evil.example",
+    "https:evil",
+    "http://a\nb",
+    "",
+    "file://evil.example/share/a.pdf",
+    "file:////evil.example/share",
+    "file://localhost//evil.example/share",
+    "file:///a/..//evil.example/share",
+    "file:///\\evil.example\\share",
+    "file:\\\\evil.example\\share",
+    "file://",
+]
 
 
 @pytest.mark.parametrize("address", SCRIPTS)

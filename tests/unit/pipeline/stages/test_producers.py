@@ -73,9 +73,16 @@ def test_a_live_record_that_was_moved_to_the_backfill_topic_stays_valid() -> Non
         record(LIVE, signed(), value=None),
         record(LIVE, [*signed(), ("ce_type", b"io.penstock.document.upserted.v1")]),
     ],
-    ids=["another topic", "from backfill to live", "another installation", "another key", "another value", "no value",
-         "another type behind the first"],
-)  # fmt: skip
+    ids=[
+        "another topic",
+        "from backfill to live",
+        "another installation",
+        "another key",
+        "another value",
+        "no value",
+        "another type behind the first",
+    ],
+)
 def test_a_signature_is_worth_nothing_on_another_record(incoming: Incoming) -> None:
     assert code(incoming) == "bad_signature"
 

@@ -49,10 +49,14 @@ class Lane:
         for n, name in enumerate(names):
             hint = encode(
                 IndexHint(
-                    tenant="acme", source="wiki", external_id="a.md", observed_at=now(), document_id=str(uuid4()),
+                    tenant="acme",
+                    source="wiki",
+                    external_id="a.md",
+                    observed_at=now(),
+                    document_id=str(uuid4()),
                     generation=name,
                 )
-            )  # fmt: skip
+            )
             batch.append(Incoming("t", 0, n, hint.key, hint.value, hint.headers, "live"))
         await self.generations.serve(batch, self.converge)
         return list(self.served)

@@ -45,9 +45,14 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 async def run(stage: Stage, records: int, *, until: Callable[[list[int]], bool], lanes: int = 2) -> list[int]:
     done: list[int] = []
     running = Lanes(
-        stage, count=lanes, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        stage,
+        count=lanes,
+        queue_size=1000,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
         on_done=lambda record, _: done.append(record.offset),
-    )  # fmt: skip
+    )
     for n in range(records):
         await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "live"), None)
     running.start()
@@ -159,9 +164,14 @@ async def test_too_many_dead_letters_in_the_backfill_lanes_hold_up_no_live_recor
 
     stage, done = Flooding(lambda _: None), list[int]()
     running = Lanes(
-        stage, count=8, queue_size=1000, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        stage,
+        count=8,
+        queue_size=1000,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
         on_done=lambda record, _: done.append(record.offset),
-    )  # fmt: skip
+    )
     for n in range(32):
         await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "backfill"), None)
     running.start()
@@ -197,9 +207,14 @@ async def test_a_breaker_shows_what_is_waited_for_and_closes_by_itself() -> None
     done: list[int] = []
     metrics = Metrics()
     running = Lanes(
-        stage, count=4, queue_size=100, batch_wait_seconds=0, backfill_share=0.1, metrics=metrics,
+        stage,
+        count=4,
+        queue_size=100,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=metrics,
         on_done=lambda record, _: done.append(record.offset),
-    )  # fmt: skip
+    )
     for n in range(20):
         await running.put(Incoming("t", 0, n, b"%d" % n, b"", [], "live"), None)
     running.start()

@@ -41,9 +41,14 @@ class Recording(Last):
 
 def build(stage: Recording, done: list[int], *, count: int = 1, queue: int = 100) -> Lanes:
     return Lanes(
-        stage, count=count, queue_size=queue, batch_wait_seconds=0, backfill_share=0.1, metrics=Metrics(),
+        stage,
+        count=count,
+        queue_size=queue,
+        batch_wait_seconds=0,
+        backfill_share=0.1,
+        metrics=Metrics(),
         on_done=lambda r, _: done.append(r.offset),
-    )  # fmt: skip
+    )
 
 
 async def drain(lanes_: Lanes, done: list[int], count: int) -> None:

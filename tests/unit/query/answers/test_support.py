@@ -68,12 +68,14 @@ UNSUPPORTED = [
     ("The primary is db-01 in Frankfurt.", 2, "true, but not in what it cites"),
     ("Trains are booked in second class.", 3, "true, but not in what it cites"),
 ]
-NOT_SEEN = frozenset({
-    "Employees book trains in first class.",  # one word of five
-    "Restart db-01 by hand.",  # the rest of the sentence differs too much for a contradiction
-    "Local changes can be recovered.",
-    "Flights are never allowed.",
-})  # fmt: skip
+NOT_SEEN = frozenset(
+    {
+        "Employees book trains in first class.",  # one word of five
+        "Restart db-01 by hand.",  # the rest of the sentence differs too much for a contradiction
+        "Local changes can be recovered.",
+        "Flights are never allowed.",
+    }
+)
 """What words alone cannot tell, written down so that nobody believes otherwise."""
 
 

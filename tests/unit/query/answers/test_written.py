@@ -137,10 +137,48 @@ def test_these_would_have_been_loaded_or_linked() -> None:
 
 
 FRAGMENTS = st.sampled_from(
-    ["[", "]", "(", ")", "!", "<", ">", ":", " ", "=", "/", "<p ", "style=", '"', "'", "\n", "`", "```", "1", "9", "a",
-     "//e.example", "https://", "http", "www.", "<img src=x", "<!--", "-->", "<think>", "</think>", SOURCE, "【", "†",
-     ", ", "-", "\\", "h", "ht", "\t"]
-)  # fmt: skip
+    [
+        "[",
+        "]",
+        "(",
+        ")",
+        "!",
+        "<",
+        ">",
+        ":",
+        " ",
+        "=",
+        "/",
+        "<p ",
+        "style=",
+        '"',
+        "'",
+        "\n",
+        "`",
+        "```",
+        "1",
+        "9",
+        "a",
+        "//e.example",
+        "https://",
+        "http",
+        "www.",
+        "<img src=x",
+        "<!--",
+        "-->",
+        "<think>",
+        "</think>",
+        SOURCE,
+        "【",
+        "†",
+        ", ",
+        "-",
+        "\\",
+        "h",
+        "ht",
+        "\t",
+    ]
+)
 TEXTS = st.lists(FRAGMENTS, max_size=24).map("".join)
 
 
@@ -170,5 +208,12 @@ def test_only_passages_that_exist_are_cited(text: str) -> None:
 def test_words_are_not_held_back() -> None:
     writing = Writing(PASSAGES)
     assert [writing.feed(piece) for piece in ("The ", "answer", " is", " five", ".", " [1", "]", " And")] == [
-        "The", " answer", " is", " five", ".", "", "", " [1] And",
-    ]  # fmt: skip
+        "The",
+        " answer",
+        " is",
+        " five",
+        ".",
+        "",
+        "",
+        " [1] And",
+    ]

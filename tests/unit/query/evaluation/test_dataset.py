@@ -58,7 +58,7 @@ def test_cranfields_best_grade_is_the_largest_gain_and_queries_count_as_they_sta
         (lambda f: (f / "qrels" / "test.tsv").write_text("q1\td2\t0\n"), "0 judged queries"),
         (lambda f: (f / "corpus.jsonl").unlink(), "neither corpus.jsonl"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path, spoil: object, says: str) -> None:
     spoil(beir(tmp_path))  # type: ignore[operator]
     with pytest.raises(BadDataset, match=says):

@@ -69,7 +69,14 @@ def test_the_change_is_relative(before: float, after: float, change: float) -> N
 @pytest.mark.parametrize(("after", "refused"), [(0.981, False), (0.98, False), (0.979, True)])
 def test_two_percent_less_is_allowed_and_more_is_not(after: float, refused: bool) -> None:
     measured = Comparison(
-        "g1", "g3", 1, {"nDCG@5": 1.0}, {"nDCG@5": after}, _change(1.0, after), Interval(0.0, 0.0, 0.0), 1.0,
+        "g1",
+        "g3",
+        1,
+        {"nDCG@5": 1.0},
+        {"nDCG@5": after},
+        _change(1.0, after),
+        Interval(0.0, 0.0, 0.0),
+        1.0,
         Shadowed(0, 0.0, 0.0, 0),
-    )  # fmt: skip
+    )
     assert (measured.worse is not None) == refused

@@ -70,9 +70,13 @@ class Asked:
 async def test_callers_of_one_tenant_that_never_finish_sending_hold_a_bounded_share_of_memory() -> None:
     settings, metrics = ServeSettings(max_body_bytes=MEGABYTE, body_seconds=600), QueryMetrics()
     gate = Gate(
-        _app, authenticator=cast(Any, Authenticator()), limits=Limits(settings, metrics), meter=cast(Any, Meter()),
-        metrics=metrics, settings=settings,
-    )  # fmt: skip
+        _app,
+        authenticator=cast(Any, Authenticator()),
+        limits=Limits(settings, metrics),
+        meter=cast(Any, Meter()),
+        metrics=metrics,
+        settings=settings,
+    )
     most = BODIES_BYTES_PER_TENANT // MEGABYTE
     slow = [Asked(gate, "acme", f"user {n // 100}", MEGABYTE) for n in range(200)]
     await asyncio.sleep(0.1)

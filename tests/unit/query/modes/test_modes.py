@@ -141,13 +141,22 @@ def test_the_budget_leaves_room_for_question_prompt_and_answer(
 # Reading whole documents
 
 texts = st.lists(
-    st.sampled_from([
-        "# Harbour\n\n", "The harbour has two cranes and a lock. " * 6, "\n\n", "| a | b |\n| - | - |\n",
-        "| 1 | 2 |\n" * 9, "Rain.\n", "## Tides\n\n", "Ebb and flood follow each other, twice a day. " * 4,
-        "```\nx = 1\n```\n", "é🙂 ",
-    ]),
+    st.sampled_from(
+        [
+            "# Harbour\n\n",
+            "The harbour has two cranes and a lock. " * 6,
+            "\n\n",
+            "| a | b |\n| - | - |\n",
+            "| 1 | 2 |\n" * 9,
+            "Rain.\n",
+            "## Tides\n\n",
+            "Ebb and flood follow each other, twice a day. " * 4,
+            "```\nx = 1\n```\n",
+            "é🙂 ",
+        ]
+    ),
     max_size=30,
-).map("".join)  # fmt: skip
+).map("".join)
 
 
 @settings(max_examples=40, deadline=None)
@@ -165,8 +174,9 @@ def test_what_only_repeats_is_left_out_and_a_repeated_header_is_read_once() -> N
     spans: list[list[Span]] = [[(0, 10)], [(0, 7), (10, 14)], [(0, 7)]]
     ids = [uuid4() for _ in spans]
     assert list(parts(text, ids, spans, [["H"], [], []])) == [
-        Part(ids[0], 0, "header|one", ("H",)), Part(ids[1], 1, "|two", ()),
-    ]  # fmt: skip
+        Part(ids[0], 0, "header|one", ("H",)),
+        Part(ids[1], 1, "|two", ()),
+    ]
 
 
 def part(words: int) -> Part:

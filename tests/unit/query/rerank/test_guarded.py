@@ -49,9 +49,12 @@ class Bench:
         self.now = 1_000.0
         self.outcomes: list[Outcome] = []
         self.guarded = Guarded(
-            self.inner, timeout_seconds=timeout_seconds, cached_pairs=cached_pairs, on_outcome=self.outcomes.append,
+            self.inner,
+            timeout_seconds=timeout_seconds,
+            cached_pairs=cached_pairs,
+            on_outcome=self.outcomes.append,
             clock=lambda: self.now,
-        )  # fmt: skip
+        )
 
     async def fail(self, times: int, error: Exception = DOWN) -> None:
         self.inner.error = error

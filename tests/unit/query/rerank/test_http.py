@@ -30,10 +30,14 @@ async def fake() -> AsyncIterator[FakeRerank]:
 async def connected(fake: FakeRerank, flavour: str = "cohere", **options: Any) -> AsyncIterator[HttpReranker]:
     settings = RerankSettings(
         **{
-            "url": fake.url(flavour), "flavour": flavour, "api_key": "secret", "model": fake.model,
-            "timeout_seconds": 10.0, **options,
+            "url": fake.url(flavour),
+            "flavour": flavour,
+            "api_key": "secret",
+            "model": fake.model,
+            "timeout_seconds": 10.0,
+            **options,
         }
-    )  # fmt: skip
+    )
     reranker = HttpReranker(settings)
     try:
         yield reranker
@@ -204,11 +208,21 @@ def test_either_shape_is_read(answer: object) -> None:
 @pytest.mark.parametrize(
     "answer",
     [
-        b"", b"null", b"{}", b'{"results": null}', b'[{"index": 0}]', b'[{"index": 0, "score": null}]',
-        b'[{"index": 0, "score": "high"}]', b'[{"index": 0, "score": Infinity}]', b'[{"index": 0, "score": 1e999}]',
-        b'[{"index": -1, "score": 1}]', b'[{"index": 1, "score": 1}]', b"[]", b'[{"index": 0.5, "score": 1}]',
+        b"",
+        b"null",
+        b"{}",
+        b'{"results": null}',
+        b'[{"index": 0}]',
+        b'[{"index": 0, "score": null}]',
+        b'[{"index": 0, "score": "high"}]',
+        b'[{"index": 0, "score": Infinity}]',
+        b'[{"index": 0, "score": 1e999}]',
+        b'[{"index": -1, "score": 1}]',
+        b'[{"index": 1, "score": 1}]',
+        b"[]",
+        b'[{"index": 0.5, "score": 1}]',
     ],
-)  # fmt: skip
+)
 def test_an_answer_that_ranks_nothing_is_an_error(answer: bytes) -> None:
     with pytest.raises(Retryable):
         read(answer, texts=1)
