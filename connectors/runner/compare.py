@@ -1,4 +1,4 @@
-"""What a source answered against what was published last: what has to be published now. Pure."""
+"""Decides what to publish: compares the response of a source with what was published last. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ Outcome = Literal["upserted", "access", "deleted", "unchanged", "late", "unreada
 
 MAX_ID_BYTES = 2_000
 """Postgres indexes rows of up to 2,700 bytes, tenant and source among them."""
-MAX_REVISION = 1_000
-MAX_MESSAGE = 2_000
+MAX_REVISION_CHARACTERS = 1_000
+MAX_MESSAGE_CHARACTERS = 2_000
 
 _TAG = TypeAdapter(Tag)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A document as last published (``connector_items``). ``version`` None: never. ``fingerprint`` None: publish it
-    again. ``gone``: its delete was published. ``in_doubt_since``: the newest stamp of an event that was handed to Kafka
-    and not confirmed; what was published last is unknown then, and ``version`` is the highest that may have been."""
+    """A document as last published (``connector_items``).
+
+    ``version`` is None if it was never published, ``fingerprint`` is None if it has to be published again, and ``gone``
+    says that its delete was published. ``in_doubt_since`` is the newest stamp of an event that was handed to Kafka and
+    not confirmed: what was published last is then unknown, and ``version`` is the highest that may have been published.
+    """
 
     external_id: str
     version: int | None = None
@@ -46,9 +49,9 @@ class Row:
     gone: bool = False
     in_doubt_since: datetime | None = None
     is_withdrawn: bool = False
-    """An operator withdrew it: the source is taken to have it no longer, whatever it answers."""
+    """An operator withdrew it: it counts as deleted at the source, whatever the source responds."""
     is_unlisted: bool = False
-    """A sweep that came to its end lacked it, and was held back from deleting it."""
+    """A completed sweep did not list it, and was not allowed to delete it."""
 
     @property
     def is_in_doubt(self) -> bool:
@@ -56,13 +59,16 @@ class Row:
 
     @property
     def is_published(self) -> bool:
-        """Perhaps only: see ``is_in_doubt``."""
+        """Whether it is published; a document that is in doubt counts as published."""
         return self.is_in_doubt or (self.version is not None and not self.gone)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``row`` None: nothing can be kept of it (an id that no table takes)."""
+    """The outcome of a comparison, the row to store and the events to publish.
+
+    ``row`` is None if the external id cannot be stored.
+    """
 
     outcome: Outcome
     row: Row | None
@@ -70,62 +76,67 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """Whose document it is, and when the source was asked."""
+class Observation:
+    """The tenant and source of a document, and when the source was read."""
 
     tenant: str
     source: str
     at: datetime
-    """Stamped before the source was asked."""
+    """Stamped before the request to the source."""
 
 
-def decide(row: Row | None, entry: Entry, seen: Seen) -> Decision:
-    """What follows from an entry. An answer to a question older than what the row knows is late: it tells nothing. A
-    row that is in doubt differs from every answer: whatever the source says is published."""
+def decide(row: Row | None, entry: Entry, observation: Observation) -> Decision:
+    """Compare an entry with its row.
+
+    The response to a request that is older than the row's state is late and changes nothing. A row in doubt differs
+    from every entry, so that whatever the source says is published.
+    """
     if not is_storable_id(entry.external_id):
         return Decision("invalid", None)
     known = row or Row(external_id=entry.external_id)
-    if any(stamp is not None and seen.at < stamp for stamp in (known.content_at, known.in_doubt_since)):
+    if any(stamp is not None and observation.at < stamp for stamp in (known.content_at, known.in_doubt_since)):
         return Decision("late", known)
     if known.is_withdrawn:
-        return _gone(known, seen)
+        return _delete(known, observation)
     match entry:
         case Gone():
-            return _gone(known, seen)
+            return _delete(known, observation)
         case Unreadable():
-            return _unreadable(known, entry, entry.code, entry.message, seen)
+            return _unreadable(known, entry, entry.code, entry.message, observation)
         case Document():
-            return _document(known, entry, seen)
+            return _document(known, entry, observation)
 
 
-def listed(row: Row, entry: Listed, seen: Seen) -> Decision:
-    """What follows from a listing for a document that was read before: its access. One that is in doubt stays so until
-    it is fetched."""
-    if row.in_doubt_since is not None and seen.at < row.in_doubt_since:
+def decide_access(row: Row, entry: Listed, observation: Observation) -> Decision:
+    """Compare the access in a listing with the row of a known document. A document in doubt stays in doubt until it is
+    fetched."""
+    if row.in_doubt_since is not None and observation.at < row.in_doubt_since:
         return Decision("late", row)
-    moved, events = _access(row, entry.acl_tags, entry.required_tags, seen)
+    updated, events = _access(row, entry.acl_tags, entry.required_tags, observation)
     if row.is_in_doubt:
-        moved = replace(moved, in_doubt_since=seen.at)
-    return Decision("access" if events else "unchanged", moved, events)
+        updated = replace(updated, in_doubt_since=observation.at)
+    return Decision("access" if events else "unchanged", updated, events)
 
 
-def is_stale(row: Row | None, entry: Listed, *, is_mended: bool = True) -> bool:
-    """Whether a listed document has to be fetched: unknown, in doubt, deleted before, or another revision. is_mended:
-    this machine lacks nothing now, so what one could not read for a fault of its own is tried again."""
+def is_stale(row: Row | None, entry: Listed, *, can_extract: bool = True) -> bool:
+    """Whether a listed document has to be fetched: it is unknown, in doubt, deleted before, or has another revision.
+
+    can_extract: files can be read on this machine now, so documents that failed because of the machine are tried again.
+    """
     if row is None or row.is_in_doubt:
         return True
     if row.is_withdrawn:
         return row.is_published
     if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
         return True
-    if row.problem_code in OF_THE_MACHINE and is_mended:
+    if row.problem_code in OF_THE_MACHINE and can_extract:
         return True
-    if entry.revision is None:  # else nothing tells whether the reason still holds
+    if entry.revision is None:  # without a revision only another attempt shows whether the reason still holds
         return row.problem_code is not None and row.problem_code not in OF_THE_MACHINE
-    return clipped(entry.revision) != row.revision
+    return clip_revision(entry.revision) != row.revision
 
 
-def _gone(row: Row, seen: Seen) -> Decision:
+def _delete(row: Row, observation: Observation) -> Decision:
     gone = replace(
         row,
         gone=True,
@@ -133,51 +144,51 @@ def _gone(row: Row, seen: Seen) -> Decision:
         revision=None,
         problem_code=None,
         problem_message=None,
-        content_at=seen.at,
-        access_at=seen.at,
+        content_at=observation.at,
+        access_at=observation.at,
         in_doubt_since=None,
     )
     if not row.is_published:
         return Decision("unchanged", gone)
     event = DocumentDeleted(
-        tenant=seen.tenant,
-        source=seen.source,
+        tenant=observation.tenant,
+        source=observation.source,
         external_id=row.external_id,
-        observed_at=seen.at,
+        observed_at=observation.at,
         version=row.version or 0,
     )
     return Decision("deleted", gone, [event])
 
 
-def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str, seen: Seen) -> Decision:
-    """What was published of it stays, under the access that holds now. (After a delete nothing was.)"""
-    row, events = _access(row, entry.acl_tags, entry.required_tags, seen)
+def _unreadable(row: Row, entry: Document | Unreadable, code: str, message: str, observation: Observation) -> Decision:
+    """Keep the published content, if there is any, under the current access."""
+    row, events = _access(row, entry.acl_tags, entry.required_tags, observation)
     row = replace(
         row,
         problem_code=one_line(code)[:100],
         problem_message=one_line(message),
-        revision=clipped(entry.revision),
-        content_at=seen.at,
+        revision=clip_revision(entry.revision),
+        content_at=observation.at,
         in_doubt_since=None,
     )
     return Decision("invalid" if isinstance(entry, Document) else "unreadable", row, list(events))
 
 
-def _document(row: Row, entry: Document, seen: Seen) -> Decision:
+def _document(row: Row, entry: Document, observation: Observation) -> Decision:
     acl, required = access_of(entry.acl_tags, entry.required_tags)
     if entry.version is not None and row.is_published and not row.is_in_doubt and entry.version < (row.version or 0):
-        # By the source's own word this is older than what was published; the ledger would ignore it.
-        row, access = _access(row, acl, required, seen)
+        # The source's own version is older than the published one; the ledger would ignore it.
+        row, access = _access(row, acl, required, observation)
         return Decision("access" if access else "late", row, access)
-    if _is_access_late(row, seen):
+    if _is_access_late(row, observation):
         acl, required = row.acl_tags, row.required_tags
-    version = version_at(seen.at, row.version) if entry.version is None else entry.version
+    version = version_at(observation.at, row.version) if entry.version is None else entry.version
     try:
         event = DocumentUpserted(
-            tenant=seen.tenant,
-            source=seen.source,
+            tenant=observation.tenant,
+            source=observation.source,
             external_id=entry.external_id,
-            observed_at=seen.at,
+            observed_at=observation.at,
             version=version,
             title=entry.title,
             content=entry.content,
@@ -190,14 +201,14 @@ def _document(row: Row, entry: Document, seen: Seen) -> Decision:
             metadata=dict(entry.metadata),
         )
     except ValidationError as error:
-        return _unreadable(row, entry, "invalid", why(error), seen)
+        return _unreadable(row, entry, "invalid", explain_validation(error), observation)
     digest = fingerprint(event)
-    moved, access = _access(row, acl, required, seen)
+    updated, access = _access(row, acl, required, observation)
     read = replace(
-        moved,
+        updated,
         fingerprint=digest,
-        revision=clipped(entry.revision),
-        content_at=seen.at,
+        revision=clip_revision(entry.revision),
+        content_at=observation.at,
         problem_code=None,
         problem_message=None,
         gone=False,
@@ -208,34 +219,39 @@ def _document(row: Row, entry: Document, seen: Seen) -> Decision:
     return Decision("upserted", replace(read, version=event.version), [*access, event])
 
 
-def _access(row: Row, acl_tags: Collection[str], required_tags: Collection[str], seen: Seen) -> tuple[Row, list[Event]]:
-    """The row under the access given, and the event that says so if it is published already with another one."""
-    if _is_access_late(row, seen):
+def _access(
+    row: Row, acl_tags: Collection[str], required_tags: Collection[str], observation: Observation
+) -> tuple[Row, list[Event]]:
+    """Return the row with this access, and an event if the document is published with another access."""
+    if _is_access_late(row, observation):
         return row, []
     acl, required = access_of(acl_tags, required_tags)
-    moved = replace(row, acl_tags=acl, required_tags=required, access_at=seen.at)
+    updated = replace(row, acl_tags=acl, required_tags=required, access_at=observation.at)
     is_known = not row.is_in_doubt and (row.acl_tags, row.required_tags) == (acl, required)
     if not row.is_published or is_known:
-        return moved, []
+        return updated, []
     event = AccessChanged(
-        tenant=seen.tenant,
-        source=seen.source,
+        tenant=observation.tenant,
+        source=observation.source,
         external_id=row.external_id,
-        observed_at=seen.at,
+        observed_at=observation.at,
         acl_tags=list(acl),
         required_tags=list(required),
     )
-    return moved, [event]
+    return updated, [event]
 
 
-def _is_access_late(row: Row, seen: Seen) -> bool:
-    """What the row says of access is newer than the answer, and certain."""
-    return not row.is_in_doubt and row.access_at is not None and seen.at < row.access_at
+def _is_access_late(row: Row, observation: Observation) -> bool:
+    """Whether the row's access is certain and newer than the response."""
+    return not row.is_in_doubt and row.access_at is not None and observation.at < row.access_at
 
 
 def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Sorted and unique. A required tag that cannot be said shuts everybody out; so do too many of either kind: what
-    cannot be expressed is denied. A tag of acl_tags that cannot be said only admits nobody."""
+    """Return the tags sorted and unique.
+
+    An invalid required tag, or too many tags of either kind, deny everybody: access that cannot be expressed is denied.
+    An invalid tag of acl_tags admits nobody and is dropped.
+    """
     acl = tuple(sorted({tag for tag in acl_tags if is_tag(tag)}))
     required = tuple(sorted(set(required_tags)))
     if len(acl) > MAX_TAGS or len(required) > MAX_TAGS or not all(is_tag(tag) for tag in required):
@@ -244,6 +260,7 @@ def access_of(acl_tags: Collection[str], required_tags: Collection[str]) -> tupl
 
 
 def is_tag(tag: str) -> bool:
+    """Whether a message can carry the tag."""
     try:
         _TAG.validate_python(tag, strict=True)
         tag.encode()
@@ -253,35 +270,37 @@ def is_tag(tag: str) -> bool:
 
 
 def is_storable_id(external_id: str) -> bool:
+    """Whether ``connector_items`` can hold the id."""
     try:
         return 0 < len(external_id.encode()) <= MAX_ID_BYTES and "\x00" not in external_id
     except UnicodeEncodeError:
         return False
 
 
-def clipped(revision: str | None) -> str | None:
-    """As the table can hold it; a long one as its hash."""
+def clip_revision(revision: str | None) -> str | None:
+    """Return the revision as the table can hold it: one that is long or not printable as its SHA-256."""
     if revision is None:
         return None
-    if len(revision) <= MAX_REVISION and revision.isprintable():
+    if len(revision) <= MAX_REVISION_CHARACTERS and revision.isprintable():
         return revision
     return hashlib.sha256(revision.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def one_line(text: str) -> str:
+    """Replace characters that cannot be printed, and cut the text to MAX_MESSAGE_CHARACTERS."""
     safe = "".join(char if char.isprintable() else " " for char in text.encode("utf-8", "replace").decode())
-    return safe[:MAX_MESSAGE]
+    return safe[:MAX_MESSAGE_CHARACTERS]
 
 
-def why(error: ValidationError) -> str:
-    """What is wrong with which field, without its value."""
-    found = error.errors(include_input=False, include_url=False, include_context=False)
-    problems = [f"{'.'.join(str(part) for part in one['loc'][:1])} {one['msg']}" for one in found]
+def explain_validation(error: ValidationError) -> str:
+    """Name the invalid fields and why they are invalid, without their values."""
+    details = error.errors(include_input=False, include_url=False, include_context=False)
+    problems = [f"{'.'.join(str(part) for part in detail['loc'][:1])} {detail['msg']}" for detail in details]
     return "cannot be published: " + "; ".join(dict.fromkeys(problems))
 
 
 def fingerprint(event: DocumentUpserted) -> bytes:
-    """SHA-256 of everything but access, version and stamps."""
+    """Return the SHA-256 of everything but access, version and stamps."""
     fields = [
         event.title,
         event.content,

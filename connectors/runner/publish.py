@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from datetime import datetime
 
-from connectors.runner.compare import Decision, Event, Seen, decide, is_storable_id, listed
+from connectors.runner.compare import Decision, Event, Observation, decide, decide_access, is_storable_id
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
 from pipeline.core.errors import Retryable
@@ -105,14 +105,14 @@ class Publisher:
         by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
         async with self._locks.held(by_id):
             known = await self.rows.find([one for one in by_id if is_storable_id(one)]) if by_id else {}
-            decisions = [decide(known.get(id_), entry, self._seen(at)) for id_, entry in by_id.items()]
+            decisions = [decide(known.get(id_), entry, self._observation(at)) for id_, entry in by_id.items()]
             return await self._carry_out(decisions, at, lane, full=full, changes=changes)
 
     async def relisted(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
         """Publish the access that a listing showed for documents that are known."""
         async with self._locks.held(entries):
             known = await self.rows.find(entries)
-            decisions = [listed(row, entries[id_], self._seen(at)) for id_, row in known.items()]
+            decisions = [decide_access(row, entries[id_], self._observation(at)) for id_, row in known.items()]
             return await self._carry_out(decisions, at, "live")
 
     async def doubt(self, differences: Mapping[str, tuple[int, str]], stamp: Callable[[], datetime]) -> None:
@@ -169,8 +169,8 @@ class Publisher:
         """For spans."""
         return {"penstock.tenant": self.rows.holder.tenant, "penstock.source": self.rows.holder.source}
 
-    def _seen(self, at: datetime) -> Seen:
-        return Seen(tenant=self.rows.holder.tenant, source=self.rows.holder.source, at=at)
+    def _observation(self, at: datetime) -> Observation:
+        return Observation(tenant=self.rows.holder.tenant, source=self.rows.holder.source, at=at)
 
 
 def _topic(event: Event, lane: Lane) -> Topic:

@@ -100,8 +100,8 @@ class Sweep:
             or (row.acl_tags, row.required_tags) != access_of(entries[id_].acl_tags, entries[id_].required_tags)
         }
         tally = await self._publisher.relisted(told, at) if told else Counter[str]()
-        is_mended = (await condition())["files"] not in ("refused", "unreachable")
-        stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, is_mended=is_mended)]
+        can_extract = (await condition())["files"] not in ("refused", "unreachable")
+        stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, can_extract=can_extract)]
         new = [id_ for id_ in stale if id_ not in known]
         if loading:  # the first load brings them
             new = []

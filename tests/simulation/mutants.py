@@ -512,7 +512,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the source's answer outranks a later one",
         _COMPARE,
-        "stamp is not None and seen.at < stamp for stamp",
+        "stamp is not None and observation.at < stamp for stamp",
         "False for stamp",
         (_COMPARING,),
     ),
@@ -526,8 +526,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a listing ends the doubt",
         _COMPARE,
-        "moved = replace(moved, in_doubt_since=seen.at)",
-        "moved = replace(moved, in_doubt_since=None)",
+        "updated = replace(updated, in_doubt_since=observation.at)",
+        "updated = replace(updated, in_doubt_since=None)",
         (_COMPARING,),
     ),
     Mutant(
@@ -561,14 +561,14 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "the version is of the decision, not of the stamp",
         _COMPARE,
-        "version_at(seen.at, row.version)",
-        "version_at(datetime.now(seen.at.tzinfo), row.version)",
+        "version_at(observation.at, row.version)",
+        "version_at(datetime.now(observation.at.tzinfo), row.version)",
         (_COMPARING,),
     ),
     Mutant(
         "access of an older answer counts",
         _COMPARE,
-        "row.access_at is not None and seen.at < row.access_at",
+        "row.access_at is not None and observation.at < row.access_at",
         "False",
         (_COMPARING,),
     ),

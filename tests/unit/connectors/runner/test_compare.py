@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.runner.compare import Decision, Event, Row, Seen, access_of, decide, is_stale, listed
+from connectors.runner.compare import Decision, Event, Observation, Row, access_of, decide, decide_access, is_stale
 from connectors.runner.membership import Held, holders, merged
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.fold import State
@@ -19,8 +19,8 @@ from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 START = datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def seen(second: int) -> Seen:
-    return Seen(tenant="t", source="s", at=START + timedelta(seconds=second))
+def seen(second: int) -> Observation:
+    return Observation(tenant="t", source="s", at=START + timedelta(seconds=second))
 
 
 def document(content: str = "text", **fields: object) -> Document:
@@ -44,7 +44,7 @@ def test_a_withdrawn_document_is_not_published_again_whatever_the_source_answers
     for answer in (document("three"), document("four", acl_tags=["b"]), Gone("d")):
         assert decide(told.row, answer, seen(6)).events == []
     entry = Listed(external_id="d", acl_tags=["b"], required_tags=[], revision="9")
-    assert listed(told.row, entry, seen(6)).events == []
+    assert decide_access(told.row, entry, seen(6)).events == []
     assert not is_stale(told.row, entry), "it is not read at every sweep for nothing"
     assert is_stale(withdrawn, entry)
 
@@ -153,8 +153,8 @@ def test_a_listing_of_what_is_in_doubt_withdraws_access_and_has_it_fetched() -> 
     assert row is not None
     row = replace(row, in_doubt_since=seen(3).at, fingerprint=None)
     entry = Listed(external_id="d", acl_tags=["a"], revision="1")
-    assert listed(row, entry, seen(2)).events == [], "asked before the event that is in doubt"
-    decision = listed(row, entry, seen(4))
+    assert decide_access(row, entry, seen(2)).events == [], "asked before the event that is in doubt"
+    decision = decide_access(row, entry, seen(4))
     assert [event.acl_tags for event in decision.events if isinstance(event, AccessChanged)] == [["a"]]
     assert is_stale(decision.row, entry)
 
@@ -197,15 +197,15 @@ def test_when_a_listed_document_has_to_be_fetched() -> None:
     assert not is_stale(after(unreadable), shown("1"))
     assert is_stale(after(unreadable), shown("2"))
     unconfined = Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1")
-    assert is_stale(after(unconfined), shown("1"), is_mended=True)
+    assert is_stale(after(unconfined), shown("1"), can_extract=True)
 
 
 def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep() -> None:
     row = after(Unreadable(external_id="d", code="unconfined", message="m", acl_tags=["a"], revision="1"))
     for revision, expected in (("1", False), ("2", True), (None, False)):
         entry = Listed(external_id="d", acl_tags=["a"], revision=revision)
-        assert is_stale(row, entry, is_mended=False) is expected, revision
-        assert is_stale(row, entry, is_mended=True), "they are read once it can"
+        assert is_stale(row, entry, can_extract=False) is expected, revision
+        assert is_stale(row, entry, can_extract=True), "they are read once it can"
 
 
 def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]
@@ -254,7 +254,7 @@ PUBLISHED = Row(
 def test_what_is_in_doubt_stays_so_until_it_is_fetched_whatever_a_listing_shows() -> None:
     doubtful = replace(PUBLISHED, in_doubt_since=seen(2).at)
     entry = Listed(external_id="d", acl_tags=["a"], revision="r")
-    row = listed(doubtful, entry, seen(5)).row
+    row = decide_access(doubtful, entry, seen(5)).row
     assert row is not None
     assert row.is_in_doubt
     assert is_stale(doubtful, entry)
