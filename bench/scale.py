@@ -273,7 +273,7 @@ async def webhooks(filled: Filled) -> None:
     kafka: Any = NoKafka()
     source: Any = Source()
     identities = Identities(source, kafka, filled.library.pool, HOLDER, Clock(None), between_pages=lambda: None)
-    published = await identities.some(frozenset(f"team-{group}" for group in groups))
+    published = await identities.read_some(frozenset(f"team-{group}" for group in groups))
     assert published == {"identities": 2 * CHANGED_GROUPS}
 
 

@@ -1,4 +1,4 @@
-"""Members of the source's groups become messages in ``identities.v1``, with groups within groups resolved.
+"""Publishes the members of a source's groups to ``identities.v1``, with groups within groups resolved.
 
 Each principal whose set of groups changed is published with the full set.
 """
@@ -16,14 +16,14 @@ from connectors.protocol import Problem
 from connectors.runner.compare import is_tag
 from connectors.runner.membership import (
     PRINCIPALS_PER_PAGE,
-    Held,
+    ChangedSet,
+    GroupMembers,
     MembershipTables,
-    NewSet,
-    Published,
-    holders,
+    PublishedSet,
+    changed_sets,
     is_group,
-    merged,
-    new_sets,
+    merge_listing,
+    tags_by_principal,
 )
 from connectors.runner.rows import Holder
 from connectors.source import Source
@@ -35,9 +35,11 @@ from topics.registry import IDENTITIES
 
 
 class Identities:
-    """Law: only a complete answer changes anything; a failure leaves every membership as it was. Stamps of one
-    principal grow, so that what is published last counts. Whatever is not known to be published is published again by
-    the next look, even when the source is by then as it was before (``membership_tables``)."""
+    """Law: only a complete response changes anything; a failure leaves every membership as it was.
+
+    The stamps of one principal grow, so that the last published set counts. A set that is not known to be published is
+    published again by the next run, even if the source is by then as it was before (``MembershipTables``).
+    """
 
     def __init__(
         self,
@@ -58,91 +60,101 @@ class Identities:
         self._applying = asyncio.Lock()
         self.problems: list[Problem] = []
 
-    async def all(self, _words: frozenset[str]) -> Mapping[str, Any]:
+    async def read_all(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
+        """List all groups, and publish the principals whose set changed."""
         return {"identities": await self._read(None)}
 
-    async def some(self, tags: frozenset[str]) -> Mapping[str, Any]:
+    async def read_some(self, tags: frozenset[str]) -> Mapping[str, Any]:
+        """List the groups with these tags, and publish the principals whose set changed."""
         return {"identities": await self._read(tags)} if tags else {}
 
-    async def doubt(self, principals: Mapping[str, datetime]) -> None:
-        """Mark principals that differ from the ledger as in doubt (``MembershipTables.doubt``), when nobody is between
-        reading what was published and publishing: that would take the mark away."""
+    async def mark_in_doubt(self, principals: Mapping[str, datetime]) -> None:
+        """Mark principals that differ from the ledger as in doubt (``MembershipTables.mark_in_doubt``).
+
+        This waits for a listing that is being published, which would remove the mark.
+        """
         async with self._applying:
-            await self._tables.doubt(principals)
+            await self._tables.mark_in_doubt(principals)
 
     async def _read(self, tags: Collection[str] | None) -> int:
         at = self._clock.stamp()
-        listed: list[Held] = []
+        listed: list[GroupMembers] = []
         groups = self._source.groups(tags)
         async with aclosing(cast("Any", groups)):
             async for group in groups:
-                listed.append(Held(group.tag, tuple(sorted(set(group.members))), tuple(sorted(set(group.of))), at))
+                members, of = tuple(sorted(set(group.members))), tuple(sorted(set(group.of)))
+                listed.append(GroupMembers(group.tag, members, of, at))
                 self._between_pages()
-        unsayable = sum(not is_tag(one) for held in listed for one in (*held.members, *held.of))
-        unsayable += sum(not is_group(held.tag) for held in listed)
+        invalid_names = sum(not is_tag(name) for group in listed for name in (*group.members, *group.of))
+        invalid_names += sum(not is_group(group.tag) for group in listed)
         listed = [
-            Held(held.tag, _sayable(held.members), _sayable(held.of), at) for held in listed if is_group(held.tag)
+            GroupMembers(group.tag, _valid_names(group.members), _valid_names(group.of), at)
+            for group in listed
+            if is_group(group.tag)
         ]
         self.problems = (
             []
-            if not unsayable
+            if not invalid_names
             else [
                 Problem(
                     self._holder.source,
                     "identity_invalid",
-                    f"{unsayable} names of tags or principals are empty, longer than 500 characters, or groups called"
-                    " user:…: nobody holds them",
+                    f"{invalid_names} names of tags or principals are empty, longer than 500 characters, or groups"
+                    " called user:…: nobody holds them; rename them at the source",
                 )
             ]
         )
         async with self._applying:
             return await (self._apply_all(listed, at) if tags is None else self._apply_some(listed, at, tags))
 
-    async def _apply_all(self, listed: Sequence[Held], at: datetime) -> int:
-        """Look at every group and every principal that was ever published."""
+    async def _apply_all(self, listed: Sequence[GroupMembers], at: datetime) -> int:
+        """Compare every group, and every principal that was ever published."""
         known, published = await self._tables.all_groups(), await self._tables.all_published()
         # In a thread: with a million memberships this takes seconds, and other instances share the event loop.
-        after, changed = await asyncio.to_thread(_outcome, known, published, listed, at)
-        await self._tables.replace_groups(known, after)  # before publishing: whoever goes on after a crash has them
+        after, changed = await asyncio.to_thread(_compare, known, published, listed, at)
+        await self._tables.replace_groups(known, after)  # before publishing: needed after a crash
         for start in range(0, len(changed), PRINCIPALS_PER_PAGE):
             await self._publish(changed[start : start + PRINCIPALS_PER_PAGE])
         return len(changed)
 
-    async def _apply_some(self, listed: Sequence[Held], at: datetime, asked: Collection[str]) -> int:
-        """Look at the groups that were asked for, and at every principal that is in doubt: those that the listing
-        changed, and those that an earlier look did not finish."""
-        await self._tables.merge_groups(listed, at, asked)
+    async def _apply_some(self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str]) -> int:
+        """Compare the requested groups, and publish every principal that is in doubt: those that the listing changed,
+        and those that an earlier run did not finish."""
+        await self._tables.merge_groups(listed, at, requested)
         count, after = 0, ""
         while batch := await self._tables.in_doubt(after, at):
             await self._publish(batch)
             count, after = count + len(batch), batch[-1].principal
         return count
 
-    async def _publish(self, batch: Sequence[NewSet]) -> None:
+    async def _publish(self, batch: Sequence[ChangedSet]) -> None:
         """Law: a set is recorded as published only when Kafka has it; from before it is sent until then its principal
         is in doubt. The lease is checked before anything is sent."""
         await self._tables.intend(batch)
-        await deliver(self._producer.send(IDENTITIES, self._message(one)) for one in batch)
+        await deliver(self._producer.send(IDENTITIES, self._message(changed)) for changed in batch)
         await self._tables.confirm(batch)
 
-    def _message(self, one: NewSet) -> IdentityChanged:
+    def _message(self, changed: ChangedSet) -> IdentityChanged:
         return IdentityChanged(
             tenant=self._holder.tenant,
             source=self._holder.source,
-            principal=one.principal,
-            groups=sorted(one.tags),
-            observed_at=one.observed_at,
+            principal=changed.principal,
+            groups=sorted(changed.tags),
+            observed_at=changed.observed_at,
         )
 
 
-def _outcome(
-    known: Mapping[str, Held], published: Mapping[str, Published], listed: Sequence[Held], at: datetime
-) -> tuple[dict[str, Held], list[NewSet]]:
-    """The groups after a complete listing, and what has to be published. Pure."""
-    after = merged(known, listed, at, None)
-    held = holders(after)
-    return after, new_sets(held, published, sorted(held.keys() | published.keys()), at)
+def _compare(
+    known: Mapping[str, GroupMembers],
+    published: Mapping[str, PublishedSet],
+    listed: Sequence[GroupMembers],
+    at: datetime,
+) -> tuple[dict[str, GroupMembers], list[ChangedSet]]:
+    """Return the groups after a complete listing, and the sets to publish. Pure."""
+    after = merge_listing(known, listed, at, None)
+    tags = tags_by_principal(after)
+    return after, changed_sets(tags, published, sorted(tags.keys() | published.keys()), at)
 
 
-def _sayable(names: Sequence[str]) -> tuple[str, ...]:
+def _valid_names(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in names if is_tag(name))

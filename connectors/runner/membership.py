@@ -24,39 +24,42 @@ from pipeline.stores.postgres import Connection, Pool, translated
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """Who holds one tag, as the source last said."""
+class GroupMembers:
+    """The tags_by_principal of one tag, as the source last listed them."""
 
     tag: str
     members: tuple[str, ...]
+    """Principals."""
     of: tuple[str, ...]
+    """Tags whose tags_by_principal hold this one too."""
     observed_at: datetime
 
 
-def merged(
-    known: Mapping[str, Held], listed: Iterable[Held], at: datetime, asked: Collection[str] | None
-) -> dict[str, Held]:
-    """After a listing that was asked for at ``at``. asked: its tags; None: all of them. A complete listing takes away
-    tags that it lacks; a tag that was asked for and is not listed has no holders any more. What was listed later than
-    ``at`` by another call stays."""
-    after = dict(known)
-    if asked is None:
-        after = {tag: held for tag, held in known.items() if held.observed_at > at}
-        kept = set(after)
+def merge_listing(
+    known: Mapping[str, GroupMembers], listed: Iterable[GroupMembers], at: datetime, requested: Collection[str] | None
+) -> dict[str, GroupMembers]:
+    """Return the groups after a listing that was requested at ``at``.
+
+    requested: the tags of the listing; None for all. A complete listing removes tags that it lacks; a requested tag
+    that is not listed has no holders any more. Groups that another call listed later than ``at`` stay.
+    """
+    newer = {tag: group for tag, group in known.items() if group.observed_at > at}
+    if requested is None:
+        before: Mapping[str, GroupMembers] = newer
     else:
-        listed = [*(Held(tag, (), (), at) for tag in sorted(set(asked))), *listed]
-        kept = {tag for tag, held in known.items() if held.observed_at > at}
-    return after | {held.tag: held for held in listed if held.tag not in kept}
+        before = known
+        listed = [*(GroupMembers(tag, (), (), at) for tag in sorted(set(requested))), *listed]
+    return {**before, **{group.tag: group for group in listed if group.tag not in newer}}
 
 
-def holders(groups: Mapping[str, Held]) -> dict[str, frozenset[str]]:
-    """principal → all tags that it holds. Cycles are tolerated: tags that hold each other have the same holders."""
+def tags_by_principal(groups: Mapping[str, GroupMembers]) -> dict[str, frozenset[str]]:
+    """Return all tags that each principal holds. Tags that contain each other (a cycle) have the same holders."""
     upward: dict[str, list[str]] = defaultdict(list)
     direct: dict[str, set[str]] = defaultdict(set)
-    for tag, held in groups.items():
-        for principal in held.members:
+    for tag, group in groups.items():
+        for principal in group.members:
             direct[principal].add(tag)
-        for inner in held.of:
+        for inner in group.of:
             if inner.startswith(OWN_TAG):
                 direct[inner.removeprefix(OWN_TAG)].add(tag)
             else:
@@ -65,22 +68,22 @@ def holders(groups: Mapping[str, Held]) -> dict[str, frozenset[str]]:
 
 
 def _closure(tags: set[str], upward: Mapping[str, list[str]]) -> frozenset[str]:
-    found, pending = set(tags), list(tags)
+    reachable, pending = set(tags), list(tags)
     while pending:
         for outer in upward.get(pending.pop(), ()):
-            if outer not in found:
-                found.add(outer)
+            if outer not in reachable:
+                reachable.add(outer)
                 pending.append(outer)
-    return frozenset(tag for tag in found if is_group(tag))
+    return frozenset(tag for tag in reachable if is_group(tag))
 
 
 def is_group(tag: str) -> bool:
-    """Whether the tag may be a group's: ``user:NAME`` is NAME's alone."""
+    """Whether the tag may belong to a group: ``user:NAME`` belongs to the principal NAME alone."""
     return is_tag(tag) and not tag.startswith(OWN_TAG)
 
 
 def digest(tags: Collection[str]) -> bytes:
-    """SHA-256 of the set."""
+    """Return the SHA-256 of a set of tags."""
     return hashlib.sha256(json.dumps(sorted(tags), ensure_ascii=False).encode()).digest()
 
 
@@ -91,15 +94,15 @@ PRINCIPALS_PER_PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """What is recorded of the last message about a principal."""
+class PublishedSet:
+    """The last published set of a principal."""
 
     digest: bytes
     observed_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
-class NewSet:
+class ChangedSet:
     """A principal's full set of tags, to be published with this stamp."""
 
     principal: str
@@ -107,19 +110,25 @@ class NewSet:
     observed_at: datetime
 
 
-def new_sets(
-    held: Mapping[str, frozenset[str]], published: Mapping[str, Published], candidates: Iterable[str], at: datetime
-) -> list[NewSet]:
-    """The sets that differ from what was published, of these principals. A principal that holds nothing and was never
-    published needs no message. A stamp is that of the listing, or just after the last message about the principal."""
+def changed_sets(
+    tags_of: Mapping[str, frozenset[str]],
+    published: Mapping[str, PublishedSet],
+    candidates: Iterable[str],
+    at: datetime,
+) -> list[ChangedSet]:
+    """Return the sets of these principals that differ from what was published.
+
+    A principal that holds nothing and was never published needs no message. The stamp is that of the listing, or just
+    after the last message about the principal.
+    """
     changed = []
     for principal in candidates:
-        tags, last = held.get(principal, frozenset()), published.get(principal)
+        tags, last = tags_of.get(principal, frozenset()), published.get(principal)
         if last is None:
-            if principal in held:
-                changed.append(NewSet(principal, tags, at))
+            if principal in tags_of:
+                changed.append(ChangedSet(principal, tags, at))
         elif last.digest != digest(tags):
-            changed.append(NewSet(principal, tags, max(at, last.observed_at + timedelta(microseconds=1))))
+            changed.append(ChangedSet(principal, tags, max(at, last.observed_at + timedelta(microseconds=1))))
     return changed
 
 
@@ -131,52 +140,53 @@ class MembershipTables:
         self._pool = pool
         self.holder = holder
 
-    async def all_groups(self) -> dict[str, Held]:
+    async def all_groups(self) -> dict[str, GroupMembers]:
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
                 return await self._groups(connection, None)
 
-    async def all_published(self) -> dict[str, Published]:
+    async def all_published(self) -> dict[str, PublishedSet]:
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 return await self._published(connection, None)
 
-    async def replace_groups(self, known: Mapping[str, Held], after: Mapping[str, Held]) -> None:
-        """Make the table say ``after`` where it says ``known``. A group with the same holders keeps its row."""
-        gone = [tag for tag in known if tag not in after]
-        moved = [held for tag, held in after.items() if tag not in known or _holders_differ(known[tag], held)]
+    async def replace_groups(self, known: Mapping[str, GroupMembers], after: Mapping[str, GroupMembers]) -> None:
+        """Replace the groups ``known`` by ``after``. A group with the same members keeps its row."""
+        removed = [tag for tag in known if tag not in after]
+        changed = [group for tag, group in after.items() if tag not in known or _members_differ(known[tag], group)]
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
                 await connection.execute(
                     "DELETE FROM connector_groups WHERE tenant = %s AND source = %s AND tag = ANY(%s)",
-                    [*self._instance, gone],
+                    [*self._instance, removed],
                 )
-                await self._write_groups(connection, moved)
-                await require_lease(connection, self.holder)  # late: a large listing must not hold up the heartbeat
-                await self._keep_stamp(connection, moved)
+                await self._write_groups(connection, changed)
+                await require_lease(connection, self.holder)  # last: a large listing must not delay the heartbeat
+                await self._keep_stamp(connection, changed)
 
-    async def merge_groups(self, listed: Sequence[Held], at: datetime, asked: Collection[str]) -> None:
+    async def merge_groups(self, listed: Sequence[GroupMembers], at: datetime, requested: Collection[str]) -> None:
         """Apply a listing of some groups, and mark the principals whose set it changes as in doubt, in one transaction.
 
-        Reads the groups that were asked for and what is reachable from a changed edge, never all groups."""
-        tags = {*asked, *(held.tag for held in listed)}
+        Reads the requested groups and those that are reachable from a changed edge, never all groups.
+        """
+        tags = {*requested, *(group.tag for group in listed)}
         with translated("connector_groups"):
             async with self._pool.connection() as connection:
                 known = await self._groups(connection, tags)
-                after = merged(known, listed, at, asked)
+                after = merge_listing(known, listed, at, requested)
                 # An unchanged group gets its new stamp too: a complete listing that began earlier is older than this.
-                moved = [held for tag, held in after.items() if held != known.get(tag)]
-                await self._write_groups(connection, moved)
+                changed = [group for tag, group in after.items() if group != known.get(tag)]
+                await self._write_groups(connection, changed)
                 affected = sorted(await self._affected(connection, known, after))
                 for page in pages(affected):
-                    held = await self._held(connection, page)
+                    tags_of = await self._tags_of(connection, page)
                     published = await self._published(connection, page)
-                    await self._mark_in_doubt(connection, new_sets(held, published, page, at))
-                await require_lease(connection, self.holder)  # late, as above
-                await self._keep_stamp(connection, moved)
+                    await self._write_in_doubt(connection, changed_sets(tags_of, published, page, at))
+                await require_lease(connection, self.holder)  # last, as above
+                await self._keep_stamp(connection, changed)
 
-    async def in_doubt(self, after: str, at: datetime) -> list[NewSet]:
-        """The next page of principals in doubt, in order of their names, with the set that each holds now."""
+    async def in_doubt(self, after: str, at: datetime) -> list[ChangedSet]:
+        """Return the next page of principals in doubt, in order of their names, with the set that each holds now."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
@@ -185,17 +195,17 @@ class MembershipTables:
                     [*self._instance, after, PRINCIPALS_PER_PAGE],
                 )
                 page = [row[0] for row in await cursor.fetchall()]
-                held = await self._held(connection, page)
-                return new_sets(held, await self._published(connection, page), page, at)
+                tags_of = await self._tags_of(connection, page)
+                return changed_sets(tags_of, await self._published(connection, page), page, at)
 
-    async def intend(self, batch: Sequence[NewSet]) -> None:
+    async def intend(self, batch: Sequence[ChangedSet]) -> None:
         """Record that these sets are about to be published: from now on their principals are in doubt."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
-                await self._mark_in_doubt(connection, batch)
+                await self._write_in_doubt(connection, batch)
 
-    async def confirm(self, batch: Sequence[NewSet]) -> None:
+    async def confirm(self, batch: Sequence[ChangedSet]) -> None:
         """Record that Kafka has these sets. A principal that another process has marked since then stays in doubt."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
@@ -203,11 +213,15 @@ class MembershipTables:
                 await connection.cursor().executemany(
                     "UPDATE connector_principals SET digest = %s WHERE tenant = %s AND source = %s AND principal = %s"
                     " AND digest = '' AND observed_at = %s",
-                    [(digest(one.tags), *self._instance, one.principal, one.observed_at) for one in batch],
+                    [
+                        (digest(changed.tags), *self._instance, changed.principal, changed.observed_at)
+                        for changed in batch
+                    ],
                 )
 
     async def ledger(self, after: str, limit: int) -> list[tuple[str, datetime, bool]]:
-        """(principal, stamp, whether it holds any group) of what the ledger has accepted of this source, in order."""
+        """Return the next principals that the ledger has accepted from this source, in order: (principal, stamp,
+        whether it holds any group)."""
         with translated("memberships"):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
@@ -217,7 +231,7 @@ class MembershipTables:
                 return await cursor.fetchall()
 
     async def ledger_lacks(self, principals: Sequence[str]) -> list[str]:
-        """Those of which the ledger has accepted nothing."""
+        """Return the principals of which the ledger has accepted nothing."""
         with translated("memberships"):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
@@ -225,13 +239,13 @@ class MembershipTables:
                 )
                 return [row[0] for row in await cursor.fetchall()]
 
-    async def published(self, principals: Sequence[str]) -> dict[str, Published]:
+    async def published(self, principals: Sequence[str]) -> dict[str, PublishedSet]:
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 return await self._published(connection, principals)
 
-    async def page(self, after: str, limit: int) -> list[tuple[str, Published]]:
-        """What was published, in order of the principals."""
+    async def page(self, after: str, limit: int) -> list[tuple[str, PublishedSet]]:
+        """Return the next published sets, in order of the principals."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
@@ -239,10 +253,10 @@ class MembershipTables:
                     " AND principal > %s ORDER BY principal LIMIT %s",
                     [*self._instance, after, limit],
                 )
-                return [(principal, Published(bytes(made), at)) for principal, made, at in await cursor.fetchall()]
+                return [(principal, PublishedSet(bytes(made), at)) for principal, made, at in await cursor.fetchall()]
 
-    async def doubt(self, principals: Mapping[str, datetime]) -> None:
-        """Principals that differ from the ledger, each with the newest stamp known of it: in doubt from now on."""
+    async def mark_in_doubt(self, principals: Mapping[str, datetime]) -> None:
+        """Mark principals that differ from the ledger as in doubt, each with the newest stamp that is known of it."""
         with translated("connector_principals"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -253,27 +267,29 @@ class MembershipTables:
                     [(*self._instance, principal, at) for principal, at in principals.items()],
                 )
 
-    async def _groups(self, connection: Connection, tags: Collection[str] | None) -> dict[str, Held]:
-        """tags None: all."""
+    async def _groups(self, connection: Connection, tags: Collection[str] | None) -> dict[str, GroupMembers]:
+        """tags: None reads all."""
         cursor = await connection.execute(
             "SELECT tag, members, of, observed_at FROM connector_groups WHERE tenant = %s AND source = %s"  # noqa: S608 — literals of this function
             + ("" if tags is None else " AND tag = ANY(%s)"),
             [*self._instance, *([] if tags is None else [list(tags)])],
         )
-        return {tag: Held(tag, tuple(members), tuple(of), at) async for tag, members, of, at in cursor}
+        return {tag: GroupMembers(tag, tuple(members), tuple(of), at) async for tag, members, of, at in cursor}
 
-    async def _published(self, connection: Connection, principals: Sequence[str] | None) -> dict[str, Published]:
-        """principals None: all."""
+    async def _published(self, connection: Connection, principals: Sequence[str] | None) -> dict[str, PublishedSet]:
+        """principals: None reads all."""
         cursor = await connection.execute(
             "SELECT principal, digest, observed_at FROM connector_principals WHERE tenant = %s AND source = %s"  # noqa: S608 — literals of this function
             + ("" if principals is None else " AND principal = ANY(%s)"),
             [*self._instance, *([] if principals is None else [list(principals)])],
         )
-        return {principal: Published(bytes(made), at) async for principal, made, at in cursor}
+        return {principal: PublishedSet(bytes(made), at) async for principal, made, at in cursor}
 
-    async def _affected(self, connection: Connection, known: Mapping[str, Held], after: Mapping[str, Held]) -> set[str]:
-        """The principals whose set may have changed: those at a changed edge, and all below a changed edge between
-        groups. What is below is read from the new state: a path's part below its first changed edge is unchanged."""
+    async def _affected(
+        self, connection: Connection, known: Mapping[str, GroupMembers], after: Mapping[str, GroupMembers]
+    ) -> set[str]:
+        """Return the principals whose set may have changed: those at a changed edge, and all below a changed edge
+        between groups. They are read from the new state: a path is unchanged below its first changed edge."""
         principals: set[str] = set()
         inner: set[str] = set()
         for tag in known.keys() | after.keys():
@@ -287,14 +303,14 @@ class MembershipTables:
             seen |= below
             groups = await self._groups(connection, below)
             below = set()
-            for held in groups.values():
-                principals.update(held.members)
-                principals.update(tag.removeprefix(OWN_TAG) for tag in held.of if tag.startswith(OWN_TAG))
-                below.update(tag for tag in held.of if not tag.startswith(OWN_TAG) and tag not in seen)
+            for group in groups.values():
+                principals.update(group.members)
+                principals.update(tag.removeprefix(OWN_TAG) for tag in group.of if tag.startswith(OWN_TAG))
+                below.update(tag for tag in group.of if not tag.startswith(OWN_TAG) and tag not in seen)
         return principals
 
-    async def _held(self, connection: Connection, principals: Sequence[str]) -> dict[str, frozenset[str]]:
-        """``membership.holders`` of these principals, from the part of the graph that lies above them."""
+    async def _tags_of(self, connection: Connection, principals: Sequence[str]) -> dict[str, frozenset[str]]:
+        """Return ``tags_by_principal`` of these principals, from the part of the graph that lies above them."""
         members: dict[str, list[str]] = defaultdict(list)
         of: dict[str, list[str]] = defaultdict(list)
         for principal, tag in await self._containing(connection, "members", principals):
@@ -308,13 +324,13 @@ class MembershipTables:
                 outer.add(tag)
             level = outer - above
             above |= outer
-        stamp = datetime.min  # of no importance to ``holders``
-        return holders({tag: Held(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above})
+        stamp = datetime.min  # not used by ``tags_by_principal``
+        return tags_by_principal({tag: GroupMembers(tag, tuple(members[tag]), tuple(of[tag]), stamp) for tag in above})
 
     async def _containing(
         self, connection: Connection, column: Literal["members", "of"], names: Sequence[str]
     ) -> list[tuple[str, str]]:
-        """(name, tag of a group that has the name in this column). Read by the column's index."""
+        """Return (name, tag of a group that has the name in this column), read by the column's index."""
         condition: LiteralString = "members @> ARRAY[name]" if column == "members" else "of @> ARRAY[name]"
         cursor = await connection.execute(
             "SELECT name, tag FROM unnest(%s::text[]) name CROSS JOIN LATERAL"  # noqa: S608 — literals of this function
@@ -323,24 +339,25 @@ class MembershipTables:
         )
         return [(name, tag) async for name, tag in cursor]
 
-    async def _write_groups(self, connection: Connection, groups: Sequence[Held]) -> None:
+    async def _write_groups(self, connection: Connection, groups: Sequence[GroupMembers]) -> None:
         await connection.cursor().executemany(
             "INSERT INTO connector_groups VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, source, tag)"
             " DO UPDATE SET members = EXCLUDED.members, of = EXCLUDED.of, observed_at = EXCLUDED.observed_at",
-            [(*self._instance, held.tag, list(held.members), list(held.of), held.observed_at) for held in groups],
+            [(*self._instance, group.tag, list(group.members), list(group.of), group.observed_at) for group in groups],
         )
 
-    async def _keep_stamp(self, connection: Connection, groups: Sequence[Held]) -> None:
-        """The next runner's clock goes on after these stamps, or where it is behind this one's its listings would count
-        as older. After ``require_lease``, as documents are written: two orders of locks are a deadlock."""
+    async def _keep_stamp(self, connection: Connection, groups: Sequence[GroupMembers]) -> None:
+        """Record the newest stamp, from which the next runner's clock continues: where that clock is behind this one,
+        its listings would otherwise count as older. Call it after ``require_lease``, as for documents: another order of
+        the two locks would be a deadlock."""
         if groups:
-            await keep_stamp(connection, *self._instance, max(held.observed_at for held in groups))
+            await keep_stamp(connection, *self._instance, max(group.observed_at for group in groups))
 
-    async def _mark_in_doubt(self, connection: Connection, batch: Sequence[NewSet]) -> None:
+    async def _write_in_doubt(self, connection: Connection, batch: Sequence[ChangedSet]) -> None:
         await connection.cursor().executemany(
             "INSERT INTO connector_principals VALUES (%s, %s, %s, %s, %s) ON CONFLICT (tenant, source, principal)"
             " DO UPDATE SET digest = EXCLUDED.digest, observed_at = EXCLUDED.observed_at",
-            [(*self._instance, one.principal, IN_DOUBT, one.observed_at) for one in batch],
+            [(*self._instance, changed.principal, IN_DOUBT, changed.observed_at) for changed in batch],
         )
 
     @property
@@ -349,9 +366,9 @@ class MembershipTables:
 
 
 def pages(principals: Sequence[str]) -> list[Sequence[str]]:
-    """In order, PRINCIPALS_PER_PAGE at most each."""
+    """Split principals into pages of PRINCIPALS_PER_PAGE at most, in order."""
     return [principals[n : n + PRINCIPALS_PER_PAGE] for n in range(0, len(principals), PRINCIPALS_PER_PAGE)]
 
 
-def _holders_differ(known: Held, held: Held) -> bool:
-    return (known.members, known.of) != (held.members, held.of)
+def _members_differ(known: GroupMembers, listed: GroupMembers) -> bool:
+    return (known.members, known.of) != (listed.members, listed.of)

@@ -115,14 +115,17 @@ class Publisher:
             decisions = [decide_access(row, entries[id_], self._observation(at)) for id_, row in known.items()]
             return await self._carry_out(decisions, at, "live")
 
-    async def doubt(self, differences: Mapping[str, tuple[int, str]], stamp: Callable[[], datetime]) -> None:
-        """Mark documents that differ from the ledger as in doubt (``Rows.doubt``), each when no page is between looking
-        at its row and writing it: that page would take the mark away without having published anything."""
+    async def mark_in_doubt(self, differences: Mapping[str, tuple[int, str]], stamp: Callable[[], datetime]) -> None:
+        """Mark documents that differ from the ledger as in doubt (``Rows.mark_in_doubt``).
+
+        This waits for pages that have read a row and not written it yet: they would remove the mark without having
+        published anything.
+        """
         names = sorted(differences)
         for start in range(0, len(names), MARKED_AT_ONCE):
             some = names[start : start + MARKED_AT_ONCE]
             async with self._locks.held(some):
-                await self.rows.doubt({name: differences[name] for name in some}, stamp())
+                await self.rows.mark_in_doubt({name: differences[name] for name in some}, stamp())
 
     async def _carry_out(
         self,

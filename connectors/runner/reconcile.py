@@ -23,8 +23,7 @@ from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.compare import Row, is_storable_id
 from connectors.runner.identities import Identities
-from connectors.runner.membership import IN_DOUBT, MembershipTables
-from connectors.runner.membership import Published as PublishedSet
+from connectors.runner.membership import IN_DOUBT, MembershipTables, PublishedSet
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Accepted, Holder, require_lease
 from connectors.runner.state import State
@@ -292,10 +291,10 @@ class Reconcile:
         principals = {name: one for (what, name), one in repairing.items() if what == "principal"}
         if documents:
             versions = {name: (one.version, str(one.kind)) for name, one in documents.items()}
-            await self._publisher.doubt(versions, self._clock.stamp)
+            await self._publisher.mark_in_doubt(versions, self._clock.stamp)
         if principals:
             stamp = self._clock.stamp()
-            await self._identities.doubt({name: one.observed_at or stamp for name, one in principals.items()})
+            await self._identities.mark_in_doubt({name: one.observed_at or stamp for name, one in principals.items()})
         await self._remembered.repaired(repairing)  # after the marks: what is said to be repaired waits for a day
         for one in repairing.values():
             self.counts[one.kind] += 1

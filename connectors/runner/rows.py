@@ -252,7 +252,7 @@ class Rows:
                 )
                 return await cursor.fetchall()
 
-    async def doubt(self, differences: Mapping[str, tuple[int, str]], stamp: datetime) -> None:
+    async def mark_in_doubt(self, differences: Mapping[str, tuple[int, str]], stamp: datetime) -> None:
         """Mark documents that differ from the ledger as in doubt. differences: external id → (its version there, the
         kind). One without a row gets one that no listing has shown: the next sweep asks the source for it."""
         given = [(name, version, kind) for name, (version, kind) in differences.items()]

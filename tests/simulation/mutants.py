@@ -60,7 +60,7 @@ _SWEEP, _ANNOUNCE, _RECOVER = "pipeline.stages.hints", "pipeline.stages.announce
 _ATTEMPTS, _SUPERSEDED, _ACCESS = "pipeline.stream.attempts", "pipeline.ledger.documents", "query.access.callers"
 _IDENTITIES, _VERIFY, _RETRIEVAL = "pipeline.stages.identities", "query.access.verify", "query.retrieval.search"
 _COMPARE, _PUBLISH, _ROWS = "connectors.runner.compare", "connectors.runner.publish", "connectors.runner.rows"
-_MEMBERSHIP, _TOLD = "connectors.runner.membership", "connectors.runner.identities"
+_MEMBERSHIP, _GROUPS = "connectors.runner.membership", "connectors.runner.identities"
 _ADMISSION, _GUARD = "pipeline.stages.admission", "pipeline.stream.logguard"
 
 _SAFEGUARDS, _PUBLISHING = (
@@ -638,14 +638,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "a membership is sent before the intent is recorded",
-        _TOLD,
+        _GROUPS,
         "        await self._tables.intend(batch)\n",
         "",
         (_PUBLISHING,),
     ),
     Mutant(
         "a membership is recorded before it is sent",
-        _TOLD,
+        _GROUPS,
         "        await self._tables.intend(batch)\n",
         "        await self._tables.intend(batch)\n        await self._tables.confirm(batch)\n",
         (_PUBLISHING,),
@@ -659,9 +659,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "who is in no listing any more keeps the groups",
-        _TOLD,
-        "sorted(held.keys() | published.keys())",
-        "sorted(held.keys())",
+        _GROUPS,
+        "sorted(tags.keys() | published.keys())",
+        "sorted(tags.keys())",
         (_PUBLISHING,),
     ),
     Mutant(

@@ -272,9 +272,9 @@ class ConnectedTwins:
                 case "sweep":
                     await runner.sweep.run(frozenset())
                 case "groups":
-                    await runner.groups.all(frozenset())
+                    await runner.groups.read_all(frozenset())
                 case "tags":
-                    await runner.groups.some(frozenset(self.rng.sample(TAGS, 2)))
+                    await runner.groups.read_some(frozenset(self.rng.sample(TAGS, 2)))
                 case "compare":
                     await self.handled()
                     await runner.reconcile.run(frozenset())

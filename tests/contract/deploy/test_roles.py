@@ -221,8 +221,8 @@ async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_r
         assert await tables.ledger_lacks(["ada", "eve"]) == ["eve"]
         assert await rows.ledger_letters([id_]) == {}
         await rows.handled()
-        await rows.doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
-        await tables.doubt({"ada": datetime.now(UTC)})
+        await rows.mark_in_doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
+        await tables.mark_in_doubt({"ada": datetime.now(UTC)})
         differences = Differences(pool, Holder("compared", "wiki"))
         seen: dict[Key, Remembered] = {("document", "mine.md"): Remembered(b"x", datetime.now(UTC))}
         await differences.save(seen, [("principal", "ada")])

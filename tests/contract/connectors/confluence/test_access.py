@@ -11,7 +11,7 @@ import pytest
 from connectors.confluence.access import principal
 from connectors.fakes.confluence import Flavour
 from connectors.fakes.confluence_state import Item, User
-from connectors.runner.membership import Held, holders
+from connectors.runner.membership import GroupMembers, tags_by_principal
 from connectors.source import Document, Group, Listed, Unreadable
 from pipeline.core.errors import Misconfigured
 from tests.support.connectors.confluence_kit import FLAVOURS, Wiki, wiki
@@ -32,8 +32,11 @@ def tags_of(groups: Mapping[str, Group], who: str) -> frozenset[str]:
     """As the runner resolves them."""
     from datetime import UTC, datetime
 
-    held = {tag: Held(tag, tuple(group.members), tuple(group.of), datetime.now(UTC)) for tag, group in groups.items()}
-    return holders(held).get(who, frozenset())
+    held = {
+        tag: GroupMembers(tag, tuple(group.members), tuple(group.of), datetime.now(UTC))
+        for tag, group in groups.items()
+    }
+    return tags_by_principal(held).get(who, frozenset())
 
 
 def may_read(entry: Listed | Document | Unreadable, tags: frozenset[str]) -> bool:

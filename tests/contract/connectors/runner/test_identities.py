@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from connectors.clock import Clock
 from connectors.runner.identities import Identities
-from connectors.runner.membership import Held, MembershipTables, digest, holders, merged
+from connectors.runner.membership import GroupMembers, MembershipTables, digest, merge_listing, tags_by_principal
 from connectors.runner.rows import Holder, LeaseLost, Rows
 from connectors.source import Context, Reaction
 from pipeline.runtime.settings import PostgresSettings
@@ -115,7 +115,7 @@ async def test_a_runner_that_has_lost_its_lease_publishes_no_membership(bench: B
     bench.world.groups = {"hr": ({"ann"}, set())}
     try:
         with pytest.raises(LeaseLost):
-            await reading(bench, Holder(bench.tenant, bench.name, 1)).all(frozenset())
+            await reading(bench, Holder(bench.tenant, bench.name, 1)).read_all(frozenset())
     finally:
         await bench.query("DROP TRIGGER take_over ON connector_groups")
     assert await bench.take() == []
@@ -139,11 +139,11 @@ async def test_who_left_a_group_loses_it_also_when_the_runner_moved_to_a_machine
     with monkeypatch.context() as patch:
         patch.setattr(MembershipTables, "in_doubt", killed)
         with pytest.raises(asyncio.CancelledError):
-            await ahead.some(frozenset({"hr"}))
+            await ahead.read_some(frozenset({"hr"}))
     del bench.world.groups["hr"]
     next_one = reading(bench, holder)
     next_one._clock = Clock(await Rows(bench.pool, holder).last_stamp())
-    await next_one.all(frozenset())
+    await next_one.read_all(frozenset())
     assert await newest(bench, {}) == {"ann": []}
 
 
@@ -198,21 +198,21 @@ async def followed(bench: Bench, steps: list[Step]) -> None:
         "INSERT INTO connectors (tenant, source, kind, epoch) VALUES (%s, %s, 'world', 1)", bench.tenant, bench.name
     )
     identities = reading(bench, Holder(bench.tenant, bench.name, 1))
-    model: dict[str, Held] = {}
+    model: dict[str, GroupMembers] = {}
     for changed, asked in steps:
         for tag, group in changed.items():
             bench.world.groups.pop(tag, None)
             if group is not None:
                 bench.world.groups[tag] = (set(group[0]), set(group[1]))
-        before, at = holders(model), datetime.now(UTC)
+        before, at = tags_by_principal(model), datetime.now(UTC)
         listed = [
-            Held(tag, tuple(sorted(members)), tuple(sorted(of)), at)
+            GroupMembers(tag, tuple(sorted(members)), tuple(sorted(of)), at)
             for tag, (members, of) in bench.world.groups.items()
             if asked is None or tag in asked
         ]
-        model = merged(model, listed, at, asked)
-        outcome = await (identities.all(frozenset()) if asked is None else identities.some(asked))
-        after = holders(model)
+        model = merge_listing(model, listed, at, asked)
+        outcome = await (identities.read_all(frozenset()) if asked is None else identities.read_some(asked))
+        after = tags_by_principal(model)
         moved = [name for name in PEOPLE if before.get(name, frozenset()) != after.get(name, frozenset())]
         assert outcome == {"identities": len(moved)}
         assert dict(await bench.mine("principal, digest", "connector_principals")) == {
@@ -221,7 +221,7 @@ async def followed(bench: Bench, steps: list[Step]) -> None:
         assert after.keys() <= {name for (name,) in await bench.mine("principal", "connector_principals")}
     published = await newest(bench, {})
     assert {name: groups for name, groups in published.items() if groups} == {
-        name: sorted(tags) for name, tags in holders(model).items()
+        name: sorted(tags) for name, tags in tags_by_principal(model).items()
     }
 
 
@@ -247,7 +247,7 @@ async def test_an_event_that_names_one_group_of_20_000_reads_few_rows(bench: Ben
         tables = MembershipTables(pool, holder)
         before = await rows_read(pool)
         at = datetime.now(UTC)
-        await tables.merge_groups([Held("g15000", ("p1", "p2"), (), at)], at, ["g15000"])
+        await tables.merge_groups([GroupMembers("g15000", ("p1", "p2"), (), at)], at, ["g15000"])
         assert [one.principal for one in await tables.in_doubt("", at)]
         assert await rows_read(pool) - before < 2_000
 
@@ -283,7 +283,7 @@ async def test_a_large_listing_of_groups_holds_up_neither_the_heartbeat_nor_docu
     )
     at = datetime.now(UTC)
     tables = MembershipTables(bench.pool, holder)
-    before, after = {"hr": Held("hr", ("ann",), (), at)}, {"hr": Held("hr", ("bob",), (), at)}
+    before, after = {"hr": GroupMembers("hr", ("ann",), (), at)}, {"hr": GroupMembers("hr", ("bob",), (), at)}
     await tables.replace_groups({}, before)
     for write in (
         partial(tables.replace_groups, before, after),

@@ -15,7 +15,7 @@ import pytest
 from connectors.operate import look
 from connectors.runner import reconcile
 from connectors.runner.instance import Instance
-from connectors.runner.membership import MembershipTables, NewSet
+from connectors.runner.membership import ChangedSet, MembershipTables
 from connectors.runner.plan import Plan
 from connectors.runner.rows import Rows
 from pipeline.core.identity import document_id, qualify
@@ -368,7 +368,7 @@ async def test_a_repair_that_falls_into_the_publishing_of_groups_is_not_lost(
         await accept(bench)
         intend, comparisons = MembershipTables.intend, []
 
-        async def slow(tables: MembershipTables, batch: Sequence[NewSet]) -> None:
+        async def slow(tables: MembershipTables, batch: Sequence[ChangedSet]) -> None:
             """The listing is read; meanwhile the ledger has something newer that this connector never published."""
             monkeypatch.setattr(MembershipTables, "intend", intend)
             await put_groups(bench, "ann", ["board"], datetime.now(UTC))

@@ -147,7 +147,7 @@ async def test_how_the_source_is_explains_a_document_that_never_came(
 
 async def test_it_differed_from_what_the_connector_had_published(town: Town, tenant: str) -> None:
     await town.connector(tenant)
-    await Rows(town.pool, Holder(tenant, "wiki", 1)).doubt({"a.md": (3, "unknown")}, NOW)
+    await Rows(town.pool, Holder(tenant, "wiki", 1)).mark_in_doubt({"a.md": (3, "unknown")}, NOW)
     _, told = await town.why(tenant, "a.md")
     assert told["source"]["document"]["difference"] == "unknown"
     assert told["source"]["document"]["in_doubt_since"] is not None

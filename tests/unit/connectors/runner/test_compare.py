@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.runner.compare import Decision, Event, Observation, Row, access_of, decide, decide_access, is_stale
-from connectors.runner.membership import Held, holders, merged
+from connectors.runner.membership import GroupMembers, merge_listing, tags_by_principal
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from pipeline.core.fold import State
 from tests.support.pipeline.folded import fold_all
@@ -208,8 +208,8 @@ def test_files_that_a_machine_cannot_confine_are_not_downloaded_at_every_sweep()
         assert is_stale(row, entry, can_extract=True), "they are read once it can"
 
 
-def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> Held:  # type: ignore[assignment]
-    return Held(tag, tuple(sorted(members)), tuple(sorted(of)), START + timedelta(seconds=second))
+def held(tag: str, members: set[str], of: set[str] = frozenset(), second: int = 0) -> GroupMembers:  # type: ignore[assignment]
+    return GroupMembers(tag, tuple(sorted(members)), tuple(sorted(of)), START + timedelta(seconds=second))
 
 
 tags = st.sampled_from(["t1", "t2", "t3", "t4"])
@@ -218,7 +218,7 @@ graphs = st.dictionaries(tags, st.tuples(st.sets(st.sampled_from("abc")), st.set
 
 @given(graphs)
 def test_groups_within_groups_are_resolved_whatever_the_cycles(graph: dict[str, tuple[set[str], set[str]]]) -> None:
-    found = holders({tag: held(tag, members, of) for tag, (members, of) in graph.items()})
+    found = tags_by_principal({tag: held(tag, members, of) for tag, (members, of) in graph.items()})
 
     def holds(principal: str, tag: str, seen: frozenset[str] = frozenset()) -> bool:
         members, of = graph.get(tag, (set(), set()))
@@ -232,11 +232,11 @@ def test_a_listing_takes_away_what_it_asked_for_and_lacks_but_nothing_newer() ->
     at = START + timedelta(seconds=5)
     known = {"old": held("old", {"a"}), "newer": held("newer", {"b"}, second=9)}
     listed = [held("new", {"c"}, second=5), held("newer", {"x"}, second=5)]
-    assert {tag: one.members for tag, one in merged(known, listed, at, None).items()} == {
+    assert {tag: one.members for tag, one in merge_listing(known, listed, at, None).items()} == {
         "new": ("c",),
         "newer": ("b",),
     }
-    some = merged(known, [], at, ["old", "newer", "unknown"])
+    some = merge_listing(known, [], at, ["old", "newer", "unknown"])
     assert {tag: one.members for tag, one in some.items()} == {"old": (), "newer": ("b",), "unknown": ()}
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from connectors.clock import Clock, version_at
 from connectors.runner.compare import Row
-from connectors.runner.identities import Identities, _outcome
-from connectors.runner.membership import Held, NewSet, Published, digest, new_sets
+from connectors.runner.identities import Identities, _compare
+from connectors.runner.membership import ChangedSet, GroupMembers, PublishedSet, changed_sets, digest
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Holder, LeaseLost
 from connectors.source import Document, Entry, Gone
@@ -69,7 +69,7 @@ class Desk:
     async def publish(self, *entries: Entry, lane: Lane = "live") -> None:
         await Publisher(cast(Any, self), cast(Any, self)).publish(entries, AT, lane)
 
-    async def tell(self, batch: Sequence[NewSet]) -> None:
+    async def tell(self, batch: Sequence[ChangedSet]) -> None:
         runner = Identities(
             cast(Any, None), cast(Any, self), cast(Any, None), HOLDER, Clock(None), between_pages=lambda: None
         )
@@ -121,7 +121,7 @@ async def test_of_two_answers_of_one_page_the_later_counts() -> None:
 
 
 async def test_a_membership_is_in_doubt_from_before_it_is_sent_until_kafka_has_it() -> None:
-    batch = [NewSet("ann", frozenset({"staff"}), AT)]
+    batch = [ChangedSet("ann", frozenset({"staff"}), AT)]
     desk = Desk()
     await desk.tell(batch)
     assert desk.asked == ["intend", "send", "confirm"]
@@ -134,15 +134,15 @@ async def test_a_membership_is_in_doubt_from_before_it_is_sent_until_kafka_has_i
 
 
 def test_a_set_that_is_published_again_has_a_newer_stamp_than_the_last_one() -> None:
-    last = Published(digest(["staff"]), AT + timedelta(seconds=5))
-    (changed,) = new_sets({"ann": frozenset({"board"})}, {"ann": last}, ["ann"], AT)
+    last = PublishedSet(digest(["staff"]), AT + timedelta(seconds=5))
+    (changed,) = changed_sets({"ann": frozenset({"board"})}, {"ann": last}, ["ann"], AT)
     assert changed.observed_at > last.observed_at
 
 
 def test_who_is_in_no_listing_any_more_holds_nothing() -> None:
-    published = {"ann": Published(digest(["staff"]), AT), "bob": Published(digest(["staff"]), AT)}
-    listed = [Held("staff", ("bob",), (), AT + timedelta(seconds=1))]
-    _, changed = _outcome({}, published, listed, AT + timedelta(seconds=1))
+    published = {"ann": PublishedSet(digest(["staff"]), AT), "bob": PublishedSet(digest(["staff"]), AT)}
+    listed = [GroupMembers("staff", ("bob",), (), AT + timedelta(seconds=1))]
+    _, changed = _compare({}, published, listed, AT + timedelta(seconds=1))
     assert [(one.principal, one.tags) for one in changed] == [("ann", frozenset())]
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from connectors.runner.compare import Row
-from connectors.runner.membership import IN_DOUBT, Published
+from connectors.runner.membership import IN_DOUBT, PublishedSet
 from connectors.runner.reconcile import Kind, difference, member_difference
 from connectors.runner.rows import Accepted
 
@@ -53,13 +53,13 @@ def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
     [
         (None, AT, True, "member_unknown"),
         (None, AT, False, None),
-        (Published(b"x", AT), AT, True, None),
-        (Published(b"x", AT), LATER, True, "member_unknown"),
-        (Published(b"x", LATER), AT, True, "member_not_accepted"),
-        (Published(IN_DOUBT, AT), LATER, True, None),
+        (PublishedSet(b"x", AT), AT, True, None),
+        (PublishedSet(b"x", AT), LATER, True, "member_unknown"),
+        (PublishedSet(b"x", LATER), AT, True, "member_not_accepted"),
+        (PublishedSet(IN_DOUBT, AT), LATER, True, None),
     ],
 )
 def test_a_principals_groups(
-    published: Published | None, observed_at: datetime, holds: bool, kind: Kind | None
+    published: PublishedSet | None, observed_at: datetime, holds: bool, kind: Kind | None
 ) -> None:
     assert member_difference(published, observed_at, holds=holds) == kind
