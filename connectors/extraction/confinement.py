@@ -47,8 +47,9 @@ _SCOPES, _SCOPES_SINCE = 0b11, 6
 
 READ = _READ_FILE | _READ_DIR
 RUN = READ | _EXECUTE
-CHANGE = ~_EXECUTE
-"""Everything but executing."""
+_MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
+CHANGE = ~(_EXECUTE | _MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK)
+"""Everything but executing, and making devices (a disk's node opens that disk) and sockets."""
 
 
 def abi() -> int:
@@ -159,9 +160,11 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "gettid": (186, 178),
     "gettimeofday": (96, 169),
     "init_module": (175, 105),
+    "inotify_add_watch": (254, 27),
     "io_uring_enter": (426, 426),
     "io_uring_register": (427, 427),
     "io_uring_setup": (425, 425),
+    "ioprio_set": (251, 30),
     "kcmp": (312, 272),
     "kexec_file_load": (320, 294),
     "kexec_load": (246, 104),
@@ -173,13 +176,20 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "lseek": (8, 62),
     "lsetxattr": (189, 6),
     "madvise": (28, 233),
+    "migrate_pages": (256, 238),
     "mmap": (9, 222),
     "mount": (165, 40),
     "mount_setattr": (442, 442),
     "move_mount": (429, 429),
     "move_pages": (279, 239),
     "mprotect": (10, 226),
+    "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "mremap": (25, 216),
+    "msgctl": (71, 187),
+    "msgget": (68, 186),
+    "msgrcv": (70, 188),
+    "msgsnd": (69, 189),
     "munmap": (11, 215),
     "name_to_handle_at": (303, 264),
     "nanosleep": (35, 101),
@@ -193,7 +203,9 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "pidfd_open": (434, 434),
     "pidfd_send_signal": (424, 424),
     "pivot_root": (155, 41),
+    "prlimit64": (302, 261),
     "process_madvise": (440, 440),
+    "process_mrelease": (448, 448),
     "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271),
     "ptrace": (101, 117),
@@ -210,15 +222,27 @@ _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/u
     "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139),
     "sched_getaffinity": (204, 123),
+    "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274),
+    "sched_setparam": (142, 118),
+    "sched_setscheduler": (144, 119),
     "sched_yield": (24, 124),
+    "semctl": (66, 191),
+    "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
     "setdomainname": (171, 162),
     "sethostname": (170, 161),
     "setns": (308, 268),
     "setpgid": (109, 154),
+    "setpriority": (141, 140),
     "setsid": (112, 157),
     "settimeofday": (164, 170),
     "setxattr": (188, 5),
     "setxattrat": (463, 463),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
+    "shmget": (29, 194),
     "sigaltstack": (131, 132),
     "socket": (41, 198),
     "swapoff": (168, 225),
@@ -387,11 +411,33 @@ FOREIGN = tuple(
             "file_setattr",
             "setsid",
             "setpgid",
+            "sched_setaffinity",
+            "sched_setattr",
+            "sched_setparam",
+            "sched_setscheduler",
+            "ioprio_set",
+            "migrate_pages",
+            "process_mrelease",
+            "shmget",
+            "shmat",
+            "shmctl",
+            "semget",
+            "semop",
+            "semtimedop",
+            "semctl",
+            "msgget",
+            "msgsnd",
+            "msgrcv",
+            "msgctl",
+            "mq_open",
+            "mq_unlink",
+            "inotify_add_watch",
         ),
     )
 )
 """What no program that recognises text needs: network, other processes, the kernel's own affairs; leaving its session,
-by which it is ended; and rights, owners, attributes and times of files, which Landlock does not guard."""
+by which it is ended; rights, owners, attributes and times of files, and when and where others run, which Landlock does
+not guard; and shared memory, semaphores and queues, which others may use and which stay when it has ended."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h)."""
 
@@ -411,12 +457,18 @@ def allow_only(calls: Iterable[Call]) -> None:
 
 def refuse(calls: Iterable[Call]) -> None:
     """These fail with EPERM, and so does clone into new namespaces. There is no clone3, whose flags lie in memory where
-    no filter sees them: the C libraries use clone then. All others are allowed. Raises OSError."""
+    no filter sees them: the C libraries use clone then. Of resource limits it may change its own alone. A priority
+    stays as it is, though whoever asks for another is told that it was set: programs that lower their own go on. All
+    other calls are allowed. Raises OSError."""
     cloning = [
         *_rules([Call("clone", 0, without=_NEW_NAMESPACES)], _ALLOW),
         *_rules([Call("clone3")], _ERRNO | errno.ENOSYS),
     ]
-    _install([*_head(), *cloning, *_rules(calls, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)])
+    limiting = [
+        *_rules([Call("prlimit64", 0, one_of=(0,))], _ALLOW),
+        *_rules([Call("setpriority")], _ERRNO),
+    ]
+    _install([*_head(), *cloning, *limiting, *_rules(calls, _ERRNO | errno.EPERM), _instruction(_RETURN, _ALLOW)])
 
 
 def _head() -> list[bytes]:
@@ -484,6 +536,8 @@ def _seccomp(operation: int, flags: int, argument: object) -> int:
 GRACE_SECONDS = 5
 """Beyond its wall-clock limit it ends itself, should whoever started it have died."""
 _PR_SET_DUMPABLE = 4
+_CAPABILITY_VERSION = 0x20080522
+"""_LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two sets of three masks of 32 bits, all empty here."""
 _THREADS = Path("/proc/self/task")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 _FORBIDDEN = (
@@ -594,6 +648,7 @@ def confine(readable: Sequence[Path] = ()) -> None:
     _be_private()
     try:
         restrict([(path, READ) for path in readable])
+        _give_up_capabilities()
         allow_only([*COMPUTING, *(READING if readable else ())])
     except OSError as error:
         raise Unconfined(str(error)) from error
@@ -607,6 +662,7 @@ def confine_program(program: Path, folder: Path) -> None:
     installed = [*map(Path, _OF_THE_SYSTEM), *_found(_SHARED, _DATA), *_around(program)]
     try:
         restrict([*((path, RUN) for path in installed), (folder, CHANGE), (Path(os.devnull), CHANGE)])
+        _give_up_capabilities()
         refuse(FOREIGN)
     except OSError as error:
         raise Unconfined(str(error)) from error
@@ -643,6 +699,12 @@ def _require_one_thread() -> None:
         raise Unconfined("its threads cannot be counted (no /proc)") from error
     if count != 1:
         raise Unconfined(f"it has {count} threads")
+
+
+def _give_up_capabilities() -> None:
+    """Where it runs as root: neither it nor the program that it becomes may do what an ordinary user may not. (With
+    PR_SET_NO_NEW_PRIVS, which ``restrict`` sets, no program gives anything back.) Raises OSError."""
+    _check(_libc().capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
 def _be_private() -> None:
