@@ -18,6 +18,7 @@ from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within
 from connectors.protocol import Kind, Problem, Published, ScanReport
 from connectors.publisher import Event, Publisher
+from connectors.runner.guard import is_mass_deletion
 from pipeline.core.errors import Retryable
 from pipeline.kafka.producer import Producer
 from topics.messages import AccessChanged, DocumentDeleted
@@ -31,9 +32,6 @@ GROUP = 32
 GROUP_BYTES = 1024 * 1024
 FEW = 50
 """As many files never seen before go live; the rest of a large first load goes to the backfill lane."""
-MASS_SHARE = 0.3
-MASS_COUNT = 20
-"""More than this share and more than this many documents gone at once need confirmation."""
 
 
 @dataclass(slots=True)
@@ -214,7 +212,7 @@ class Sweep:
             self._problem(self.root, "root_empty", f"holds no files any more: nothing is deleted {_unless(known)}")
             return
         published = [(row.external_id, row.version) for row in gone if row.version is not None]
-        if len(published) > max(MASS_COUNT, MASS_SHARE * known) and not confirmed:
+        if is_mass_deletion(len(published), known) and not confirmed:
             self._problem(
                 self.root,
                 "mass_delete",

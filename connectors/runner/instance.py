@@ -15,13 +15,14 @@ from connectors.clock import Clock
 from connectors.protocol import Problem
 from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, left_seconds
 from connectors.runner.crawl import Crawl
+from connectors.runner.guard import MASS_COUNT
 from connectors.runner.identities import Identities
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Rows
 from connectors.runner.state import Ask, Lease, PostgresMemory, State, lease
-from connectors.runner.sweep import MASS_COUNT, Sweep
+from connectors.runner.sweep import Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
 from pipeline.core.errors import Misconfigured, Retryable

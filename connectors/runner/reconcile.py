@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import blake2b
@@ -25,7 +25,7 @@ from connectors.runner.compare import Row, is_storable_id
 from connectors.runner.identities import Identities
 from connectors.runner.membership import IN_DOUBT, MembershipTables, PublishedSet
 from connectors.runner.publish import Publisher
-from connectors.runner.rows import Accepted, Holder, require_lease
+from connectors.runner.rows import Accepted, Holder, Rows, require_lease
 from connectors.runner.state import State
 from pipeline.core.identity import document_id, qualify
 from pipeline.stores.postgres import Connection, Pool, translated
@@ -190,6 +190,8 @@ class Difference:
     observed_at: datetime | None = None
     """The ledger's stamp, of a principal."""
     has_row: bool = True
+    has_letter: bool = False
+    """An event of the document waits as a dead letter."""
 
 
 @dataclass(slots=True)
@@ -207,6 +209,74 @@ class Found:
         if self._noted[sort] < MOST_NOTED:
             self._noted[sort] += 1
             self.differences[key] = difference
+
+
+class LedgerDocuments:
+    """Compares the published documents of one source with the ledger, page by page. Each method reads one page into
+    ``found`` and returns where the next page begins; None after the last one. Raises Retryable."""
+
+    def __init__(self, rows: Rows, is_compared: Callable[[str], bool] = is_storable_id) -> None:
+        """is_compared: whether the source answers for the document with this external id."""
+        self._rows = rows
+        self._is_compared = is_compared
+
+    async def living(self, after: str, found: Found) -> str | None:
+        """Documents that are alive in the ledger, which is read before the rows: a row that is written meanwhile is
+        newer."""
+        page = await self._rows.ledger(after, PAGE)
+        rows = await self._rows.find([accepted.external_id for _, accepted in page])
+        letters = await self._letters(page, rows)
+        for id_, accepted in page:
+            row = rows.get(accepted.external_id)
+            kind = difference(row, accepted, self._rows.holder.source, letters.get(id_))
+            if kind is not None and self._is_compared(accepted.external_id):
+                found.note(
+                    ("document", accepted.external_id),
+                    Difference(
+                        kind,
+                        _published(row),
+                        accepted.version,
+                        has_row=row is not None,
+                        has_letter=accepted.has_letter,
+                    ),
+                )
+        found.documents += len(page)
+        return str(page[-1][0]) if len(page) == PAGE else None
+
+    async def published(self, after: str, found: Found) -> str | None:
+        """Documents that were published and are not alive in the ledger."""
+        page = await self._rows.page(after, PAGE)
+        holder = self._rows.holder
+        published = {
+            document_id(holder.tenant, holder.source, row.external_id): row
+            for row in page
+            if row.is_published and not row.is_in_doubt and self._is_compared(row.external_id)
+        }
+        for id_ in await self._rows.ledger_lacks(list(published)):
+            row = published[id_]
+            found.note(("document", row.external_id), Difference("not_accepted", _published(row), row.version or 0))
+        return page[-1].external_id if len(page) == PAGE else None
+
+    async def _letters(self, page: Sequence[tuple[UUID, Accepted]], rows: Mapping[str, Row]) -> Mapping[UUID, datetime]:
+        """When the newest dead letters of documents came whose deletes were published."""
+        deleted = [
+            id_
+            for id_, accepted in page
+            if accepted.has_letter and (row := rows.get(accepted.external_id)) is not None and row.gone
+        ]
+        return await self._rows.ledger_letters(deleted) if deleted else {}
+
+
+async def all_pages(
+    read_page: Callable[[str, Found], Awaitable[str | None]], found: Found, between_pages: Callable[[], None]
+) -> None:
+    """Read every page, and leave Postgres to others for most of the time."""
+    after: str | None = ""
+    while after is not None:
+        began = monotonic()
+        after = await read_page(after, found)
+        between_pages()
+        await asyncio.sleep(min(REST * (monotonic() - began), MOST_REST_SECONDS))
 
 
 class Reconcile:
@@ -241,13 +311,9 @@ class Reconcile:
         """One comparison of everything that this instance published, and of everything that the ledger has of it."""
         handled = await self._rows.handled()
         found = Found()
-        for walk in (self._documents, self._rows_alone, self._members, self._sets_alone):
-            after: str | None = ""
-            while after is not None:
-                began = monotonic()
-                after = await walk(after, found)
-                self._between_pages()
-                await asyncio.sleep(min(REST * (monotonic() - began), MOST_REST_SECONDS))
+        documents = LedgerDocuments(self._rows)
+        for read_page in (documents.living, documents.published, self._members, self._sets_alone):
+            await all_pages(read_page, found, self._between_pages)
         now = await self._rows.now()
         remembered = await self._remember(found, now)
         certain = _certain(found, remembered, handled)
@@ -274,8 +340,8 @@ class Reconcile:
         """Since when each difference is seen, and when it was last repaired. What is none any more is remembered for
         as long as it must not be repaired again."""
         before = await self._remembered.load()
-        after = {key: _remembered(one, before.get(key), now) for key, one in found.differences.items()}
-        kept = {key: one for key, one in before.items() if key not in after and not _may_repair(one, now)}
+        after = {key: remembered_since(one, before.get(key), now) for key, one in found.differences.items()}
+        kept = {key: one for key, one in before.items() if key not in after and not may_repair(one, now)}
         changed = {key: one for key, one in after.items() if before.get(key) != one}
         await self._remembered.save(changed, before.keys() - after.keys() - kept.keys())
         return after
@@ -284,7 +350,7 @@ class Reconcile:
         self, certain: Mapping[Key, Difference], remembered: Mapping[Key, Remembered], now: datetime
     ) -> int:
         """Mark what is to be published again; returns how many differences an earlier repair did not mend."""
-        new = [key for key in certain if _may_repair(remembered[key], now)]
+        new = [key for key in certain if may_repair(remembered[key], now)]
         new.sort(key=lambda key: FIRST.index(certain[key].kind))
         repairing = {key: certain[key] for key in new[:MOST]}
         documents = {name: one for (what, name), one in repairing.items() if what == "document"}
@@ -304,43 +370,6 @@ class Reconcile:
         return len(certain) - len(new)
 
     # Each step reads one page and returns where the next one begins; None: that was the last.
-
-    async def _documents(self, after: str, found: Found) -> str | None:
-        """What is alive in the ledger. It is read before the rows: a row that is written meanwhile is newer."""
-        page = await self._rows.ledger(after, PAGE)
-        rows = await self._rows.find([accepted.external_id for _, accepted in page])
-        letters = await self._letters(page, rows)
-        for id_, accepted in page:
-            row = rows.get(accepted.external_id)
-            kind = difference(row, accepted, self._rows.holder.source, letters.get(id_))
-            if kind is not None and is_storable_id(accepted.external_id):  # no connector can have published another one
-                one = Difference(kind, _published(row), accepted.version, has_row=row is not None)
-                found.note(("document", accepted.external_id), one)
-        found.documents += len(page)
-        return str(page[-1][0]) if len(page) == PAGE else None
-
-    async def _letters(self, page: Sequence[tuple[UUID, Accepted]], rows: Mapping[str, Row]) -> Mapping[UUID, datetime]:
-        """When the newest dead letters of documents came whose deletes were published."""
-        deleted = [
-            id_
-            for id_, accepted in page
-            if accepted.has_letter and (row := rows.get(accepted.external_id)) is not None and row.gone
-        ]
-        return await self._rows.ledger_letters(deleted) if deleted else {}
-
-    async def _rows_alone(self, after: str, found: Found) -> str | None:
-        """What was published and is not alive in the ledger."""
-        page = await self._rows.page(after, PAGE)
-        holder = self._rows.holder
-        published = {
-            document_id(holder.tenant, holder.source, row.external_id): row
-            for row in page
-            if row.is_published and not row.is_in_doubt
-        }
-        for id_ in await self._rows.ledger_lacks(list(published)):
-            row = published[id_]
-            found.note(("document", row.external_id), Difference("not_accepted", _published(row), row.version or 0))
-        return page[-1].external_id if len(page) == PAGE else None
 
     async def _members(self, after: str, found: Found) -> str | None:
         if not after and not await self._tables.page("", 1):
@@ -376,14 +405,16 @@ def _certain(
     return certain
 
 
-def _remembered(one: Difference, before: Remembered | None, now: datetime) -> Remembered:
+def remembered_since(one: Difference, before: Remembered | None, now: datetime) -> Remembered:
+    """A difference of this comparison, with what earlier ones remember of it while nothing more was published."""
     is_same = before is not None and before.published == one.published
     return Remembered(
         one.published, before.seen_at if before and is_same else now, before.repaired_at if before else None
     )
 
 
-def _may_repair(one: Remembered, now: datetime) -> bool:
+def may_repair(one: Remembered, now: datetime) -> bool:
+    """Whether it was not repaired within AGAIN."""
     return one.repaired_at is None or now - one.repaired_at >= AGAIN
 
 

@@ -13,6 +13,7 @@ from connectors.clock import Clock
 from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
+from connectors.runner.guard import is_mass_deletion
 from connectors.runner.plan import FETCH
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Rows
@@ -21,9 +22,6 @@ from connectors.source import Entry, Gone, Listed, Source
 
 FEW = 500
 """As many documents never seen before go live; more at once are a first load that came by a listing."""
-MASS_SHARE = 0.3
-MASS_COUNT = 20
-"""More than this share and more than this many documents gone at once need confirmation."""
 
 
 class Sweep:
@@ -116,7 +114,7 @@ class Sweep:
 
     async def _unlisted(self, started: datetime, shown: ListedIds, *, allowed: bool) -> Counter[str]:
         candidates, unpublished, known = await self._lacking(started, shown)
-        if len(candidates) > max(MASS_COUNT, MASS_SHARE * known) and not allowed:
+        if is_mass_deletion(len(candidates), known) and not allowed:
             self.problems = [
                 Problem(
                     self._rows.holder.source,

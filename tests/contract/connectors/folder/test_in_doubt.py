@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from connectors.checkpoint import Checkpoint
-from connectors.folder.sweep import MASS_COUNT
+from connectors.runner.guard import MASS_COUNT
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State
