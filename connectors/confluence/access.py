@@ -13,8 +13,8 @@ from connectors.web import Denied, Missing
 
 
 def principal(person: Person, options: ConfluenceOptions) -> str:
-    """The e-mail address in lower case: as the settings map it, as Confluence tells it, or as Data Center's user name
-    makes it in the company's domain. Else ``account:ID``, whom no other source knows."""
+    """Return the person's e-mail address in lower case: from the settings, from Confluence, or from Data Center's user
+    name in the company's domain. Without one it is ``account:ID``, which no other source knows."""
     for key in (person.id, person.username):
         if key and key in options.principals:
             return options.principals[key]
@@ -30,8 +30,8 @@ def principal(person: Person, options: ConfluenceOptions) -> str:
     return f"account:{person.username or person.id}"
 
 
-def is_told(person: Person, options: ConfluenceOptions) -> bool:
-    """Whether asking for more about this account can tell nothing new."""
+def has_address(person: Person, options: ConfluenceOptions) -> bool:
+    """True when the account's address is known, so that requesting the account again adds nothing."""
     return not principal(person, options).startswith("account:")
 
 
@@ -42,83 +42,83 @@ def _is_address(email: str) -> bool:
 
 log = structlog.get_logger()
 
-group_of = group_tag
-
 
 async def groups(
     site: Site, options: ConfluenceOptions, tags: Collection[str] | None, name: str
 ) -> AsyncIterator[Group]:
-    """Those tags, or all, and besides them the groups that they name: a group that appears with a restriction may
-    never have been listed. What cannot be read is left out, so that nobody holds it."""
-    wanted = None if tags is None else set(tags)
-    named: set[str] = set() if wanted is None else {one for one in wanted if one.startswith("group:")}
+    """Yield the holders of these tags, or of all, and of each group that they name: a group in a restriction may never
+    have been listed. A tag whose holders cannot be read is left out, which means that it has none."""
+    selected = None if tags is None else set(tags)
+    named: set[str] = set() if selected is None else {tag for tag in selected if tag.startswith("group:")}
     for space in (await site.spaces()).values():
         tag = space_tag(space.key)
-        if wanted is None or tag in wanted:
+        if selected is None or tag in selected:
             try:
                 readers = await site.readers(space)
             except (Denied, Missing) as error:
-                _refused(error, name, "permissions of a space", tag)
+                _log_unreadable(error, name, "space permissions", tag)
                 continue
-            found = await _group(site, options, tag, readers)
-            named.update(one for one in found.of if one.startswith("group:"))
-            yield found
-    async for content in _restricted(site, wanted):
-        tag = restriction_tag(content)
+            group = await _group(site, options, tag, readers)
+            named.update(parent for parent in group.of if parent.startswith("group:"))
+            yield group
+    async for content_id in _restricted(site, selected):
+        tag = restriction_tag(content_id)
         try:
-            readers = await site.restriction(content)
+            readers = await site.restriction(content_id)
         except (Denied, Missing) as error:
-            _refused(error, name, "a restriction", tag)
+            _log_unreadable(error, name, "restriction", tag)
             continue
         if readers:
-            found = await _group(site, options, tag, readers)
-            named.update(one for one in found.of if one.startswith("group:"))
-            yield found
+            group = await _group(site, options, tag, readers)
+            named.update(parent for parent in group.of if parent.startswith("group:"))
+            yield group
     for tag in sorted(named):
         try:
             people = await site.members(tag.removeprefix("group:"))
         except (Denied, Missing) as error:
-            _refused(error, name, "members of a group", tag)
+            _log_unreadable(error, name, "group members", tag)
             continue
         yield await _group(site, options, tag, Readers(people))
 
 
-async def _restricted(site: Site, wanted: Collection[str] | None) -> AsyncIterator[str]:
-    if wanted is not None:
-        for tag in sorted(wanted):
-            content = tag.removeprefix("restriction:")
-            if content != tag and content.isdigit():
-                yield content
+async def _restricted(site: Site, selected: Collection[str] | None) -> AsyncIterator[str]:
+    if selected is not None:
+        for tag in sorted(selected):
+            content_id = tag.removeprefix("restriction:")
+            if content_id != tag and content_id.isdigit():
+                yield content_id
         return
-    met: set[str] = set()
+    seen: set[str] = set()
     for space in (await site.spaces()).values():
         position = None
         while True:
-            found, position = await site.restricted(space, position)
-            for one in found:
-                if one not in met:
-                    met.add(one)
-                    yield one
+            ids, position = await site.restricted_ids(space, position)
+            for content_id in ids:
+                if content_id not in seen:
+                    seen.add(content_id)
+                    yield content_id
             if position is None:
                 break
 
 
 async def _group(site: Site, options: ConfluenceOptions, tag: str, readers: Readers) -> Group:
-    of = {group_tag(one) for one in readers.groups}
+    parents = {group_tag(name) for name in readers.groups}
     if readers.anonymous and options.anonymous_tag:
-        of.add(options.anonymous_tag)
-    return Group(tag, sorted(await _principals(site, options, readers.people)), sorted(of))
+        parents.add(options.anonymous_tag)
+    return Group(tag, sorted(await _principals(site, options, readers.people)), sorted(parents))
 
 
 async def _principals(site: Site, options: ConfluenceOptions, people: Sequence[Person]) -> set[str]:
-    """Answers name people more or less fully: whoever is known by no address yet is asked for."""
-    unknown = [one.id for one in people if one.id and not is_told(one, options)]
-    told = await site.people(unknown, fresh=True) if unknown else {}
-    return {principal(told.get(one.id, one), options) for one in people if one.id or one.username}
+    """Return the principals of people. Responses describe people more or less fully, so those without an address are
+    requested once more."""
+    unknown = [person.id for person in people if person.id and not has_address(person, options)]
+    complete = await site.people(unknown, fresh=True) if unknown else {}
+    return {principal(complete.get(person.id, person), options) for person in people if person.id or person.username}
 
 
-def _refused(error: Denied | Missing, name: str, what: str, tag: str) -> None:
-    """A token that is not taken at all is no matter of one tag: nothing may be concluded from it."""
+def _log_unreadable(error: Denied | Missing, name: str, resource: str, tag: str) -> None:
+    """Log that a tag has no holders because they cannot be read. Raises the error again when the token itself was
+    refused (401), from which nothing follows about this tag."""
     if error.status == 401:
         raise error
-    log.warning("access cannot be read: nobody holds it", connector=name, what=what, tag=tag, status=error.status)
+    log.warning("access_unreadable", connector=name, resource=resource, tag=tag, status=error.status)

@@ -3,8 +3,8 @@
 Data Center signs its webhooks (confluence.atlassian.com/doc/managing-webhooks-1021225606.html). Cloud's events
 (developer.atlassian.com/platform/forge/events-reference/confluence/) are forwarded by a Forge app, which signs them in
 the same way, or by an automation rule, which can only send a secret along. Search knows times by the minute and lags
-behind, so every poll looks back over the previous one, and the cursor holds what it saw there. Only durations are used:
-whose clock is right does not matter.
+behind, so every poll overlaps the previous one, and the cursor holds the changes that it saw there. Only durations are
+used, so the clocks need not agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from connectors.confluence.model import Changed
+from connectors.confluence.model import Change
 from connectors.source import Cursor, CursorExpired, Refused, Request
 
 SIGNATURE, TOKEN = "x-hub-signature", "x-penstock-token"
@@ -48,24 +48,24 @@ _KEY = re.compile(r"~?[A-Za-z0-9_-]{1,255}")
 class Event:
     noun: Noun
     verb: str
-    """``created``, ``updated``, ``moved``, ``trashed``, ``removed``, ``restored``, ``permissions_updated`` …"""
+    """The change, such as ``created``, ``moved``, ``trashed``, ``removed`` or ``permissions_updated``."""
     ids: tuple[str, ...] = ()
     container: str | None = None
     name: str | None = None
-    """A space's key, a group's name or id."""
-    sent: Any = None
-    """When, if it says so."""
+    """The key of a space, or the name or id of a group."""
+    sent_at: Any = None
+    """The event's own time stamp, unparsed; None: it has none."""
 
 
 def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool:
-    """Whether it is signed; if not, the secret itself came along. Raises Refused. The signature is over the bytes as
-    they came; all comparisons take the same time."""
+    """Return True for an event with a valid signature over its bytes, and False for one that carries the secret itself.
+    Raises Refused for every other. Comparisons take constant time."""
     if not secret:
-        raise Refused("an event came, but webhook_secret is not set: set it on both sides")
+        raise Refused("an event arrived, but webhook_secret is not set: set it on both sides")
     key = secret.encode()
-    given = request.headers.get(SIGNATURE, "")
+    signature = request.headers.get(SIGNATURE, "")
     expected = "sha256=" + hmac.new(key, request.body, hashlib.sha256).hexdigest()
-    if given and hmac.compare_digest(given.strip().lower().encode(), expected.encode()):
+    if signature and hmac.compare_digest(signature.strip().lower().encode(), expected.encode()):
         return True
     token = request.headers.get(TOKEN, "")
     if token_allowed and token and hmac.compare_digest(token.encode(), key):
@@ -74,126 +74,134 @@ def verify(request: Request, secret: str | None, *, token_allowed: bool) -> bool
 
 
 def parse(request: Request) -> Event:
-    """What a genuine event is about; ``other`` for what tells nothing. Raises Refused for what is no event."""
+    """Parse a verified event. The noun is ``other`` for kinds that concern no document. Raises Refused when the body is
+    no JSON object."""
     try:
         body = json.loads(request.body)
     except ValueError as error:
         raise Refused("an event is no JSON") from error
     if not isinstance(body, dict):
         raise Refused("an event is no JSON object")
-    noun, verb = _name(body, request.headers)
-    sent = body.get("timestamp", body.get("eventCreatedDate"))
+    noun, verb = _noun_and_verb(body, request.headers)
+    sent_at = body.get("timestamp", body.get("eventCreatedDate"))
     if noun == "other":
-        return Event("other", verb, sent=sent)
+        return Event("other", verb, sent_at=sent_at)
     subjects = _subjects(body, noun)
     if noun == "space":
-        name = next((key for one in subjects if _KEY.fullmatch(key := str(one.get("key")))), None)
-        return Event(noun, verb, name=name, sent=sent)
+        name = next((key for subject in subjects if _KEY.fullmatch(key := str(subject.get("key")))), None)
+        return Event(noun, verb, name=name, sent_at=sent_at)
     if noun in ("group", "user"):
-        name = next((str(found) for one in subjects if (found := one.get("id") or one.get("name"))), None)
-        return Event(noun, verb, name=name, sent=sent)
-    ids = tuple(id_ for one in subjects if (id_ := _id(one, noun)))
-    above = next((found for one in subjects if (found := _container(one))), None) or _id_of(body.get("attachedTo"))
-    return Event(noun, verb, ids=ids, container=above, sent=sent)
+        name = next((str(value) for subject in subjects if (value := subject.get("id") or subject.get("name"))), None)
+        return Event(noun, verb, name=name, sent_at=sent_at)
+    ids = tuple(id_ for subject in subjects if (id_ := _id(subject, noun)))
+    container = next((value for subject in subjects if (value := _container(subject))), None) or _id_of(
+        body.get("attachedTo")
+    )
+    return Event(noun, verb, ids=ids, container=container, sent_at=sent_at)
 
 
-def _name(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Noun, str]:
-    """``page_updated`` (Data Center, automation) or ``avi:confluence:updated:page`` (Forge)."""
-    for found in (body.get("eventType"), body.get("event"), body.get("webhookEvent"), headers.get("x-event-key")):
-        if not isinstance(found, str) or not found:
+def _noun_and_verb(body: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[Noun, str]:
+    """Return the parts of ``page_updated`` (Data Center, automation) or ``avi:confluence:updated:page`` (Forge)."""
+    for event in (body.get("eventType"), body.get("event"), body.get("webhookEvent"), headers.get("x-event-key")):
+        if not isinstance(event, str) or not event:
             continue
-        if found.startswith("avi:confluence:"):
-            parts = found.split(":")
+        if event.startswith("avi:confluence:"):
+            parts = event.split(":")
             return (_NOUNS.get(parts[3], "other"), parts[2]) if len(parts) > 3 else ("other", "")
-        noun, _, verb = found.partition("_")
+        noun, _, verb = event.partition("_")
         return _NOUNS.get(noun, "other"), verb
     return "other", ""
 
 
 def _subjects(body: Mapping[str, Any], noun: Noun) -> list[Mapping[str, Any]]:
-    """The objects that an event is about, wherever its sender puts them."""
+    """Return the objects that changed, under any of the keys that senders use."""
     names = [name for name, known in _NOUNS.items() if known == noun]
-    found: list[Any] = []
+    subjects: list[Any] = []
     for name in dict.fromkeys([*names, *(f"{name}s" for name in names), "content"]):
         value = body.get(name)
-        found += value if isinstance(value, list) else [value]
+        subjects += value if isinstance(value, list) else [value]
     if noun == "group" and isinstance(body.get("groupName"), str):
-        found.append({"name": body["groupName"]})
-    found.append({"id": body["id"]} if "id" in body else None)
-    return [one for one in found if isinstance(one, Mapping)]
+        subjects.append({"name": body["groupName"]})
+    subjects.append({"id": body["id"]} if "id" in body else None)
+    return [subject for subject in subjects if isinstance(subject, Mapping)]
 
 
 def _id(subject: Mapping[str, Any], noun: Noun) -> str | None:
-    found = _id_of(subject)
-    return f"att{found}" if found and noun == "attachment" and found.isdigit() else found
+    id_ = _id_of(subject)
+    return f"att{id_}" if id_ and noun == "attachment" and id_.isdigit() else id_
 
 
 def _id_of(subject: Any) -> str | None:
     if not isinstance(subject, Mapping):
         return None
-    found = str(subject.get("id") or subject.get("idAsString") or "")
-    return found if _ID.fullmatch(found) else None
+    id_ = str(subject.get("id") or subject.get("idAsString") or "")
+    return id_ if _ID.fullmatch(id_) else None
 
 
 def _container(subject: Mapping[str, Any]) -> str | None:
     return next((id_ for name in ("container", "parent", "page") if (id_ := _id_of(subject.get(name)))), None)
 
 
-MAX_SEEN = 20_000
-"""More than this is no longer kept: some is read again, and found to be unchanged."""
-LONGEST_MINUTES = 30 * 24 * 60
-"""Who was away for longer sweeps instead."""
+MAX_SEEN_CHANGES = 20_000
+"""The cursor holds at most this many changes. Older ones are read again, and are then recognized as unchanged."""
+MAX_LOOKBACK_MINUTES = 30 * 24 * 60
+"""After a longer pause a sweep replaces the search for changes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    at: datetime
-    """When the last complete poll began, by our clock."""
+    """How far the changes of a site were read: the content of the cursor."""
+
+    polled_at: datetime
+    """When the last complete poll began, by the local clock."""
     seen: Mapping[str, str]
-    """Content id → mark of its version, of what that poll saw and what this one has read."""
+    """Content id → version, for each change in the last complete poll and each that the current one has read."""
     trash: frozenset[str]
+    """The ids that were in the trash."""
 
     @classmethod
-    def of(cls, cursor: Cursor) -> Progress:
-        """Raises CursorExpired for what we never wrote."""
+    def from_cursor(cls, cursor: Cursor) -> Progress:
+        """Raises CursorExpired for a cursor in another format."""
         try:
             at = datetime.fromisoformat(cursor["at"])
             seen = {str(key): str(value) for key, value in cursor["seen"].items()}
             return cls(at if at.tzinfo else at.replace(tzinfo=UTC), seen, frozenset(map(str, cursor["trash"])))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CursorExpired("the cursor of changes is none of ours: everything is looked at again") from error
+            raise CursorExpired(
+                "the cursor of changes is not in this connector's format: everything is compared again"
+            ) from error
 
     @property
     def cursor(self) -> Cursor:
-        return {"at": self.at.isoformat(), "seen": dict(self.seen), "trash": sorted(self.trash)}
+        return {"at": self.polled_at.isoformat(), "seen": dict(self.seen), "trash": sorted(self.trash)}
 
-    def minutes(self, now: datetime, overlap: int) -> int:
-        """How far back to search. Raises CursorExpired."""
-        found = math.ceil(max(0.0, (now - self.at).total_seconds()) / 60) + overlap
-        if found > LONGEST_MINUTES:
-            raise CursorExpired("changes were not read for a month: everything is looked at again")
-        return found
+    def lookback_minutes(self, now: datetime, overlap: int) -> int:
+        """Return how many minutes back to search. Raises CursorExpired."""
+        minutes = math.ceil(max(0.0, (now - self.polled_at).total_seconds()) / 60) + overlap
+        if minutes > MAX_LOOKBACK_MINUTES:
+            raise CursorExpired("changes were not read for a month: everything is compared again")
+        return minutes
 
-    def new(self, changed: Iterable[Changed]) -> list[Changed]:
-        return [one for one in changed if self.seen.get(one.id) != one.mark]
+    def unread(self, changes: Iterable[Change]) -> list[Change]:
+        return [change for change in changes if self.seen.get(change.id) != change.version]
 
-    def read(self, some: Iterable[Changed]) -> Progress:
-        return Progress(self.at, {**self.seen, **{one.id: one.mark for one in some}}, self.trash)
+    def with_read(self, changes: Iterable[Change]) -> Progress:
+        return Progress(self.polled_at, {**self.seen, **{change.id: change.version for change in changes}}, self.trash)
 
-    def thrown_away(self, trash: Collection[str]) -> Progress:
-        return Progress(self.at, self.seen, frozenset(trash))
+    def with_trash(self, trash: Collection[str]) -> Progress:
+        return Progress(self.polled_at, self.seen, frozenset(trash))
 
-    def done(self, at: datetime, found: Sequence[Changed]) -> Progress:
-        """After a poll that began at ``at`` and whose last search gave ``found``, all of which is read."""
-        return Progress(at, {one.id: one.mark for one in found[-MAX_SEEN:]}, self.trash)
+    def completed(self, at: datetime, changes: Sequence[Change]) -> Progress:
+        """Return the progress after a poll that began at ``at`` and read everything that its last search returned."""
+        return Progress(at, {change.id: change.version for change in changes[-MAX_SEEN_CHANGES:]}, self.trash)
 
 
-def by_document(changed: Sequence[Changed], size: int) -> Iterable[tuple[list[str], list[Changed]]]:
-    """Some document ids at a time, with all the changes that reading these documents settles."""
-    grouped: dict[str, list[Changed]] = {}
-    for one in changed:
-        grouped.setdefault(one.document, []).append(one)
+def batches_by_document(changes: Sequence[Change], size: int) -> Iterable[tuple[list[str], list[Change]]]:
+    """Yield batches of at most ``size`` document ids, each with all the changes that these documents cover."""
+    grouped: dict[str, list[Change]] = {}
+    for change in changes:
+        grouped.setdefault(change.document, []).append(change)
     ids = list(grouped)
     for start in range(0, len(ids), size):
-        some = ids[start : start + size]
-        yield some, [one for id_ in some for one in grouped[id_]]
+        batch = ids[start : start + size]
+        yield batch, [change for id_ in batch for change in grouped[id_]]

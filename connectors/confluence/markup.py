@@ -29,20 +29,20 @@ PREFIXES = {uri: prefix for prefix, uri in NAMESPACES.items()}
 ROOT = "storage-format"
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
 CDATA = re.compile(r"<!\[CDATA\[(.*?)(?:\]\]>|\Z)", re.DOTALL)
-NAMED = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
-BARE = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
+NAMED_ENTITY = re.compile(r"&(?!(?:amp|lt|gt|quot|apos);)([A-Za-z][A-Za-z0-9]*);")
+BARE_AMPERSAND = re.compile(r"&(?!(?:[A-Za-z][A-Za-z0-9]*|#[0-9]+|#x[0-9A-Fa-f]+);)")
 PARAMETER = re.compile(r"<ac:parameter\b.*?</ac:parameter\s*>", re.DOTALL)
 TAG = re.compile(r"<[^<>]*>")
 RAW_TEXT = re.compile(r"</?(?:script|style|textarea|title|xmp|iframe|plaintext|noscript)\b[^<>]*>", re.IGNORECASE)
-"""Within these HTML knows no elements: one that is never closed would swallow the page."""
+"""HTML reads everything inside these as text, so one that is never closed would hide the rest of the page."""
 SELF_CLOSED = re.compile(r"""<([A-Za-z]+:[\w.-]+)((?:"[^"]*"|'[^']*'|[^'"<>])*?)/>""")
 
 Element: TypeAlias = etree._Element
 
 
-def read(storage: str) -> Element:
-    """Never raises for what it is given. Entities of documents are not expanded and nothing is loaded."""
-    text = _prepared(storage)
+def parse(storage: str) -> Element:
+    """Parse storage format; never raises. Entities that a document declares are not expanded, and nothing is loaded."""
+    text = _prepare(storage)
     spaces = " ".join(f'xmlns:{prefix}="{uri}"' for prefix, uri in NAMESPACES.items())
     strict = etree.XMLParser(
         resolve_entities=False, no_network=True, load_dtd=False, remove_comments=True, remove_pis=True
@@ -53,21 +53,21 @@ def read(storage: str) -> Element:
         pass
     lenient = html.HTMLParser(no_network=True, remove_comments=True, remove_pis=True, huge_tree=True)
     opened = SELF_CLOSED.sub(r"<\1\2></\1>", RAW_TEXT.sub("", text))
-    found = html.document_fromstring(f"<html><body><div>{opened}</div></body></html>", parser=lenient)
-    if text_of(found).strip():
-        return found
-    bare = etree.Element(ROOT)  # nested beyond what the parser takes
+    tree = html.document_fromstring(f"<html><body><div>{opened}</div></body></html>", parser=lenient)
+    if text_of(tree).strip():
+        return tree
+    bare = etree.Element(ROOT)  # nested too deeply for the parser
     bare.text = unescape(TAG.sub(" ", PARAMETER.sub(" ", text)))
     return bare
 
 
 def name(element: Element) -> str:
-    """``ac:link``, ``td``: lower case, whichever way it was read."""
+    """Return the qualified name in lower case, such as ``ac:link`` or ``td``, for either parser."""
     return _qualified(element.tag)
 
 
 def attribute(element: Element, qualified: str) -> str:
-    """Of ``ac:name`` and the like; empty where there is none."""
+    """Return the value of an attribute such as ``ac:name``, or an empty text."""
     for key, value in element.attrib.items():
         if _qualified(key) == qualified:
             return str(value).strip()
@@ -75,23 +75,24 @@ def attribute(element: Element, qualified: str) -> str:
 
 
 def child(element: Element, qualified: str) -> Element | None:
-    return next((one for one in element if name(one) == qualified), None)
+    return next((part for part in element if name(part) == qualified), None)
 
 
 def text_of(element: Element | None) -> str:
-    """All text below, as it stands: of plain text bodies."""
+    """Return all text inside an element, unchanged."""
     return "" if element is None else "".join(str(part) for part in element.itertext())
 
 
 def users(storage: str) -> set[str]:
-    """Who is mentioned, by account id, user key or username: names are asked for before converting."""
+    """Return the account ids, user keys and usernames of everybody who is mentioned, so that their display names can be
+    read before conversion."""
     if "ri:user" not in storage:
         return set()
-    return {who for element in _all(read(storage)) if name(element) == "ri:user" and (who := user(element))}
+    return {id_ for element in _all(parse(storage)) if name(element) == "ri:user" and (id_ := user(element))}
 
 
 def user(element: Element) -> str:
-    """Of a ``ri:user``."""
+    """Return the account id, user key or username in a ``ri:user``."""
     return next(filter(None, (attribute(element, f"ri:{key}") for key in ("account-id", "userkey", "username"))), "")
 
 
@@ -109,26 +110,25 @@ def _qualified(tag: object) -> str:
     return tag.lower()
 
 
-def _prepared(storage: str) -> str:
-    """CDATA as escaped text, HTML's named entities as the characters that they stand for: XML knows only five."""
+def _prepare(storage: str) -> str:
+    """Replace CDATA by escaped text, and HTML's named entities, of which XML knows only five, by their characters."""
     parts, at = [], 0
     text = CONTROLS.sub("", storage)
     for match in CDATA.finditer(text):
-        parts += [_entities(text[at : match.start()]), escape(match.group(1), quote=False)]
+        parts += [_replace_entities(text[at : match.start()]), escape(match.group(1), quote=False)]
         at = match.end()
-    return "".join([*parts, _entities(text[at:])])
+    return "".join([*parts, _replace_entities(text[at:])])
 
 
-def _entities(text: str) -> str:
+def _replace_entities(text: str) -> str:
     def character(match: re.Match[str]) -> str:
-        found = unescape(match.group())
-        return f"&amp;{match.group(1)};" if found == match.group() else escape(found, quote=False)
+        text = unescape(match.group())
+        return f"&amp;{match.group(1)};" if text == match.group() else escape(text, quote=False)
 
-    return NAMED.sub(character, BARE.sub("&amp;", text))
+    return NAMED_ENTITY.sub(character, BARE_AMPERSAND.sub("&amp;", text))
 
 
-CODE = frozenset({"code", "noformat"})
-LABELLED = {
+DEFAULT_TITLES = {
     "info": "Info",
     "note": "Note",
     "warning": "Warning",
@@ -138,11 +138,11 @@ LABELLED = {
     "details": "",
     "excerpt": "",
 }
-"""Macro → what stands above its body where it has no title of its own."""
-TITLES = frozenset({"code", "noformat", "info", "note", "warning", "tip", "panel", "expand"})
-SHOWN = {"status": "title", "jira": "key", "jiraissues": "key"}
-"""Macros whose text is a parameter."""
-FILES = frozenset({"view-file", "viewpdf", "viewdoc", "viewxls", "viewppt", "multimedia", "attachments"})
+"""Macro → the title of its body where it has none of its own."""
+TITLED_MACROS = frozenset({"code", "noformat", "info", "note", "warning", "tip", "panel", "expand"})
+TEXT_PARAMETERS = {"status": "title", "jira": "key", "jiraissues": "key"}
+"""Macro → the parameter that holds its text."""
+FILE_MACROS = frozenset({"view-file", "viewpdf", "viewdoc", "viewxls", "viewppt", "multimedia", "attachments"})
 LANGUAGES = {
     "c#": "csharp",
     "c++": "cpp",
@@ -183,31 +183,31 @@ EMOTICONS = {
 """https://confluence.atlassian.com/doc/confluence-storage-format-790796544.html, “Emoticons”."""
 
 
-def parameter(macro: Element, wanted: str) -> str:
-    for one in macro:
-        if name(one) == "ac:parameter" and attribute(one, "ac:name") == wanted:
-            return text_of(one).strip()
+def parameter(macro: Element, key: str) -> str:
+    for element in macro:
+        if name(element) == "ac:parameter" and attribute(element, "ac:name") == key:
+            return text_of(element).strip()
     return ""
 
 
 def macro_title(macro: Element) -> str:
     kind = attribute(macro, "ac:name")
-    return (parameter(macro, "title") if kind in TITLES else "") or LABELLED.get(kind, "")
+    return (parameter(macro, "title") if kind in TITLED_MACROS else "") or DEFAULT_TITLES.get(kind, "")
 
 
 def language(macro: Element) -> str:
-    given = (parameter(macro, "language") or parameter(macro, "lang")).lower()
-    found = LANGUAGES.get(given, given)
-    return found if all(char.isalnum() or char in "-_+" for char in found) else ""
+    label = (parameter(macro, "language") or parameter(macro, "lang")).lower()
+    fence_label = LANGUAGES.get(label, label)
+    return fence_label if all(char.isalnum() or char in "-_+" for char in fence_label) else ""
 
 
-def file_shown(macro: Element) -> str:
-    """The name of the attachment that a macro puts on the page."""
-    if attribute(macro, "ac:name") not in FILES:
+def displayed_file(macro: Element) -> str:
+    """Return the name of the attachment that a macro displays."""
+    if attribute(macro, "ac:name") not in FILE_MACROS:
         return ""
-    for one in macro:
-        if name(one) == "ac:parameter" and (found := child(one, "ri:attachment")) is not None:
-            return attribute(found, "ri:filename")
+    for element in macro:
+        if name(element) == "ac:parameter" and (file := child(element, "ri:attachment")) is not None:
+            return attribute(file, "ri:filename")
     return ""
 
 
@@ -217,45 +217,46 @@ def emoticon(element: Element) -> str:
     return fallback if fallback and not fallback.startswith(":") else known or fallback
 
 
-def target(link: Element, names: Mapping[str, str]) -> str:
-    """What a link leads to, by its name for people. names: of users, by id."""
-    for one in link.iter():
-        found = {
-            "ri:page": attribute(one, "ri:content-title"),
-            "ri:blog-post": attribute(one, "ri:content-title"),
-            "ri:attachment": attribute(one, "ri:filename"),
-            "ri:shortcut": attribute(one, "ri:parameter"),
-            "ri:space": attribute(one, "ri:space-key"),
-        }.get(name(one))
-        if found:
-            return found
-        if name(one) == "ri:user":
-            return person(one, names)
+def link_target(link: Element, names: Mapping[str, str]) -> str:
+    """Return the name of a link's target. ``names`` holds display names by user id."""
+    for element in link.iter():
+        text = {
+            "ri:page": attribute(element, "ri:content-title"),
+            "ri:blog-post": attribute(element, "ri:content-title"),
+            "ri:attachment": attribute(element, "ri:filename"),
+            "ri:shortcut": attribute(element, "ri:parameter"),
+            "ri:space": attribute(element, "ri:space-key"),
+        }.get(name(element))
+        if text:
+            return text
+        if name(element) == "ri:user":
+            return mention(element, names)
     return attribute(link, "ac:anchor")
 
 
-def person(element: Element, names: Mapping[str, str]) -> str:
-    """``@Ann Ant``. Who cannot be named is no text: an id would be noise to search in."""
+def mention(element: Element, names: Mapping[str, str]) -> str:
+    """Return ``@`` and the display name. A person without one is ``@unknown``, because an id would only add noise to
+    search."""
     keys = (attribute(element, f"ri:{key}") for key in ("account-id", "userkey", "username"))
-    found = next((names[key] for key in keys if key in names), "") or attribute(element, "ri:username")
-    return f"@{found}" if found else "@unknown"
+    display_name = next((names[key] for key in keys if key in names), "") or attribute(element, "ri:username")
+    return f"@{display_name}" if display_name else "@unknown"
 
 
-def picture(element: Element) -> str:
-    """alt, else title, else the file's name."""
+def picture_label(element: Element) -> str:
+    """Return a picture's alternative text, its title or the name of its file."""
     for key in ("ac:alt", "ac:title"):
-        if found := attribute(element, key):
-            return found
-    for one in element:
-        if name(one) == "ri:attachment":
-            return attribute(one, "ri:filename")
-        if name(one) == "ri:url":
-            return attribute(one, "ri:value").partition("?")[0].rstrip("/").rpartition("/")[2]
+        if text := attribute(element, key):
+            return text
+    for resource in element:
+        if name(resource) == "ri:attachment":
+            return attribute(resource, "ri:filename")
+        if name(resource) == "ri:url":
+            return attribute(resource, "ri:value").partition("?")[0].rstrip("/").rpartition("/")[2]
     return ""
 
 
 MAX_SPAN, MAX_CELLS = 200, 20_000
-"""Beyond that a span is somebody's mistake or attack, and counts as 1."""
+"""Columns or rows of one span, and cells of one table. A span beyond either, a mistake or an attack, counts as 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +269,7 @@ Grid = Sequence[Sequence[Cell]]
 
 
 def grid(table: Element, content: Callable[[Element], str]) -> Grid:
-    """content: a cell's own HTML, inline."""
+    """Return a table as rows of equal length, with merged cells repeated. ``content`` renders a cell as inline HTML."""
     rows: list[dict[int, Cell]] = []
     covered: dict[tuple[int, int], Cell] = {}
     cells = 0
@@ -314,13 +315,13 @@ def _cell(cell: Cell, head: bool) -> str:
 
 
 def _rows(table: Element) -> list[Element]:
-    found = []
+    rows = []
     for part in table:
         if name(part) == "tr":
-            found.append(part)
+            rows.append(part)
         elif name(part) in ("thead", "tbody", "tfoot"):
-            found += [row for row in part if name(row) == "tr"]
-    return found
+            rows += [row for row in part if name(row) == "tr"]
+    return rows
 
 
 def _span(cell: Element, which: str) -> int:
@@ -329,7 +330,7 @@ def _span(cell: Element, which: str) -> int:
 
 
 MAX_DEPTH = 80
-"""What is nested deeper is taken as text: nobody wrote it by hand, and Python's stack is finite."""
+"""Elements nested deeper are rendered as plain text: no author nests that deeply, and Python's stack is finite."""
 INLINE = frozenset({"a", "b", "strong", "i", "em", "code", "del", "s"})
 BLOCKS = frozenset({"p", "div", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "blockquote", "hr"})
 DROPPED = frozenset(
@@ -353,10 +354,11 @@ INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 
 
 def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
-    """names: display name by account id, user key or username, of ``storage.users``. Empty when there is no text."""
+    """Convert storage format to Markdown; empty if there is no text. ``names`` holds display names by the ids that
+    ``users`` returns."""
     if not storage.strip():
         return ""
-    body = _Renderer(names).children(read(storage), 0)
+    body = _Renderer(names).children(parse(storage), 0)
     soup = BeautifulSoup(f"<html><body>{body}</body></html>", "lxml")
     text = _Markdown(
         heading_style="ATX",
@@ -372,13 +374,13 @@ def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
 
 
 class _Markdown(MarkdownConverter):
-    """Fences longer than any in the text, and naming the language; the rest is the library's."""
+    """The library's conversion, with code fences that name the language and are longer than any fence in the code."""
 
     def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         code = el.get_text().strip("\n")
         if not code.strip():
             return ""
-        longest = max((len(found) for found in FENCE.findall(code)), default=2)
+        longest = max((len(fence) for fence in FENCE.findall(code)), default=2)
         fence = "`" * max(3, longest + 1)
         return f"\n\n{fence}{el.get('data-language') or ''}\n{code}\n{fence}\n\n"
 
@@ -392,8 +394,8 @@ class _Renderer:
 
     def children(self, element: Element, depth: int) -> str:
         parts = [escape(element.text or "", quote=False)]
-        for one in element:
-            parts += [self.element(one, depth + 1), escape(one.tail or "", quote=False)]
+        for part in element:
+            parts += [self.element(part, depth + 1), escape(part.tail or "", quote=False)]
         return "".join(parts)
 
     def element(self, element: Element, depth: int) -> str:
@@ -401,12 +403,12 @@ class _Renderer:
         if not tag or tag in DROPPED:
             return ""
         if depth > MAX_DEPTH:
-            return escape(_flat(element), quote=False)
+            return escape(_plain_text(element), quote=False)
         if tag == "ac:structured-macro" or tag == "ac:macro":
             return self.macro(element, depth)
         if tag == "table":
             return to_html(grid(element, lambda cell: self.cell(cell, depth + 1)))
-        if special := SPECIAL.get(tag):
+        if special := RENDERERS.get(tag):
             return special(self, element, depth)
         inside = self.children(element, depth)
         if tag == "a":
@@ -429,7 +431,7 @@ class _Renderer:
 
     def macro(self, element: Element, depth: int) -> str:
         kind = attribute(element, "ac:name")
-        if shown := SHOWN.get(kind):
+        if shown := TEXT_PARAMETERS.get(kind):
             return escape(parameter(element, shown))
         title = macro_title(element)
         above = f"<p><strong>{escape(title)}</strong></p>" if title else ""
@@ -438,18 +440,18 @@ class _Renderer:
             return f"<div>{above}{self.children(rich, depth)}</div>"
         if plain is not None:
             return f'{above}<pre data-language="{escape(language(element))}">{escape(text_of(plain))}</pre>'
-        return escape(file_shown(element))
+        return escape(displayed_file(element))
 
     def link(self, element: Element, depth: int) -> str:
         for body in ("ac:link-body", "ac:plain-text-link-body"):
-            found = child(element, body)
-            if found is not None and (text := self.children(found, depth)).strip():
+            label = child(element, body)
+            if label is not None and (text := self.children(label, depth)).strip():
                 return text
-        return escape(target(element, self.names))
+        return escape(link_target(element, self.names))
 
     def image(self, element: Element, depth: int) -> str:
         caption = child(element, "ac:caption")
-        parts = (escape(picture(element)), "" if caption is None else self.children(caption, depth))
+        parts = (escape(picture_label(element)), "" if caption is None else self.children(caption, depth))
         return " ".join(filter(None, parts))
 
     def preformatted(self, element: Element, depth: int) -> str:
@@ -457,42 +459,43 @@ class _Renderer:
 
     def task(self, element: Element, depth: int) -> str:
         body = child(element, "ac:task-body")
-        return f"<li>[{_mark(element)}] {'' if body is None else self.children(body, depth)}</li>"
+        return f"<li>[{_checkbox(element)}] {'' if body is None else self.children(body, depth)}</li>"
 
     def extension(self, element: Element, depth: int) -> str:
-        return "".join(f"<div>{self.children(one, depth)}</div>" for one in _adf(element))
+        return "".join(f"<div>{self.children(content, depth)}</div>" for content in _extension_contents(element))
 
     def cell(self, element: Element, depth: int) -> str:
-        """Inline, for a Markdown table has one line a row: blocks are parted by spaces, items by bullets."""
-        parts = [_piped(element.text or "")]
-        for one in element:
-            parts += [self.within(one, depth + 1), _piped(one.tail or "")]
+        """Render a cell's contents inline, since a row of a Markdown table is one line: blocks are separated by spaces
+        and list items by bullets."""
+        parts = [_escape_cell(element.text or "")]
+        for part in element:
+            parts += [self.inline(part, depth + 1), _escape_cell(part.tail or "")]
         return "".join(parts)
 
-    def within(self, element: Element, depth: int) -> str:
+    def inline(self, element: Element, depth: int) -> str:
         tag = name(element)
         if tag in DROPPED or not tag:
             return ""
         if depth > MAX_DEPTH:
-            return _piped(_flat(element))
+            return _escape_cell(_plain_text(element))
         if tag in ("ac:structured-macro", "ac:macro"):
             rich, plain = child(element, "ac:rich-text-body"), child(element, "ac:plain-text-body")
             if rich is not None:
-                return f" {_piped(macro_title(element))} {self.cell(rich, depth)} "
+                return f" {_escape_cell(macro_title(element))} {self.cell(rich, depth)} "
             if plain is not None:
-                return f" <code>{_piped(' '.join(text_of(plain).split()))}</code> "
+                return f" <code>{_escape_cell(' '.join(text_of(plain).split()))}</code> "
             return self.macro(element, depth).replace("|", "\\|")
         if tag == "table":
             rows = grid(element, lambda cell: self.cell(cell, depth + 1))
             return " " + "; ".join(", ".join(cell.html.strip() for cell in row) for row in rows) + " "
         if tag == "ac:adf-extension":
-            return " ".join(self.cell(one, depth) for one in _adf(element))
+            return " ".join(self.cell(content, depth) for content in _extension_contents(element))
         if tag == "pre":
-            return f" <code>{_piped(' '.join(text_of(element).split()))}</code> "
+            return f" <code>{_escape_cell(' '.join(text_of(element).split()))}</code> "
         if tag == "ac:task":
             body = child(element, "ac:task-body")
-            return f" [{_mark(element)}] {'' if body is None else self.cell(body, depth)} "
-        if tag != "ac:task-list" and (special := SPECIAL.get(tag)):
+            return f" [{_checkbox(element)}] {'' if body is None else self.cell(body, depth)} "
+        if tag != "ac:task-list" and (special := RENDERERS.get(tag)):
             return special(self, element, depth).replace("|", "\\|")
         inside = self.cell(element, depth)
         if tag == "li":
@@ -503,12 +506,12 @@ class _Renderer:
         return f"<{tag}>{inside}</{tag}>" if tag in INLINE else f" {inside} " if ":" not in tag else inside
 
 
-SPECIAL: Mapping[str, Callable[[_Renderer, Element, int], str]] = {
+RENDERERS: Mapping[str, Callable[[_Renderer, Element, int], str]] = {
     "ac:link": _Renderer.link,
     "ac:image": _Renderer.image,
     "img": lambda self, element, depth: escape(attribute(element, "alt")),
     "ac:emoticon": lambda self, element, depth: escape(emoticon(element)),
-    "ri:user": lambda self, element, depth: escape(person(element, self.names)),
+    "ri:user": lambda self, element, depth: escape(mention(element, self.names)),
     "ac:task-list": lambda self, element, depth: f"<ul>{self.children(element, depth)}</ul>",
     "ac:task": _Renderer.task,
     "ac:adf-extension": _Renderer.extension,
@@ -518,39 +521,42 @@ SPECIAL: Mapping[str, Callable[[_Renderer, Element, int], str]] = {
 }
 
 
-def _piped(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return escape(text, quote=False).replace("|", "\\|")
 
 
-def _mark(task: Element) -> str:
+def _checkbox(task: Element) -> str:
     return "x" if text_of(child(task, "ac:task-status")).strip() == "complete" else " "
 
 
-def _adf(extension: Element) -> list[Element]:
-    """What the new editor knows and storage does not: its contents, or what stands in for them, never both."""
-    found: list[Element] = []
-    for wanted in ("ac:adf-content", "ac:adf-fallback"):
-        some = [one for one in extension.iter() if name(one) == wanted]
-        inner = {below for one in some for below in one.iterdescendants()}
-        found = found or [one for one in some if one not in inner]
-    return found
+def _extension_contents(extension: Element) -> list[Element]:
+    """Return the contents of an element that only the new editor knows, or their fallback, never both."""
+    contents: list[Element] = []
+    for tag in ("ac:adf-content", "ac:adf-fallback"):
+        elements = [element for element in extension.iter() if name(element) == tag]
+        inner = {below for element in elements for below in element.iterdescendants()}
+        contents = contents or [element for element in elements if element not in inner]
+    return contents
 
 
-def _flat(element: Element) -> str:
-    """The text below without what is never shown, and without recursion."""
-    hidden = {one for found in element.iter() if name(found) in DROPPED for one in found.iter()}
+def _plain_text(element: Element) -> str:
+    """Return the text inside an element without the parts that are never rendered. Does not recurse."""
+    hidden = {part for root in element.iter() if name(root) in DROPPED for part in root.iter()}
     parts = []
-    for one in element.iter():
-        if one not in hidden:
-            parts.append(one.text or "")
-        if one is not element and (one not in hidden or name(one) in DROPPED):
-            parts.append(one.tail or "")
+    for part in element.iter():
+        if part not in hidden:
+            parts.append(part.text or "")
+        if part is not element and (part not in hidden or name(part) in DROPPED):
+            parts.append(part.tail or "")
     return " ".join(" ".join(parts).split())
 
 
 def _tidy(text: str) -> str:
-    """No runs of empty lines but within code, no soft hyphens and zero-width characters."""
+    """Remove soft hyphens and zero-width characters, and runs of empty lines outside code."""
     parts = re.split(r"(^(`{3,})[^\n]*\n.*?^\2$)", INVISIBLE.sub("", text), flags=re.DOTALL | re.MULTILINE)
-    kept = [part for n, part in enumerate(parts) if n % 3 != 2]
-    tidied = [part if n % 2 else GAPS.sub("\n\n", re.sub(r"[ \t\u00a0]+\n", "\n", part)) for n, part in enumerate(kept)]
+    prose_and_code = [part for n, part in enumerate(parts) if n % 3 != 2]
+    tidied = [
+        part if n % 2 else GAPS.sub("\n\n", re.sub(r"[ \t\u00a0]+\n", "\n", part))
+        for n, part in enumerate(prose_and_code)
+    ]
     return "".join(tidied).strip()

@@ -1,4 +1,4 @@
-"""What both flavours of Confluence have, whatever their APIs call it."""
+"""The parts of Confluence that both flavours have, independent of the names in their APIs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 Kind = Literal["page", "blogpost", "attachment"]
 Position = Mapping[str, Any]
-"""Where a listing goes on."""
+"""The position at which a listing continues."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,109 +22,113 @@ class Space:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """An account, as the API tells it. ``id``: account id, or user key."""
+    """An account, as far as the API describes it."""
 
     id: str
+    """The account id (Cloud) or the user key (Data Center)."""
     name: str = ""
-    """For people to read."""
+    """The display name."""
     username: str = ""
     email: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
-    """A comment."""
+class Comment:
+    """A comment on a page or blog post."""
 
     id: str
-    number: int
-    when: str
+    version_number: int
+    modified_at: str
+    """When this version was written, in ISO 8601."""
     body: str = ""
     parent: str | None = None
     selection: str | None = None
-    """The words it is about; None: about the whole page."""
+    """The words that the comment refers to; None: it refers to the whole page."""
     author: str = ""
-    """A person's id."""
+    """The id of a Person."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """A page, blog post or attachment that is current."""
+    """A current page, blog post or attachment."""
 
     id: str
     kind: Kind
     space: str
-    """Key."""
+    """The key of its space."""
     title: str
-    number: int
-    """Of its version. Not taken as ``Document.version``: deleting an old version in Confluence renumbers the later
-    ones, and a page that counts 5, 4, 5 would be taken for outdated."""
-    when: str
-    """When that version was made, ISO 8601."""
+    version_number: int
+    """Confluence's version number. It is not used as ``Document.version``: deleting an old version in Confluence
+    renumbers the later ones, and a page whose number goes 5, 4, 5 would be taken for outdated."""
+    modified_at: str
+    """When this version was written, in ISO 8601."""
     webui: str = ""
-    """Relative to the base address."""
+    """The address of the page for people, relative to the base address."""
     author: str = ""
-    """A person's id."""
+    """The id of a Person."""
     body: str | None = None
     parent: str | None = None
-    """Cloud: what it stands below in the tree."""
+    """Cloud: the id of its parent in the tree."""
     parent_kind: str = ""
-    """``page``, or what cannot be read itself: ``folder``, ``whiteboard``, ``database``, ``embed``."""
+    """``page``, or a kind that holds no text: ``folder``, ``whiteboard``, ``database``, ``embed``."""
     container: str | None = None
     media_type: str = ""
     size: int = 0
     download: str = ""
-    required: tuple[str, ...] | None = None
-    """A tag for every view restriction on the way down to it; None: that could not be read for certain."""
-    remarks: Sequence[Remark] = ()
+    required_tags: tuple[str, ...] | None = None
+    """One tag for each view restriction on itself and its ancestors; None: they could not be read for certain."""
+    comments: Sequence[Comment] = ()
 
     @property
     def is_readable(self) -> bool:
-        """Whether it has text that we read. Pictures, sound, film and archives have none: they are no documents."""
+        """True unless it is an attachment without text, such as a picture or an archive, which is no document."""
         return self.kind != "attachment" or not _is_opaque(self.title, self.media_type)
 
     @property
     def tags(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """(acl_tags, required_tags); nobody, where access is not known."""
-        return ((), ()) if self.required is None else ((space_tag(self.space),), self.required)
+        """(acl_tags, required_tags). Both are empty, which admits nobody, while access is unknown."""
+        return ((), ()) if self.required_tags is None else ((space_tag(self.space),), self.required_tags)
 
     @property
     def revision(self) -> str:
-        """Another one while access is unknown: it is read when that heals, and not with every sweep before."""
-        known = "" if self.required is not None else "?"
-        return f"{known}{self.space}:{self.number}@{instant(self.when).timestamp():.3f}{digest(self.remarks)}"
+        """The revision for ``Document.revision``. It differs while access is unknown: the document is read again once
+        access becomes known, and not with every sweep before."""
+        known = "" if self.required_tags is not None else "?"
+        modified = f"{parse_time(self.modified_at).timestamp():.3f}"
+        return f"{known}{self.space}:{self.version_number}@{modified}{comments_digest(self.comments)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Some content, and where the listing goes on (None: it ends here)."""
+    """One page of a listing, and the position of the next (None: this was the last)."""
 
-    found: Sequence[Content]
+    contents: Sequence[Content]
     next: Position | None
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
-    """What a search shows of a change."""
+class Change:
+    """A change as search reports it."""
 
     id: str
     kind: Literal["page", "blogpost", "attachment", "comment"]
     container: str | None
-    mark: str
-    """Another one for every version."""
+    version: str
+    """A text that is different for every version of the content."""
 
     @property
     def document(self) -> str:
-        """A comment is a part of its page."""
+        """The id of the changed document. A comment is a part of its page's document."""
         return self.container or self.id if self.kind == "comment" else self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Who may view something: these people, the members of these groups, anybody at all."""
+    """The people, the groups and, with ``anonymous``, everybody who may view a space or a page."""
 
     people: Sequence[Person] = ()
     groups: Sequence[str] = ()
-    """By the name that ``members`` takes."""
+    """Groups by the name that ``members`` takes."""
     anonymous: bool = False
 
     def __bool__(self) -> bool:
@@ -132,54 +136,59 @@ class Readers:
 
 
 class Site(Protocol):
-    """One Confluence. Raises what ``connectors.web`` raises, CursorExpired, and Retryable for answers that are none."""
+    """One Confluence site. Raises the errors of ``connectors.web``, CursorExpired, and Retryable for a response that
+    does not have the API's format."""
 
     async def close(self) -> None: ...
 
     async def me(self) -> Person: ...
 
     async def spaces(self) -> Mapping[str, Space]:
-        """Those that are to be read, by key. Raises Misconfigured where one that is named is not there."""
+        """Return the spaces to read, by key. Raises Misconfigured when the settings name one that does not exist."""
         ...
 
     async def listing(self, space: Space, kind: Kind, position: Position | None, *, full: bool) -> Listing:
-        """full: with bodies and remarks, else only what revisions and access need."""
+        """Return one page of a space's contents; with ``full`` including bodies and comments, otherwise only what
+        revisions and access need."""
         ...
 
     def kinds(self) -> Sequence[Kind]:
-        """What ``listing`` takes; the rest comes along with it."""
+        """Return the kinds that ``listing`` accepts. Other kinds are returned along with them."""
         ...
 
     async def get(self, ids: Sequence[str]) -> Sequence[Content]:
-        """Those that are there and current, in full."""
+        """Return the contents with these ids that exist and are current, with bodies and comments."""
         ...
 
-    async def changed(self, minutes: int) -> Sequence[Changed]:
-        """Content of all kinds that search knows to have changed within the last minutes."""
+    async def recent_changes(self, minutes: int) -> Sequence[Change]:
+        """Return the changes of the last ``minutes``, as far as the search index knows them."""
         ...
 
     async def trashed(self) -> Sequence[str]:
-        """The newest part of the trash, as much as one request shows."""
+        """Return the ids of the newest contents in the trash, as many as one request returns."""
         ...
 
-    async def below(self, id_: str, limit: int) -> Sequence[str] | None:
-        """Pages and attachments below a page; None: more than limit."""
+    async def descendants(self, id_: str, limit: int) -> Sequence[str] | None:
+        """Return the ids of the pages and attachments below a page, or None if there are more than ``limit``."""
         ...
 
-    async def readers(self, space: Space) -> Readers: ...
+    async def readers(self, space: Space) -> Readers:
+        """Return who may view a space."""
+        ...
 
     async def restriction(self, id_: str) -> Readers:
-        """Who a content's own view restriction names; nobody: it has none."""
+        """Return whom a content's own view restriction admits; an empty result means that it has none."""
         ...
 
-    async def restricted(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
-        """Some ids of the space that have view restrictions of their own."""
+    async def restricted_ids(self, space: Space, position: Position | None) -> tuple[Sequence[str], Position | None]:
+        """Return a batch of the ids in a space that have view restrictions of their own, and the next position."""
         ...
 
     async def members(self, group: str) -> Sequence[Person]: ...
 
     async def people(self, ids: Sequence[str], *, fresh: bool = False) -> Mapping[str, Person]:
-        """By id; whoever is unknown is missing. fresh: nothing from memory, as access demands."""
+        """Return people by id, without those who are unknown. With ``fresh`` nothing is taken from a cache, which
+        decisions about access require."""
         ...
 
 
@@ -195,18 +204,19 @@ def restriction_tag(content: str) -> str:
     return f"restriction:{content}"
 
 
-def instant(when: str) -> datetime:
-    """Raises ValueError."""
-    found = datetime.fromisoformat(when)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+def parse_time(modified_at: str) -> datetime:
+    """Parse an ISO 8601 time; without a zone it is taken as UTC. Raises ValueError."""
+    time = datetime.fromisoformat(modified_at)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def digest(remarks: Sequence[Remark]) -> str:
-    """A comment that comes, changes or goes changes the document, but not its page's version."""
-    if not remarks:
+def comments_digest(comments: Sequence[Comment]) -> str:
+    """Return a digest that changes when a comment is added, edited or removed, which leaves the page's version as it
+    is. Empty without comments."""
+    if not comments:
         return ""
-    text = ",".join(sorted(f"{one.id}:{one.number}" for one in remarks))
-    return f"+{len(remarks)}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    text = ",".join(sorted(f"{comment.id}:{comment.version_number}" for comment in comments))
+    return f"+{len(comments)}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 _OPAQUE_TYPES = ("image/", "video/", "audio/", "font/", "application/vnd.atlassian")
@@ -262,13 +272,13 @@ def _is_opaque(title: str, media_type: str) -> bool:
 
 
 @dataclass(slots=True)
-class Names:
-    """Display names, kept while we run: they are no access."""
+class NameCache:
+    """Display names by person id, cached until the process ends: nothing about access depends on them."""
 
     known: dict[str, str] = field(default_factory=dict)
     limit: int = 20_000
 
-    def keep(self, people: Mapping[str, Person]) -> None:
+    def add(self, people: Mapping[str, Person]) -> None:
         if len(self.known) > self.limit:
             self.known.clear()
         self.known |= {id_: person.name for id_, person in people.items() if person.name}

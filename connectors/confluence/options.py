@@ -21,46 +21,46 @@ class ConfluenceOptions(BaseModel):
     site_url: str | None = None
     """Cloud through api.atlassian.com: ``https://NAME.atlassian.net/wiki``, for links that people open."""
     email: str | None = None
-    """Cloud: of the account whose API token it is. None: the token is an OAuth access token. Data Center: none."""
+    """Cloud: the address of the account that owns the API token; None for an OAuth access token. Data Center: None."""
     token: SecretStr
     """Cloud: API token or OAuth access token. Data Center: personal access token."""
     webhook_secret: SecretStr | None = None
-    """What events are signed with; None: events are refused."""
+    """The secret that signs events; None: events are refused."""
     spaces: tuple[str, ...] = ()
-    """Keys. Empty: every global space that the account may see."""
+    """The keys of the spaces to read. Empty: every global space that the account may view."""
     exclude_spaces: tuple[str, ...] = ()
     personal_spaces: bool = False
-    """Personal spaces too, where ``spaces`` is empty."""
+    """Whether to read personal spaces too, where ``spaces`` is empty."""
     blog_posts: bool = True
     comments: bool = True
-    """As a part of their page's document."""
+    """Whether to read comments, as a part of their page's document."""
     attachments: bool = True
     max_attachment_bytes: int = Field(default=50_000_000, gt=0)
     overlap_minutes: int = Field(default=10, ge=2, le=24 * 60)
-    """How far each poll looks back behind the one before: the search index lags, and knows times by the minute."""
+    """How far each poll overlaps the one before: the search index lags, and knows times by the minute."""
     page_size: int = Field(default=50, ge=1, le=200)
-    """Documents that are read at once."""
+    """The number of documents to read at once."""
     principals: dict[str, str] = Field(default_factory=dict)
-    """Account id (Cloud), user name or user key (Data Center) → e-mail address, where Confluence does not tell it."""
+    """Account id (Cloud), user name or user key (Data Center) → e-mail address, where Confluence does not return it."""
     email_domain: str | None = None
-    """Data Center: user ``ann`` is ``ann@DOMAIN``. Only where user names cannot be chosen by their owners."""
+    """Data Center: user ``ann`` is ``ann@DOMAIN``. Set it only where people cannot choose their own user names."""
     anonymous_tag: str | None = None
-    """Data Center: who holds this tag may read what anonymous visitors may. None: anonymous access admits nobody."""
+    """Data Center: holders of this tag may read what anonymous visitors may. None: anonymous access admits nobody."""
     media_hosts: tuple[str, ...] = (MEDIA_HOST,)
-    """Hosts besides that of ``base_url`` from which attachments may come, without credentials."""
+    """Hosts besides that of ``base_url`` that may serve attachments. They receive no credentials."""
 
     @field_validator("base_url", "site_url")
     @classmethod
-    def _plain(cls, url: str | None) -> str | None:
+    def _without_slash(cls, url: str | None) -> str | None:
         return url if url is None else url.rstrip("/")
 
     @field_validator("principals")
     @classmethod
-    def _lower(cls, principals: dict[str, str]) -> dict[str, str]:
+    def _lower_case(cls, principals: dict[str, str]) -> dict[str, str]:
         return {key: value.strip().lower() for key, value in principals.items()}
 
     @model_validator(mode="after")
-    def _fits(self) -> ConfluenceOptions:
+    def _matches_flavour(self) -> ConfluenceOptions:
         if self.flavour == "data-center" and self.email is not None:
             raise ValueError("email belongs to Cloud: Data Center takes a personal access token alone")
         if self.flavour == "cloud" and (self.anonymous_tag is not None or self.email_domain is not None):
@@ -69,7 +69,7 @@ class ConfluenceOptions(BaseModel):
 
     @property
     def kinds(self) -> Kinds:
-        found: list[Literal["page", "blogpost", "attachment"]] = ["page"]
-        found += ["blogpost"] if self.blog_posts else []
-        found += ["attachment"] if self.attachments else []
-        return tuple(found)
+        kinds: list[Literal["page", "blogpost", "attachment"]] = ["page"]
+        kinds += ["blogpost"] if self.blog_posts else []
+        kinds += ["attachment"] if self.attachments else []
+        return tuple(kinds)

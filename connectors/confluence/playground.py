@@ -1,5 +1,5 @@
-"""A pretended Confluence for the contract suite, of either flavour: one space that a group may view, in which each
-document hangs below a place of its own (Cloud: a folder; Data Center, which has none: a page)."""
+"""A fake Confluence of either flavour for the contract suite: one space that a group may view, in which each document
+has a parent of its own (a folder in Cloud, a page in Data Center, which has no folders)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConfluencePlayground:
         self.state.groups["staff"] = {self.bot.account_id, self.ines.account_id}
         self.state.add_space("ENG", groups={"staff"})
         self.pages: dict[str, str] = {}
-        """Name → id."""
+        """The suite's name of a page → its id."""
         cloud = fake.cloud
         self.options: Mapping[str, Any] = {
             "base_url": url + fake.context,
@@ -43,7 +43,7 @@ class ConfluencePlayground:
             SECRET_VARIABLE: fake.webhook_secret,
         }
 
-    def _place(self, title: str) -> str:
+    def _add_parent(self, title: str) -> str:
         return self.state.add_page("ENG", title, kind="folder" if self.fake.cloud else "page").id
 
     async def write(self, name: str, text: str) -> str:
@@ -51,11 +51,11 @@ class ConfluencePlayground:
         if name in self.pages:
             self.state.edit(self.pages[name], body=body)
         else:
-            self.pages[name] = self.state.add_page("ENG", name, body, parent=self._place(f"Above {name}")).id
+            self.pages[name] = self.state.add_page("ENG", name, body, parent=self._add_parent(f"Above {name}")).id
         return self.pages[name]
 
     async def move(self, name: str) -> None:
-        self.state.move(self.pages[name], self._place(f"Archive of {name}"))
+        self.state.move(self.pages[name], self._add_parent(f"Archive of {name}"))
         self.state.edit(self.pages[name], title=f"{name}, moved")
 
     async def remove(self, name: str) -> None:
@@ -65,9 +65,9 @@ class ConfluencePlayground:
         self.state.restore(self.pages[name])
 
     async def restrict(self, name: str) -> None:
-        """At what stands above it: neither the page nor search tells of that."""
-        above = self.state.items[self.pages[name]].parent
-        self.state.restrict(above or self.pages[name], users={self.bot.account_id})
+        """Restrict the page's parent: neither the page itself nor search shows an inherited restriction."""
+        parent = self.state.items[self.pages[name]].parent
+        self.state.restrict(parent or self.pages[name], users={self.bot.account_id})
 
     async def leave(self) -> None:
         self.state.groups["staff"].discard(self.ines.account_id)
@@ -102,6 +102,6 @@ def data_center() -> AbstractAsyncContextManager[ConfluencePlayground]:
 
 
 class ConfluenceDataCenter(Confluence):
-    """For ``penstock connector conform connectors.confluence.playground:ConfluenceDataCenter``."""
+    """Data Center, for ``penstock connector conform connectors.confluence.playground:ConfluenceDataCenter``."""
 
     playground: ClassVar[Playing] = staticmethod(data_center)

@@ -13,12 +13,22 @@ import httpx
 
 from connectors.confluence import access, content
 from connectors.confluence.access import principal
-from connectors.confluence.changes import Event, Progress, by_document, parse, verify
+from connectors.confluence.changes import Event, Progress, batches_by_document, parse, verify
 from connectors.confluence.client import Api
 from connectors.confluence.cloud import Cloud
 from connectors.confluence.content import Files
 from connectors.confluence.data_center import DataCenter
-from connectors.confluence.model import Content, Kind, Names, Readers, Site, Space, restriction_tag, space_tag
+from connectors.confluence.model import (
+    Content,
+    Kind,
+    NameCache,
+    Readers,
+    Site,
+    Space,
+    group_tag,
+    restriction_tag,
+    space_tag,
+)
 from connectors.confluence.options import ConfluenceOptions
 from connectors.protocol import Problem
 from connectors.replay import Received, require_recent
@@ -39,7 +49,7 @@ from connectors.web import Answered, Denied, Forbidden, Missing, Rejected, TooLa
 from pipeline.core.errors import Misconfigured, PenstockError, Retryable
 
 T = TypeVar("T")
-SETTING = {
+SETTING_BY_PROBLEM_CODE = {
     "address": "base_url",
     "refused": "base_url",
     "settings": "spaces",
@@ -48,9 +58,9 @@ SETTING = {
     "events_unsigned": "webhook_secret",
     "addresses_hidden": "principals",
 }
-"""Where a problem would be mended, by its code; else it is what the token may."""
-SPACES = 20
-"""So many spaces are looked into."""
+"""The setting that corrects a problem, by the problem's code. Every other problem belongs to ``token``."""
+MAX_CHECKED_SPACES = 20
+"""The check reads the permissions of this many spaces; a site may have thousands."""
 
 
 def address_advice(options: ConfluenceOptions) -> str:
@@ -73,7 +83,7 @@ class _Check:
         if self._context.events_url and options.webhook_secret is None:
             self._add("events_unsigned", "webhook_secret is not set: every event is refused, only polling works")
         me = await self._try("the account itself", "read:user:confluence", "a valid token", self._site.me)
-        if me is None and any(one.code in ("token", "address") for one in self._problems):
+        if me is None and any(problem.code in ("token", "address") for problem in self._problems):
             return self._problems
         spaces = await self._try("spaces", "read:space:confluence", "“View” of the spaces", self._site.spaces)
         if spaces is None:
@@ -83,7 +93,7 @@ class _Check:
         if me is not None and me.id:
             await self._addresses(me.id)
         groups: set[str] = set()
-        for space in list(spaces.values())[:SPACES]:
+        for space in list(spaces.values())[:MAX_CHECKED_SPACES]:
             groups |= await self._space(space)
         if spaces:
             await self._reading(next(iter(spaces.values())))
@@ -107,12 +117,16 @@ class _Check:
         if readers is None:
             return set()
         if not readers.people and not readers.groups and not (readers.anonymous and self._options.anonymous_tag):
-            self._add("nobody", f"space {space.key}: no person and no group may view it, so nobody finds what is in it")
+            self._add(
+                "nobody",
+                f"space {space.key}: no person and no group may view it, so its documents are found by nobody: grant"
+                " the permission in Confluence, or exclude the space",
+            )
         return set(readers.groups)
 
     async def _reading(self, space: Space) -> None:
         search = "search:confluence (granular: read:content-details:confluence)"
-        await self._try("search", search, "“View” of the spaces", lambda: self._site.changed(5))
+        await self._try("search", search, "“View” of the spaces", lambda: self._site.recent_changes(5))
         content = "read:page:confluence, read:content.metadata:confluence, " + search
         listing = await self._try(
             f"pages of space {space.key}",
@@ -120,23 +134,23 @@ class _Check:
             "“View” of the space",
             lambda: self._site.listing(space, "page", None, full=False),
         )
-        if listing is None or not listing.found:
+        if listing is None or not listing.contents:
             return
-        first = listing.found[0].id
+        first = listing.contents[0].id
         await self._try(
             "view restrictions",
             "read:content.restriction:confluence",
             "“View” of the page",
             lambda: self._site.restriction(first),
         )
-        found: Sequence[Content] | None = await self._try(
+        pages: Sequence[Content] | None = await self._try(
             "a page with its comments",
             "read:comment:confluence, read:attachment:confluence",
             "“View” of the page",
             lambda: self._site.get([first]),
         )
-        if found and found[0].required is None:
-            self._add("access_unknown", f"who may read page {first} cannot be told: nobody would find it")
+        if pages and pages[0].required_tags is None:
+            self._add("access_unknown", f"the readers of page {first} cannot be determined: nobody would find it")
 
     async def _addresses(self, me: str) -> None:
         scope = "read:user:confluence"
@@ -144,13 +158,14 @@ class _Check:
         if people and principal(people[me], self._options).startswith("account:"):
             self._add(
                 "addresses_hidden",
-                "Confluence does not tell the e-mail addresses of people: they are known as account:ID, which matches"
+                "Confluence does not return people's e-mail addresses: they are known as account:ID, which matches"
                 " nobody elsewhere; set principals"
                 + (" or email_domain" if self._options.flavour == "data-center" else ""),
             )
 
     async def _try(self, what: str, scope: str, permission: str, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """None: it went wrong, and is told. Retryable goes on: whether anything is missing cannot be said now."""
+        """Return the response, or None after a failure that was added to the problems. Retryable is passed on, because
+        during an outage the check cannot say whether anything is missing."""
         cloud = self._options.flavour == "cloud"
         try:
             return await ask()
@@ -180,15 +195,16 @@ class _Check:
         return None
 
     def _add(self, code: str, message: str) -> None:
-        if not any(one.code == code == "token" for one in self._problems):
-            self._problems.append(Problem(SETTING.get(code, "token"), code, message))
+        if not any(problem.code == code == "token" for problem in self._problems):
+            self._problems.append(Problem(SETTING_BY_PROBLEM_CODE.get(code, "token"), code, message))
 
 
-FETCH = 50
-FILES_AT_ONCE = 3
-FEW_BELOW = 40
-"""As many documents below a page are read again at once; more than that, and everything is swept."""
-ANSWER_SECONDS = 0.7
+FETCH_BATCH_DOCUMENTS = 50
+MAX_CONCURRENT_FILES = 3
+MAX_REFETCHED_DESCENDANTS = 40
+"""After a page's restrictions change, up to this many documents below it are read again; beyond it a sweep runs."""
+EVENT_TIMEOUT_SECONDS = 0.7
+"""``on_event`` must answer within one second; this leaves the rest for the response."""
 
 
 class Confluence:
@@ -198,8 +214,8 @@ class Confluence:
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
-        """Cloud; ``connectors.confluence.playground:ConfluenceDataCenter`` plays the other flavour."""
-        from connectors.confluence.playground import cloud  # the fake is loaded for that alone
+        """A fake Confluence Cloud. ``connectors.confluence.playground:ConfluenceDataCenter`` has the other flavour."""
+        from connectors.confluence.playground import cloud  # lazy: production never loads the fake
 
         return cloud()
 
@@ -217,7 +233,7 @@ class Confluence:
         self._files = Files(
             web, context.folder, cloud=options.flavour == "cloud", max_bytes=options.max_attachment_bytes
         )
-        self._names = Names()
+        self._names = NameCache()
         self._received = Received()
         through_gateway = "api.atlassian.com" in options.base_url
         self._base = options.site_url or (None if through_gateway else options.base_url)
@@ -231,87 +247,87 @@ class Confluence:
     # Reading
 
     async def start(self) -> Cursor:
-        with self._told(), self._whole():
+        with self._translate_errors(), self._retry_expired_cursor():
             await self._site.spaces()
             now = datetime.now(UTC)
             return Progress(now, {}, frozenset(await self._site.trashed())).cursor
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        with self._told():
+        with self._translate_errors():
             units = _units(await self._site.spaces(), self._site.kinds())
-            at, position = _resumed(units, cursor)
+            at, position = _resume_position(units, cursor)
             while at < len(units):
                 space, kind = units[at]
                 listing = await self._site.listing(space, kind, position, full=True)
-                entries = await self._entries(listing.found)
+                entries = await self._entries(listing.contents)
                 position = listing.next
                 at += position is None
                 yield Page(entries, _cursor(units, at, position))
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
-        progress, began = Progress.of(cursor), datetime.now(UTC)
-        minutes = progress.minutes(began, self._options.overlap_minutes)
-        with self._told(), self._whole():
-            found = await self._site.changed(minutes)
-            while new := progress.new(found):
-                for ids, changes in by_document(new, min(self._options.page_size, FETCH)):
-                    entries = await self._fetched(ids)
-                    progress = progress.read(changes)
+        progress, began = Progress.from_cursor(cursor), datetime.now(UTC)
+        minutes = progress.lookback_minutes(began, self._options.overlap_minutes)
+        with self._translate_errors(), self._retry_expired_cursor():
+            changed = await self._site.recent_changes(minutes)
+            while unread := progress.unread(changed):
+                for ids, changes in batches_by_document(unread, min(self._options.page_size, FETCH_BATCH_DOCUMENTS)):
+                    entries = await self._read(ids)
+                    progress = progress.with_read(changes)
                     yield Page(entries, progress.cursor)
-                # What moved to the end of the search meanwhile has pushed something else across a page's edge.
-                found = await self._site.changed(minutes)
+                # A change during the search moves its document to the end, and another one across a page's edge.
+                changed = await self._site.recent_changes(minutes)
             trash = await self._site.trashed()
-            if thrown := sorted(set(trash) - progress.trash):
+            if newly_trashed := sorted(set(trash) - progress.trash):
                 entries = [
-                    one
-                    for start in range(0, len(thrown), FETCH)
-                    for one in await self._fetched(thrown[start : start + FETCH])
+                    entry
+                    for start in range(0, len(newly_trashed), FETCH_BATCH_DOCUMENTS)
+                    for entry in await self._read(newly_trashed[start : start + FETCH_BATCH_DOCUMENTS])
                 ]
             else:
                 entries = []
-            yield Page(entries, progress.thrown_away(trash).done(began, found).cursor)
+            yield Page(entries, progress.with_trash(trash).completed(began, changed).cursor)
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        with self._told(), self._whole():
+        with self._translate_errors(), self._retry_expired_cursor():
             for space, kind in _units(await self._site.spaces(), self._site.kinds()):
                 position = None
                 while True:
                     listing = await self._site.listing(space, kind, position, full=False)
-                    yield [_listed(one) for one in listing.found if one.is_readable]
+                    yield [_listed(item) for item in listing.contents if item.is_readable]
                     if (position := listing.next) is None:
                         break
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        with self._told(), self._whole():
-            return await self._fetched(external_ids)
+        with self._translate_errors(), self._retry_expired_cursor():
+            return await self._read(external_ids)
 
-    async def _fetched(self, ids: Sequence[str]) -> list[Entry]:
-        asked = list(dict.fromkeys(ids))
-        found = {one.id: one for one in await self._site.get([one for one in asked if _is_id(one)])}
-        entries = await self._entries([found[one] for one in asked if one in found])
-        told = {entry.external_id for entry in entries}
-        if missing := [one for one in asked if one not in told]:
-            await self._site.me()  # who is no longer let in sees nothing either, and nothing is gone for that
-        return [*entries, *(Gone(one) for one in missing)]
+    async def _read(self, ids: Sequence[str]) -> list[Entry]:
+        requested = list(dict.fromkeys(ids))
+        contents = {item.id: item for item in await self._site.get([item for item in requested if _is_id(item)])}
+        entries = await self._entries([contents[id_] for id_ in requested if id_ in contents])
+        answered = {entry.external_id for entry in entries}
+        if missing := [id_ for id_ in requested if id_ not in answered]:
+            await self._site.me()  # an account without access sees nothing either, and then nothing is gone
+        return [*entries, *(Gone(id_) for id_ in missing)]
 
-    async def _entries(self, found: Sequence[Content]) -> list[Entry]:
-        readable = [one for one in found if one.is_readable]
-        people = {id_ for one in readable for id_ in content.mentioned(one)} - set(self._names.known)
+    async def _entries(self, contents: Sequence[Content]) -> list[Entry]:
+        readable = [item for item in contents if item.is_readable]
+        people = {id_ for item in readable for id_ in content.people_ids(item)} - set(self._names.known)
         if people:
-            self._names.keep(await self._site.people(sorted(people)))
-        gate = asyncio.Semaphore(FILES_AT_ONCE)
-        return list(await asyncio.gather(*(self._entry(one, gate) for one in readable)))
+            self._names.add(await self._site.people(sorted(people)))
+        gate = asyncio.Semaphore(MAX_CONCURRENT_FILES)
+        return list(await asyncio.gather(*(self._entry(item, gate) for item in readable)))
 
-    async def _entry(self, one: Content, gate: asyncio.Semaphore) -> Entry:
+    async def _entry(self, item: Content, gate: asyncio.Semaphore) -> Entry:
         async with gate:
-            if one.kind == "attachment":
-                return await self._files.read(one, self._names.known, self._base)
-            return await asyncio.to_thread(content.page, one, self._names.known, self._base)
+            if item.kind == "attachment":
+                return await self._files.read(item, self._names.known, self._base)
+            return await asyncio.to_thread(content.page, item, self._names.known, self._base)
 
     # Access
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        with self._told(), self._whole():
+        with self._translate_errors(), self._retry_expired_cursor():
             async for group in access.groups(self._site, self._options, tags, self._context.name):
                 yield group
 
@@ -323,8 +339,8 @@ class Confluence:
             request, secret.get_secret_value() if secret else None, token_allowed=self._options.flavour == "cloud"
         )
         event = parse(request)
-        # Without a time two events may be equal and both be true, and the second may withdraw access: both are taken.
-        if not (is_signed and require_recent(event.sent)):
+        # Two equal events without a time may both be genuine, and the second may withdraw access: both are processed.
+        if not (is_signed and require_recent(event.sent_at)):
             return await self._reaction(event)
         if await self._received.has(request.body):
             return Reaction()
@@ -336,7 +352,7 @@ class Confluence:
         verb, ids = event.verb, event.ids
         match event.noun:
             case "page" if verb in ("permissions_updated", "moved"):
-                return await self._below(ids)
+                return await self._inherited_access(ids)
             case "page" if verb in (
                 "created",
                 "updated",
@@ -348,7 +364,7 @@ class Confluence:
             ):
                 return Reaction(ids=ids, changes=not ids)
             case "page" if verb in ("trashed", "removed", "deleted", "restored", "archived", "unarchived"):
-                return Reaction(ids=ids, sweep=True)  # its attachments go and come with it, its children move
+                return Reaction(ids=ids, sweep=True)  # its attachments share its fate, and its children move
             case "comment":
                 return Reaction(ids=(event.container,) if event.container else (), changes=not event.container)
             case "attachment":
@@ -358,39 +374,40 @@ class Confluence:
             case "space" if verb in ("removed", "deleted", "created", "updated", "archived", "restored"):
                 return Reaction(sweep=True)
             case "group":
-                return Reaction(groups=(access.group_of(event.name),)) if event.name else Reaction()
+                return Reaction(groups=(group_tag(event.name),)) if event.name else Reaction()
             case _:
                 return Reaction()
 
-    async def _below(self, ids: Sequence[str]) -> Reaction:
-        """A page whose restrictions or place changed: all that stands below it inherits that."""
-        tags = tuple(restriction_tag(one) for one in ids)
-        found = list(ids)
+    async def _inherited_access(self, ids: Sequence[str]) -> Reaction:
+        """React to a page whose restrictions or position changed: everything below it inherits the change."""
+        tags = tuple(restriction_tag(id_) for id_ in ids)
+        affected = list(ids)
         try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                for one in ids:
-                    below = await self._site.below(one, FEW_BELOW)
-                    if below is None:
+            async with asyncio.timeout(EVENT_TIMEOUT_SECONDS):
+                for id_ in ids:
+                    descendants = await self._site.descendants(id_, MAX_REFETCHED_DESCENDANTS)
+                    if descendants is None:
                         return Reaction(ids=ids, groups=tags, sweep=True)
-                    found += below
+                    affected += descendants
         except (PenstockError, TimeoutError):
             return Reaction(ids=ids, groups=tags, sweep=True)
-        return Reaction(ids=tuple(dict.fromkeys(found)), groups=tags, sweep=not ids)
+        return Reaction(ids=tuple(dict.fromkeys(affected)), groups=tags, sweep=not ids)
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        """Confluence calls us; there is nothing to follow."""
+        """Return at once: Confluence sends its events to ``on_event``."""
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """What has no cursor to start again from is asked again as a whole."""
+    def _retry_expired_cursor(self) -> Iterator[None]:
+        """Raise Retryable for CursorExpired, where there is no cursor from which only a part could be repeated."""
         try:
             yield
         except CursorExpired as error:
             raise Retryable(str(error)) from error
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
-        """What the client says of an answer, as what follows from it: nothing here is repaired by trying again."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise the client's errors as Misconfigured, since trying again repairs none of them, and TooLarge as
+        Retryable."""
         try:
             yield
         except Denied as error:
@@ -399,9 +416,9 @@ class Confluence:
         except Missing as error:
             raise Misconfigured(f"{error}; {address_advice(self._options)}") from error
         except (Forbidden, Rejected) as error:
-            raise Misconfigured(f"{error}; penstock connector check {self._context.name} tells more") from error
+            raise Misconfigured(f"{error}; run penstock connector check {self._context.name} for details") from error
         except TooLarge as error:
-            raise Retryable(f"{error}; a smaller page_size makes answers smaller") from error
+            raise Retryable(f"{error}; a smaller page_size makes responses smaller") from error
 
 
 def _units(spaces: Mapping[str, Space], kinds: Sequence[Kind]) -> list[tuple[Space, Kind]]:
@@ -415,26 +432,29 @@ def _cursor(units: Sequence[tuple[Space, Kind]], at: int, position: Mapping[str,
     return {"space": space.key, "kind": kind, "next": position}
 
 
-def _resumed(units: Sequence[tuple[Space, Kind]], cursor: Cursor | None) -> tuple[int, Mapping[str, object] | None]:
-    """Where reading goes on. A space that is gone meanwhile is followed by the next."""
+def _resume_position(
+    units: Sequence[tuple[Space, Kind]], cursor: Cursor | None
+) -> tuple[int, Mapping[str, object] | None]:
+    """Return the index of the unit to read next, and the position in it. A space that no longer exists is skipped.
+    Raises CursorExpired."""
     if cursor is None:
         return 0, None
     if cursor.get("done"):
         return len(units), None
     key, kind, position = cursor.get("space"), cursor.get("kind"), cursor.get("next")
     if not isinstance(key, str) or not (position is None or isinstance(position, Mapping)):
-        raise CursorExpired("the cursor of a full read is none of ours: it starts again")
-    for at, (space, one) in enumerate(units):
-        if (space.key, one) == (key, kind):
+        raise CursorExpired("the cursor of a full read is not in this connector's format: the full read starts again")
+    for at, (space, unit_kind) in enumerate(units):
+        if (space.key, unit_kind) == (key, kind):
             return at, position
         if space.key > key:
             return at, None
     return len(units), None
 
 
-def _listed(one: Content) -> Listed:
-    acl, required = one.tags
-    return Listed(external_id=one.id, acl_tags=acl, required_tags=required, revision=one.revision)
+def _listed(item: Content) -> Listed:
+    acl, required_tags = item.tags
+    return Listed(external_id=item.id, acl_tags=acl, required_tags=required_tags, revision=item.revision)
 
 
 def _is_id(text: str) -> bool:

@@ -15,6 +15,7 @@ PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy
 CLEAN: tuple[str, ...] = (
     "canary",
     "cli",
+    "connectors/confluence",
     "deploy",
     "pipeline/diagnosis",
     "pipeline/generations",

@@ -128,7 +128,7 @@ async def test_an_event_whose_reaction_failed_is_taken_when_it_comes_again(
         raise Retryable("away")
 
     with monkeypatch.context() as patched:
-        patched.setattr(one.source, "_below", broken)
+        patched.setattr(one.source, "_inherited_access", broken)
         with pytest.raises(Retryable):
             await one.source.on_event(event)
     assert (await one.source.on_event(event)).ids

@@ -10,10 +10,10 @@ import pytest
 from pydantic import ValidationError
 
 from connectors.confluence import ConfluenceOptions, client, content
-from connectors.confluence.changes import Progress, by_document
-from connectors.confluence.client import quoted, safe
-from connectors.confluence.cloud import is_linked
-from connectors.confluence.model import Changed, Content, Remark, digest
+from connectors.confluence.changes import Progress, batches_by_document
+from connectors.confluence.client import cql_list, path_segment
+from connectors.confluence.cloud import is_complete_chain
+from connectors.confluence.model import Change, Comment, Content, comments_digest
 from connectors.source import CursorExpired, Document, Unreadable
 from topics.messages import MAX_CONTENT_BYTES
 
@@ -23,15 +23,15 @@ PAGE = Content(
     kind="page",
     space="ENG",
     title="Title",
-    number=3,
-    when="2026-11-21T10:00:00.000Z",
+    version_number=3,
+    modified_at="2026-11-21T10:00:00.000Z",
     body="<p>x</p>",
-    required=(),
+    required_tags=(),
 )
 
 
-def remark(id_: str, number: int = 1, **more: Any) -> Remark:
-    return Remark(id=id_, number=number, when="2026-11-21T11:00:00.000Z", **more)
+def comment(id_: str, version_number: int = 1, **more: Any) -> Comment:
+    return Comment(id=id_, version_number=version_number, modified_at="2026-11-21T11:00:00.000Z", **more)
 
 
 # Cursors
@@ -39,35 +39,35 @@ def remark(id_: str, number: int = 1, **more: Any) -> Remark:
 
 def test_a_poll_looks_back_to_the_one_before_and_over_it() -> None:
     progress = Progress(NOON, {}, frozenset())
-    assert progress.minutes(NOON, 10) == 10
-    assert progress.minutes(NOON + timedelta(seconds=1), 10) == 11
-    assert progress.minutes(NOON + timedelta(minutes=150), 10) == 160
-    assert progress.minutes(NOON - timedelta(hours=3), 10) == 10  # a clock that went back
+    assert progress.lookback_minutes(NOON, 10) == 10
+    assert progress.lookback_minutes(NOON + timedelta(seconds=1), 10) == 11
+    assert progress.lookback_minutes(NOON + timedelta(minutes=150), 10) == 160
+    assert progress.lookback_minutes(NOON - timedelta(hours=3), 10) == 10  # a clock that went back
     with pytest.raises(CursorExpired):
-        progress.minutes(NOON + timedelta(days=40), 10)
+        progress.lookback_minutes(NOON + timedelta(days=40), 10)
 
 
 def test_a_cursor_comes_back_as_it_was_written() -> None:
     progress = Progress(NOON, {"1": "3@x"}, frozenset({"9"}))
-    assert Progress.of(progress.cursor) == progress
+    assert Progress.from_cursor(progress.cursor) == progress
 
 
 def test_only_versions_not_seen_are_new() -> None:
-    old, edited = Changed("1", "page", None, "1@a"), Changed("1", "page", None, "2@b")
+    old, edited = Change("1", "page", None, "1@a"), Change("1", "page", None, "2@b")
     progress = Progress(NOON, {}, frozenset())
-    assert progress.new([old]) == [old]
-    assert progress.read([old]).new([old, edited]) == [edited]
-    after = progress.read([old]).done(NOON, [edited])
-    assert after.new([edited]) == []
+    assert progress.unread([old]) == [old]
+    assert progress.with_read([old]).unread([old, edited]) == [edited]
+    after = progress.with_read([old]).completed(NOON, [edited])
+    assert after.unread([edited]) == []
     assert set(after.seen.values()) == {"2@b"}  # what the last search no longer shows is forgotten
 
 
 def test_a_comment_is_read_with_its_page() -> None:
-    page = Changed("1", "page", None, "1")
-    said = Changed("5", "comment", "1", "1")
-    other = Changed("2", "page", None, "1")
-    assert list(by_document([page, other, said], 1)) == [(["1"], [page, said]), (["2"], [other])]
-    assert list(by_document([], 3)) == []
+    page = Change("1", "page", None, "1")
+    said = Change("5", "comment", "1", "1")
+    other = Change("2", "page", None, "1")
+    assert list(batches_by_document([page, other, said], 1)) == [(["1"], [page, said]), (["2"], [other])]
+    assert list(batches_by_document([], 3)) == []
 
 
 # Access
@@ -90,7 +90,7 @@ def test_a_comment_is_read_with_its_page() -> None:
 def test_a_chain_without_gaps(
     parent: str | None, above: tuple[str, ...], parents: dict[str, str | None], linked: bool
 ) -> None:
-    assert is_linked(replace(PAGE, parent=parent), above, parents) is linked
+    assert is_complete_chain(replace(PAGE, parent=parent), above, parents) is linked
 
 
 def shown(users: int | None, groups: int | None) -> dict[str, Any]:
@@ -122,16 +122,16 @@ def test_what_an_answer_does_not_tell_is_unknown(json: dict[str, Any], expected:
 
 def test_one_unknown_ancestor_makes_all_unknown() -> None:
     page = {**shown(0, 0), "id": "3"}
-    assert client.required({**page, "ancestors": [{**shown(1, 0), "id": "2"}]}) == ("restriction:2",)
-    assert client.required({**page, "ancestors": [{"id": "1"}, {**shown(1, 0), "id": "2"}]}) is None
-    assert client.required(page) is None
+    assert client.required_tags({**page, "ancestors": [{**shown(1, 0), "id": "2"}]}) == ("restriction:2",)
+    assert client.required_tags({**page, "ancestors": [{"id": "1"}, {**shown(1, 0), "id": "2"}]}) is None
+    assert client.required_tags(page) is None
 
 
 # Documents
 
 
 def test_who_may_read_is_unknown() -> None:
-    unknown = replace(PAGE, required=None)
+    unknown = replace(PAGE, required_tags=None)
     entry = content.page(unknown, {}, None)
     assert isinstance(entry, Unreadable)
     assert (entry.code, entry.acl_tags) == ("access_unknown", ())
@@ -152,15 +152,15 @@ def test_too_much_text_is_told() -> None:
 
 
 def test_comments_stand_in_threads_and_are_the_newest_change() -> None:
-    remarks = (
-        remark("12", body="<p>to the second</p>", parent="11", author="b"),
-        remark("11", body="<p>second</p>", author="a"),
-        remark("13", body="<p>to the first</p>", parent="10", author="b"),
-        remark("10", body="<p>first</p>", author="a", selection=" these\n words "),
-        remark("14", body="<p> </p>"),
-        remark("15", body="<p>lost its root</p>", parent="3"),
+    comments = (
+        comment("12", body="<p>to the second</p>", parent="11", author="b"),
+        comment("11", body="<p>second</p>", author="a"),
+        comment("13", body="<p>to the first</p>", parent="10", author="b"),
+        comment("10", body="<p>first</p>", author="a", selection=" these\n words "),
+        comment("14", body="<p> </p>"),
+        comment("15", body="<p>lost its root</p>", parent="3"),
     )
-    entry = content.page(replace(PAGE, remarks=remarks), {"a": "Ann"}, "https://wiki.example")
+    entry = content.page(replace(PAGE, comments=comments), {"a": "Ann"}, "https://wiki.example")
     assert isinstance(entry, Document)
     assert entry.content == (
         "x\n\n## Comments\n\n**Ann** about “these words”:\n\nfirst\n\n**Somebody** answers:\n\nto the first\n\n"
@@ -171,14 +171,14 @@ def test_comments_stand_in_threads_and_are_the_newest_change() -> None:
 
 
 def test_comments_that_answer_each_other_in_a_circle_end() -> None:
-    remarks = (remark("1", parent="2", body="a"), remark("2", parent="1", body="b"))
-    assert isinstance(content.page(replace(PAGE, remarks=remarks), {}, None), Document)
+    comments = (comment("1", parent="2", body="a"), comment("2", parent="1", body="b"))
+    assert isinstance(content.page(replace(PAGE, comments=comments), {}, None), Document)
 
 
 def test_the_order_of_comments_is_no_change() -> None:
-    assert digest([remark("1"), remark("2")]) == digest([remark("2"), remark("1")])
-    assert digest([remark("1")]) != digest([remark("1", 2)])
-    assert digest([]) == ""
+    assert comments_digest([comment("1"), comment("2")]) == comments_digest([comment("2"), comment("1")])
+    assert comments_digest([comment("1")]) != comments_digest([comment("1", 2)])
+    assert comments_digest([]) == ""
 
 
 @pytest.mark.parametrize(
@@ -200,17 +200,17 @@ def test_files_without_text_are_no_documents(title: str, media_type: str, readab
 
 def test_times_in_any_zone_make_the_same_revision() -> None:
     """v1 may tell the time of a version in another zone than v2."""
-    assert PAGE.revision == replace(PAGE, when="2026-11-21T11:00:00.000+0100").revision
-    assert PAGE.revision != replace(PAGE, when="2026-11-21T10:00:00.001Z").revision
+    assert PAGE.revision == replace(PAGE, modified_at="2026-11-21T11:00:00.000+0100").revision
+    assert PAGE.revision != replace(PAGE, modified_at="2026-11-21T10:00:00.001Z").revision
 
 
 # Addresses and settings
 
 
 def test_nothing_gets_into_a_query_or_path_that_has_no_place_there() -> None:
-    assert quoted(["1", "att2", "~jo", 'x" or type = page or id = "']) == '"1", "att2", "~jo"'
-    assert safe("a/b?c#d") == "a%2Fb%3Fc%23d"
-    assert safe("..") == "-"
+    assert cql_list(["1", "att2", "~jo", 'x" or type = page or id = "']) == '"1", "att2", "~jo"'
+    assert path_segment("a/b?c#d") == "a%2Fb%3Fc%23d"
+    assert path_segment("..") == "-"
 
 
 def test_settings_that_cannot_be_meant_are_refused() -> None:
