@@ -15,15 +15,14 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from bench.__main__ import LATEST
 from bench.parts import MAIN_LOAD, PARTS
 from bench.targets import rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DOCS = Path(__file__).parent.parent / "docs"
 DOCUMENT = DOCS / "performance.md"
@@ -110,6 +109,9 @@ CURVES: Mapping[str, Callable[[Axes, Results], None]] = {
 
 def draw(found: Results, folder: Path) -> list[str]:
     """Names of the curves that were drawn."""
+    import matplotlib as mpl  # takes a second, and only drawing needs it
+    from matplotlib.figure import Figure
+
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
     with mpl.rc_context(

@@ -13,7 +13,6 @@ import ir_measures
 import numpy as np
 from ir_measures import RR, Qrel, R, ScoredDoc, nDCG
 from numpy.typing import NDArray
-from scipy import stats  # type: ignore[import-untyped]
 
 from query.evaluation.dataset import Judgements
 
@@ -78,6 +77,8 @@ def interval(values: NDArray[np.float64]) -> Interval:
 
 def compare(one: NDArray[np.float64], other: NDArray[np.float64]) -> Comparison:
     """one, other: values of the same queries in the same order."""
+    from scipy import stats  # type: ignore[import-untyped]  # takes a second, and only a comparison needs it
+
     differences = one - other
     if not np.any(differences):
         return Comparison(Interval(0.0, 0.0, 0.0), 1.0, 1.0, 0, 0)

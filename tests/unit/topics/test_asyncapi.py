@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft7Validator, Draft202012Validator, ValidationError
 
 from tests.unit.topics.test_golden import EXPECTED, golden
 from topics import asyncapi
@@ -22,10 +21,17 @@ def kind_of(name: str) -> str:
     return name.removesuffix(".minimal").removesuffix(".unknown-fields")
 
 
-def payload_validator(kind: str) -> Draft202012Validator:
-    return Draft202012Validator(
-        asyncapi.payload_schema(MESSAGES[kind]), format_checker=Draft202012Validator.FORMAT_CHECKER
-    )
+@pytest.fixture(scope="module")
+def jsonschema() -> Any:
+    """The package: it takes a second to import, which not every process that collects this file should pay."""
+    import jsonschema
+
+    return jsonschema
+
+
+def payload_validator(kind: str, jsonschema: Any) -> Any:
+    draft = jsonschema.Draft202012Validator
+    return draft(asyncapi.payload_schema(MESSAGES[kind]), format_checker=draft.FORMAT_CHECKER)
 
 
 def test_the_published_document_is_current() -> None:
@@ -69,21 +75,21 @@ def test_the_document_has_the_shape_of_asyncapi_3() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_payload_schemas_are_valid_in_both_drafts_that_tools_use(kind: str) -> None:
+def test_payload_schemas_are_valid_in_both_drafts_that_tools_use(kind: str, jsonschema: Any) -> None:
     schema = asyncapi.payload_schema(MESSAGES[kind])
-    Draft202012Validator.check_schema(schema)
-    Draft7Validator.check_schema(schema)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft7Validator.check_schema(schema)
     assert "$ref" not in json.dumps(schema)
     assert "\n" not in schema["description"]
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_golden_records_match_their_schema(name: str) -> None:
+def test_golden_records_match_their_schema(name: str, jsonschema: Any) -> None:
     record = golden(name)
-    payload_validator(kind_of(name)).validate(record["value"])
+    payload_validator(kind_of(name), jsonschema).validate(record["value"])
     if not name.endswith(".minimal"):  # ours and good citizens'; the minimal one has only what reading needs
         headers = asyncapi.document()["components"]["messages"][kind_of(name)]["headers"]
-        Draft202012Validator(headers).validate(record["headers"])
+        jsonschema.Draft202012Validator(headers).validate(record["headers"])
 
 
 def test_the_guides_example_is_a_record() -> None:
@@ -100,7 +106,7 @@ def test_the_guides_example_is_a_record() -> None:
 
 
 @pytest.mark.parametrize("kind", MESSAGES)
-def test_the_schema_refuses_what_the_code_refuses(kind: str) -> None:
+def test_the_schema_refuses_what_the_code_refuses(kind: str, jsonschema: Any) -> None:
     value = golden(kind)["value"]
     wrong: list[dict[str, Any]] = [
         {**value, "tenant": "a/b"},
@@ -115,5 +121,5 @@ def test_the_schema_refuses_what_the_code_refuses(kind: str) -> None:
     if "metadata" in value:
         wrong += [{**value, "metadata": {"a": {}}}, {**value, "metadata": {"a": [[1]]}}]
     for one in wrong:
-        with pytest.raises(ValidationError):
-            payload_validator(kind).validate(one)
+        with pytest.raises(jsonschema.ValidationError):
+            payload_validator(kind, jsonschema).validate(one)
