@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 
 from connectors.extraction import kinds
-from connectors.extraction.result import OF_THE_CONTENT, Extracted, Unreadable
+from connectors.extraction.result import CONTENT_CODES, Extracted, Unreadable
 from connectors.extraction.sandbox import extract_blocking
 from connectors.extraction.settings import from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 
-__all__ = ["EXTRACTOR", "OF_THE_CONTENT", "Extracted", "Unreadable", "extract", "most_bytes"]
+__all__ = ["CONTENT_CODES", "EXTRACTOR", "Extracted", "Unreadable", "extract", "most_bytes"]
 
 EXTRACTOR = 2
 """Raised whenever the same bytes would give another result: files are then read again though they did not change."""

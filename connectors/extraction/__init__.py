@@ -1,6 +1,6 @@
-"""A file → text, title and author. Knows nothing of where the file came from.
+"""Extracts text, title and author from a file, independently of its source.
 
-``await extract_file(path, name)`` reads it; what is not plain text is read by a process of its own, under limits.
+``await extract_file(path, name)`` reads a file; anything but plain text is read by a separate process, under limits.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Extracted", "ExtractionSettings", "Unreadable", "extract_file"]
 
-_WHERE = {
+_MODULES = {
     "Extracted": "result",
     "ExtractionSettings": "settings",
     "Unreadable": "result",
@@ -23,9 +23,10 @@ _WHERE = {
 
 
 def __getattr__(name: str) -> Any:
-    """Loaded when first asked for: the reading process needs none of it, and starts once a document."""
-    if name not in _WHERE:
+    """Import a public name when it is first used: the reading process starts for every document and needs none of
+    them."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

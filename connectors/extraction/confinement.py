@@ -1,11 +1,11 @@
-"""Takes from the reading process all rights that it does not need: Landlock, seccomp and resource limits.
+"""Takes all rights from the reading process that it does not need, by Landlock, seccomp and resource limits.
 
 Landlock (landlock(7); Linux 5.13 and later): a process gives up access to files, TCP ports and other processes. A
 restriction holds for the thread that makes it, for what that thread starts, and for ever. It also prevents the process
 from looking into others: memory, environment and descriptors under ``/proc`` ask for the same right as a debugger.
 
 seccomp (seccomp(2)): which system calls a process may still make. A filter holds for ever, and for all it starts.
-Filters are programs of the classic BPF machine (linux/filter.h), made here instruction by instruction.
+Filters are programs of the classic BPF machine (linux/filter.h), assembled here instruction by instruction.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pathlib import Path
 from connectors.extraction.limits import Limits
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-"""System calls; their numbers are the same on every architecture."""
+"""System call numbers, which are the same on every architecture."""
 _VERSION = 1 << 0
 _PATH_BENEATH = 1
 _PR_SET_NO_NEW_PRIVS = 38
 
 # linux/landlock.h
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
-_OF_A_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
-_FILES_SINCE = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE, 5: 1 << 15}
-"""Rights to files, by the ABI that brought them: the first thirteen; linking and renaming between folders; truncating;
-device control."""
+_FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+_FILE_RIGHTS_SINCE = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE, 5: 1 << 15}
+"""Rights to files by the ABI version that introduced them: the first thirteen; linking and renaming between folders;
+truncating; device control."""
 _NETWORK, _NETWORK_SINCE = 0b11, 4
 """Binding and connecting TCP."""
 _SCOPES, _SCOPES_SINCE = 0b11, 6
@@ -53,19 +53,20 @@ CHANGE = ~(_EXECUTE | _MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK)
 
 
 def abi() -> int:
-    """The kernel's version of Landlock; 0: there is none, it is switched off, or it may not be used here."""
+    """Return the version of the kernel's Landlock; 0 if there is none, it is switched off, or it may not be used
+    here."""
     if not sys.platform.startswith("linux"):
         return 0
     return max(0, int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION))))
 
 
 def restrict(allowed: Iterable[tuple[Path, int]] = ()) -> None:
-    """Everything that this kernel's Landlock can refuse is refused, but for ``allowed``: files and folders (with all
-    beneath them), each with the rights it keeps. What does not exist is passed over. Raises OSError."""
+    """Refuse everything that this kernel's Landlock can refuse, except ``allowed``: files and folders (with everything
+    below them) and the rights to each. Paths that do not exist are skipped. Raises OSError."""
     version = abi()
     if version < 1:
         raise OSError("this kernel has no Landlock")
-    files = sum(bits for since, bits in _FILES_SINCE.items() if since <= version)
+    files = sum(bits for since, bits in _FILE_RIGHTS_SINCE.items() if since <= version)
     attributes = struct.pack("=Q", files)
     if version >= _NETWORK_SINCE:
         attributes += struct.pack("=Q", _NETWORK)
@@ -90,7 +91,7 @@ def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
         return
     try:
         if not path.is_dir():
-            rights &= _OF_A_FILE
+            rights &= _FILE_RIGHTS
         rule = struct.pack("=Qi", rights, descriptor)
         done = libc.syscall(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
         _check(done, "landlock_add_rule")
@@ -104,15 +105,15 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _check(result: int, what: str) -> None:
+def _check(result: int, call: str) -> None:
     if result < 0:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+        raise OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
 
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # linux/audit.h
 _MACHINES = tuple(_AUDIT_ARCH)
 _X32 = 0x40000000
-"""On x86_64 numbers from here on mean the same calls again, by another convention."""
+"""On x86_64, numbers from here on are the same calls in the x32 convention."""
 
 _NUMBERS: dict[str, tuple[int | None, int | None]] = {  # x86_64, aarch64 (asm/unistd.h); None: there is no such call
     "accept": (43, 202),
@@ -264,7 +265,7 @@ _SET_MODE_FILTER, _GET_ACTION_AVAIL, _ALL_THREADS = 1, 2, 1 << 0
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000  # linux/seccomp.h
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # linux/bpf_common.h
 _NUMBER, _ARCH = 0, 4
-"""Offsets in ``struct seccomp_data``; its arguments are 64 bits each from 16 on, the lower half first."""
+"""Offsets in ``struct seccomp_data``. The arguments follow from offset 16, 64 bits each, the lower half first."""
 
 _TMPFILE, _PATH = 0o20000000, 0o10000000  # asm-generic/fcntl.h, the same on both architectures
 _NOT_FOR_READING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _TMPFILE | _PATH
@@ -272,14 +273,14 @@ _NOT_FOR_READING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _TMPFI
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A system call, with what is asked of one of its arguments (the lower 32 bits)."""
+    """A system call, with a condition on the lower 32 bits of one of its arguments."""
 
     name: str
     argument: int = 0
     without: int = 0
     """Bits that must not be set."""
     one_of: tuple[int, ...] = ()
-    """Empty: any value."""
+    """Values that the argument may have. Empty: any value."""
 
 
 COMPUTING = (
@@ -321,12 +322,12 @@ COMPUTING = (
     Call("mprotect", 2, without=mmap.PROT_EXEC),
     Call("fcntl", 1, one_of=(fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL)),
 )
-"""Memory, time, and what is open already. No new executable memory, no thread, no process, no signal."""
+"""Calls for memory, time and open descriptors. No new executable memory, thread, process or signal."""
 READING = (
     Call("openat", 2, without=_NOT_FOR_READING),
     *map(Call, ("newfstatat", "readlink", "readlinkat", "getdents64")),
 )
-"""Opening files for reading; which ones is Landlock's to say. (Whether a path exists can be found out so.)"""
+"""Calls that open files for reading; Landlock restricts which ones. (They reveal whether a path exists.)"""
 FOREIGN = tuple(
     map(
         Call,
@@ -435,15 +436,16 @@ FOREIGN = tuple(
         ),
     )
 )
-"""What no program that recognises text needs: network, other processes, the kernel's own affairs; leaving its session,
-by which it is ended; rights, owners, attributes and times of files, and when and where others run, which Landlock does
-not guard; and shared memory, semaphores and queues, which others may use and which stay when it has ended."""
+"""Calls that no OCR program needs: for the network, other processes and the kernel's administration; for leaving its
+session, by which it is killed; for the rights, owners, attributes and times of files and the scheduling of other
+processes, which Landlock does not restrict; and for shared memory, semaphores and queues, which others may use and which
+outlive the program."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h)."""
 
 
 def is_available() -> bool:
-    """Whether filters can be made for this machine, and the kernel takes them (Linux 4.14 and later)."""
+    """Whether this module has filters for this machine, and the kernel accepts them (Linux 4.14 and later)."""
     if not sys.platform.startswith("linux") or platform.machine() not in _MACHINES or struct.calcsize("P") != 8:
         return False
     action = ctypes.c_uint32(_KILL)
@@ -451,15 +453,15 @@ def is_available() -> bool:
 
 
 def allow_only(calls: Iterable[Call]) -> None:
-    """Every other call fails with EPERM. Raises OSError."""
+    """Make every other call fail with EPERM. Raises OSError."""
     _install([*_head(), *_rules(calls, _ALLOW), _instruction(_RETURN, _ERRNO | errno.EPERM)])
 
 
 def refuse(calls: Iterable[Call]) -> None:
-    """These fail with EPERM, and so does clone into new namespaces. There is no clone3, whose flags lie in memory where
-    no filter sees them: the C libraries use clone then. Of resource limits it may change its own alone. A priority
-    stays as it is, though whoever asks for another is told that it was set: programs that lower their own go on. All
-    other calls are allowed. Raises OSError."""
+    """Make these calls fail with EPERM, and clone into new namespaces too; all others are allowed. clone3 fails with
+    ENOSYS, because a filter cannot see its flags, which are in memory: C libraries then use clone. A process may change
+    its own resource limits only. Setting a priority has no effect but reports success, because programs that lower their
+    own would otherwise fail. Raises OSError."""
     cloning = [
         *_rules([Call("clone", 0, without=_NEW_NAMESPACES)], _ALLOW),
         *_rules([Call("clone3")], _ERRNO | errno.ENOSYS),
@@ -472,7 +474,8 @@ def refuse(calls: Iterable[Call]) -> None:
 
 
 def _head() -> list[bytes]:
-    """Calls by the convention of another architecture have other numbers: whoever makes one is killed."""
+    """The start of every filter: a call in the convention of another architecture, with other numbers, kills the
+    process."""
     program = [
         _instruction(_LOAD, _ARCH),
         _instruction(_IF_EQUAL, _AUDIT_ARCH[platform.machine()], 1, 0),
@@ -496,7 +499,8 @@ def _rules(calls: Iterable[Call], verdict: int) -> list[bytes]:
 
 
 def _rule(call: Call, verdict: int) -> list[bytes]:
-    """What is done once the number is known. It always ends with a verdict: the number is no longer loaded."""
+    """The instructions after a call's number has matched. They always return a verdict: the number is no longer
+    loaded."""
     if not call.without and not call.one_of:
         return [_instruction(_RETURN, verdict)]
     rule = [_instruction(_LOAD, 16 + 8 * call.argument)]
@@ -508,7 +512,7 @@ def _rule(call: Call, verdict: int) -> list[bytes]:
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
-    """``struct sock_filter``; the jumps count instructions to pass over."""
+    """Encode a ``struct sock_filter``; jumps count the instructions to skip."""
     return struct.pack("=HBBI", code, if_true, if_false, value & 0xFFFFFFFF)
 
 
@@ -534,13 +538,13 @@ def _seccomp(operation: int, flags: int, argument: object) -> int:
 
 
 GRACE_SECONDS = 5
-"""Beyond its wall-clock limit it ends itself, should whoever started it have died."""
+"""So long after its wall-clock limit the process ends itself, in case its parent has died."""
 _PR_SET_DUMPABLE = 4
 _CAPABILITY_VERSION = 0x20080522
 """_LINUX_CAPABILITY_VERSION_3 (linux/capability.h): two sets of three masks of 32 bits, all empty here."""
 _THREADS = Path("/proc/self/task")
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
-_FORBIDDEN = (
+_FORBIDDEN_EVENTS = (
     "socket.connect",
     "socket.bind",
     "socket.sendto",
@@ -557,7 +561,7 @@ _FORBIDDEN = (
     "pty.spawn",
 )
 """Audit events of CPython (docs.python.org, "Audit events table")."""
-_OF_THE_SYSTEM = (
+_SYSTEM_PATHS = (
     "/usr/bin",
     "/usr/sbin",
     "/usr/lib",
@@ -585,24 +589,24 @@ _OF_THE_SYSTEM = (
     "/var/cache/fontconfig",
     "/var/lib/ghostscript",
 )
-"""What programs that recognise text run and read. Neither ``/etc``, ``/home`` nor ``/opt`` as a whole: secrets lie
-there."""
-_SHARED = (Path("/usr/share"), Path("/usr/local/share"))
-_DATA = ("tessdata*", "tesseract*", "ghostscript*", "fonts*", "fontconfig*", "color", "poppler*", "zoneinfo")
-"""Folders in a ``share`` that such programs read. In ``~/.local/share`` there are keyrings beside them."""
-_OF_PYTHON = ("bin", "lib/python3*", "lib/lib*", "lib64/python3*", "lib64/lib*")
+"""Files and folders that OCR programs run and read. Not ``/etc``, ``/home`` or ``/opt`` as a whole, which hold
+secrets."""
+_SHARE_FOLDERS = (Path("/usr/share"), Path("/usr/local/share"))
+_DATA_PATTERNS = ("tessdata*", "tesseract*", "ghostscript*", "fonts*", "fontconfig*", "color", "poppler*", "zoneinfo")
+"""Folders in a ``share`` folder that OCR programs read. Not all of them: ``~/.local/share`` also holds keyrings."""
+_PYTHON_PATTERNS = ("bin", "lib/python3*", "lib/lib*", "lib64/python3*", "lib64/lib*")
 
 
 class Unconfined(Exception):
-    """The kernel does not let a process confine itself. The text says what is missing."""
+    """The kernel does not let a process confine itself. The message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What this machine's kernel offers. Whether it can be used is only certain once a process has used it."""
+    """The confinement that this machine's kernel offers. Only a process that uses it learns whether it works."""
 
     landlock: int
-    """The version of its ABI; 0: none."""
+    """The version of the Landlock ABI; 0: none."""
     seccomp: bool
 
     @property
@@ -610,8 +614,8 @@ class Confinement:
         return self.landlock > 0 and self.seccomp
 
     def __str__(self) -> str:
-        of_files = f"Landlock {self.landlock}" if self.landlock else "no Landlock"
-        return f"{of_files}, {'seccomp' if self.seccomp else 'no seccomp'}"
+        landlock = f"Landlock {self.landlock}" if self.landlock else "no Landlock"
+        return f"{landlock}, {'seccomp' if self.seccomp else 'no seccomp'}"
 
 
 @cache
@@ -620,8 +624,8 @@ def available() -> Confinement:
 
 
 def limit(limits: Limits, *, may_start_programs: bool = False) -> None:
-    """What it may use up. may_start_programs: OCR is several processes; each inherits all of this."""
-    wanted = [
+    """Limit the resources of this process. may_start_programs: OCR runs several processes, which inherit the limits."""
+    limited = [
         (resource.RLIMIT_AS, limits.memory_bytes),
         (resource.RLIMIT_CPU, limits.cpu_seconds),
         (resource.RLIMIT_CORE, 0),
@@ -629,21 +633,21 @@ def limit(limits: Limits, *, may_start_programs: bool = False) -> None:
         (resource.RLIMIT_NOFILE, limits.open_files),
     ]
     if not may_start_programs:
-        wanted.append((resource.RLIMIT_NPROC, 0))  # neither processes nor threads (does not hold for root)
-    for what, most in wanted:
-        _, hard = resource.getrlimit(what)
+        limited.append((resource.RLIMIT_NPROC, 0))  # neither processes nor threads (does not hold for root)
+    for kind, most in limited:
+        _, hard = resource.getrlimit(kind)
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         with suppress(ValueError, OSError):  # macOS knows some of these by name only
-            resource.setrlimit(what, (most, most))
-    with suppress(OSError):  # where memory runs out it is the one to go, not who started it
+            resource.setrlimit(kind, (most, most))
+    with suppress(OSError):  # when memory runs out, the kernel is to kill this process, not its parent
         _OOM_SCORE.write_text("1000")
     signal.setitimer(signal.ITIMER_REAL, limits.wall_seconds + GRACE_SECONDS)
 
 
 def confine(readable: Sequence[Path] = ()) -> None:
-    """From here on it computes on what it has open, and nothing else: no file but those below ``readable``, no network,
-    no process or thread, no signal, no look at another process. All that it needs is imported before. Raises
-    Unconfined."""
+    """Leave this process nothing but computing on its open descriptors and reading files below ``readable``: no
+    network, process, thread or signal, and no access to another process. It has to import everything that it needs
+    before. Raises Unconfined."""
     _require_one_thread()
     _be_private()
     try:
@@ -655,11 +659,11 @@ def confine(readable: Sequence[Path] = ()) -> None:
 
 
 def confine_program(program: Path, folder: Path) -> None:
-    """For a program that this process becomes, and all that it starts: the system's programs and libraries, the
-    program's own environment and a few named folders of data may be run and read, ``folder`` alone may be written. No
-    network. Raises Unconfined."""
+    """Confine this process for a program that it will execute, and everything that the program starts: it may run and
+    read the system's programs and libraries, the program's own environment and some data folders, write ``folder``
+    alone, and use no network. Raises Unconfined."""
     _require_one_thread()
-    installed = [*map(Path, _OF_THE_SYSTEM), *_found(_SHARED, _DATA), *_around(program)]
+    installed = [*map(Path, _SYSTEM_PATHS), *_matching(_SHARE_FOLDERS, _DATA_PATTERNS), *_program_folders(program)]
     try:
         restrict([*((path, RUN) for path in installed), (folder, CHANGE), (Path(os.devnull), CHANGE)])
         _give_up_capabilities()
@@ -669,30 +673,30 @@ def confine_program(program: Path, folder: Path) -> None:
 
 
 def forbid() -> None:
-    """Where it cannot be confined and may run all the same: CPython itself refuses. Native code passes it."""
+    """Have CPython refuse network and programs, where the kernel cannot confine. Native code is not stopped by this."""
     _be_private()
     sys.addaudithook(_refuse)
 
 
-def _around(program: Path) -> list[Path]:
-    """The folders of a program and of what its links lead to, the data beside them, and the environment of its own
-    (virtual, with the Python that it was made from, or conda's) in which it is."""
+def _program_folders(program: Path) -> list[Path]:
+    """Return the folders of a program and of the target of its links, their data folders, and the environment that it
+    is in: a virtual one, with the Python it was made from, or one of conda."""
     folders = list(dict.fromkeys([program.parent, program.resolve().parent]))
-    found = [*folders, *_found([folder.parent / "share" for folder in folders], _DATA)]
+    paths = [*folders, *_matching([folder.parent / "share" for folder in folders], _DATA_PATTERNS)]
     for folder in folders:
         if (folder.parent / "pyvenv.cfg").is_file():
-            found += [folder.parent, *_found([(folder / "python").resolve().parent.parent], _OF_PYTHON)]
+            paths += [folder.parent, *_matching([(folder / "python").resolve().parent.parent], _PYTHON_PATTERNS)]
         elif (folder.parent / "conda-meta").is_dir():
-            found += [folder.parent / "lib"]
-    return found
+            paths += [folder.parent / "lib"]
+    return paths
 
 
-def _found(folders: Sequence[Path], patterns: Sequence[str]) -> list[Path]:
+def _matching(folders: Sequence[Path], patterns: Sequence[str]) -> list[Path]:
     return [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _require_one_thread() -> None:
-    """Landlock holds for the thread that asks for it."""
+    """Raise Unconfined if there is another thread: Landlock confines only the thread that requests it."""
     try:
         count = len(os.listdir(_THREADS))
     except OSError as error:
@@ -708,11 +712,11 @@ def _give_up_capabilities() -> None:
 
 
 def _be_private() -> None:
-    """Neither its memory nor its descriptors are open to other processes of its user."""
+    """Close the memory and descriptors of this process to other processes of its user."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def _refuse(event: str, _arguments: tuple[object, ...]) -> None:
-    if event in _FORBIDDEN:
+    if event in _FORBIDDEN_EVENTS:
         raise PermissionError(f"a reading process may not do this: {event}")

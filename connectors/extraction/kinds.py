@@ -1,4 +1,4 @@
-"""Which reader a file needs: by how it begins, and where that does not tell, by its name and declared type."""
+"""Chooses the reader that a file needs by its first bytes, or else by its name and declared type."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Literal
 from connectors.extraction.result import Unreadable
 
 Kind = Literal["text", "pdf", "office", "ole", "mail"]
-"""``office``: a zip of XML, which tells itself whether it is a document, a deck or a workbook. ``ole``: the container
-of old Office formats, and of new ones that are encrypted."""
+"""``office``: a zip of XML; its content says whether it is a document, a deck or a workbook. ``ole``: the container of
+old Office formats, and of new ones that are encrypted."""
 
 HEAD_BYTES = 1024
 OFFICE_ENDINGS = frozenset(
@@ -22,7 +22,7 @@ _ENCRYPTED = "EncryptedPackage".encode("utf-16-le")
 
 
 def kind_of(head: bytes, name: str, media_type: str | None = None) -> Kind:
-    """head: the first HEAD_BYTES. Raises Unreadable: broken, unsupported."""
+    """Return the kind of a file. head: its first HEAD_BYTES. Raises Unreadable: broken."""
     ending = name.rpartition("/")[2].rpartition(".")[2].lower() if "." in name else ""
     declared = (media_type or "").partition(";")[0].strip().lower()
     office = ending in OFFICE_ENDINGS or declared.startswith(_OFFICE_TYPES)
@@ -47,6 +47,7 @@ def is_pdf(head: bytes) -> bool:
 
 
 def refuse_ole(data: bytes) -> Unreadable:
+    """Return the error that says why a file in an OLE container is not read."""
     if _ENCRYPTED in data:
         return Unreadable("encrypted", "is an Office file that needs a password: save it without one")
     return Unreadable(

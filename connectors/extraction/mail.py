@@ -1,4 +1,4 @@
-"""EML → Markdown: who wrote to whom about what, the text, and the names of what is attached (not followed)."""
+"""Converts EML to Markdown: the main headers, the text, and the names of attachments, which are not read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from connectors.extraction.limits import Limits
 from connectors.extraction.result import Extracted, Unreadable
 from pipeline.core.normalise import normalise
 
-_SHOWN = ("From", "To", "Cc", "Date")
+_SHOWN_HEADERS = ("From", "To", "Cc", "Date")
 _ENCRYPTED = frozenset({"multipart/encrypted", "application/pkcs7-mime", "application/x-pkcs7-mime"})
 """PGP/MIME (RFC 3156) and S/MIME (RFC 8551)."""
-MAX_HEADER = 2_000
+MAX_HEADER_CHARACTERS = 2_000
 MAX_ATTACHMENTS = 1_000
 
 
 def read_mail(data: bytes, limits: Limits) -> Extracted:
-    """Raises Unreadable: encrypted, broken."""
+    """Read a mail. Raises Unreadable: encrypted, broken."""
     message = BytesParser(policy=policy.default).parsebytes(data)
     if not isinstance(message, EmailMessage) or not message.keys():
         raise Unreadable("broken", "is named as a mail but has no mail headers")
     if message.get_content_type() in _ENCRYPTED and message.get_param("smime-type") != "signed-data":
         raise Unreadable("encrypted", "is an encrypted mail: save its decrypted text")
     subject = _header(message, "Subject")
-    head = [f"{name}: {value}" for name in _SHOWN if (value := _header(message, name))]
+    head = [f"{name}: {value}" for name in _SHOWN_HEADERS if (value := _header(message, name))]
     blocks = [markdown.heading(1, subject), "  \n".join(head), _body(message).strip()]
     if names := [_attachment(part) for part in message.iter_attachments()][:MAX_ATTACHMENTS]:
         blocks.append("Attachments:\n" + "\n".join(f"- {name}" for name in names))
@@ -42,12 +42,12 @@ def read_mail(data: bytes, limits: Limits) -> Extracted:
 
 
 def _header(message: EmailMessage, name: str) -> str:
-    """Headers may be damaged in ways that the parser finds out only when asked."""
+    """Return a header's value, or "" if it is damaged: the parser raises errors only when a header is read."""
     try:
         value = str(message.get(name, ""))
     except (ValueError, IndexError, TypeError, AttributeError, LookupError):
         return ""
-    return " ".join(value.split())[:MAX_HEADER]
+    return " ".join(value.split())[:MAX_HEADER_CHARACTERS]
 
 
 def _date(message: EmailMessage) -> datetime | None:
@@ -71,7 +71,7 @@ def _body(message: EmailMessage) -> str:
 def _content(part: MIMEPart) -> str:
     try:
         return str(part.get_content())
-    except (LookupError, ValueError):  # a character set that does not exist, or does not hold
+    except (LookupError, ValueError):  # the character set does not exist, or the text is not in it
         payload = part.get_payload(decode=True)
         return payload.decode("utf-8", "replace") if isinstance(payload, bytes) else ""
 

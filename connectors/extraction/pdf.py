@@ -1,4 +1,5 @@
-"""A PDF as Markdown where it has headings or tables, else as plain text. What repeats on every page is dropped."""
+"""Converts a PDF to Markdown if it has headings or tables, else to plain text. Running headers and footers are
+dropped."""
 
 from __future__ import annotations
 
@@ -17,27 +18,27 @@ from connectors.extraction.pdf_layout import Piece, Tables, in_reading_order, pa
 from connectors.extraction.result import Extracted, Unreadable
 
 EDGE_SHARE = 0.1
-"""Of a page's height, at its top and at its bottom: where headers and footers are. (An inch of 11 inches.)"""
+"""Share of a page's height, at its top and at its bottom, in which headers and footers are (an inch of 11 inches)."""
 MIN_REPEATS = 3
 REPEAT_SHARE = 0.5
-"""Of the pages (of the odd or even ones, in a book): a line on more of them is no content."""
-LARGER = 1.15
-"""Times the body's size: a heading."""
+"""A line on more than this share of the pages (of the odd or even ones in a book) is a header or footer."""
+HEADING_SIZE_RATIO = 1.15
+"""Lines at least this many times as large as the body text are headings."""
 MAX_HEADING_CHARS = 200
 MAX_HEADING_LINES = 3
 MAX_LEVELS = 4
-FULL = 0.85
-"""Of its column's width: a line that reaches as far goes on in the next one."""
+FULL_LINE_SHARE = 0.85
+"""A line that fills this share of its column's width continues in the next line."""
 PARAGRAPH_GAP = 0.75
-"""Times the line's height between two lines: a new paragraph."""
+"""A gap between two lines of more than this many times the font size begins a paragraph."""
 
-MIN_PARAGRAPH = 80
-"""Characters: a shorter one before a page's end is no sentence that goes on."""
+MIN_PARAGRAPH_CHARACTERS = 80
+"""A shorter paragraph at the end of a page does not continue on the next one."""
 
 _NUMBERS = re.compile(r"\d+|\b[ivxlc]+\b", re.I)
 _ITEM = re.compile(r"(?:[•‣▪◦·●○■–*-]|\d{1,3}[.)]|\([a-z\d]{1,3}\)|[a-z][.)])\s", re.I)
 _LEADER = re.compile(r"\s*(?:\. ?){4,}\.?\s*(?=\d+$|[ivxlc]+$|$)")
-"""Dots that lead to a page's number, in a table of contents."""
+"""Dots that lead to a page number, in a table of contents."""
 _BULLET = re.compile(r"[•‣▪◦·●○■]\s*")
 
 
@@ -45,50 +46,51 @@ _BULLET = re.compile(r"[•‣▪◦·●○■]\s*")
 class Rendered:
     text: str
     structured: bool
-    """Whether it holds a heading or a table."""
+    """The text has a heading or a table, and so is Markdown."""
     first_heading: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
     flows: Sequence[Sequence[Piece]]
-    """Of pdf_order."""
+    """The result of ``pdf_layout.in_reading_order``."""
     height: float
 
 
 def render(pages: Sequence[Page]) -> Rendered:
+    """Write the text of pages, without running headers and footers."""
     running = _running_lines(pages)
-    kept = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
-    styles = _Styles([p for flows in kept for flow in flows for p in flow if not p.is_table])
+    content = [[[p for p in flow if _place(p, page) not in running] for flow in page.flows] for page in pages]
+    styles = _Styles([p for flows in content for flow in flows for p in flow if not p.is_table])
     blocks: list[_Block] = []
-    first = None
-    for flows in kept:
+    first_heading = None
+    for flows in content:
         page: list[_Block] = []
         for group in (group for flow in flows for group in _paragraphs(flow, styles)):
             if group[0].is_table:
                 page.append(_Block(group[0].text, True))
             elif level := styles.level(group):
                 words = _one_line(group)
-                first = first or words
+                first_heading = first_heading or words
                 page.append(_Block(markdown.heading(level, words), True))
             else:
-                page.append(_Block(_flowing(group), False))
-        _continue(blocks, page)
+                page.append(_Block(_paragraph_text(group), False))
+        _append(blocks, page)
     structured = any(block.is_markup for block in blocks)
     texts = [markdown.text(block.text) if structured and not block.is_markup else block.text for block in blocks]
-    return Rendered("\n\n".join(texts), structured, first)
+    return Rendered("\n\n".join(texts), structured, first_heading)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
     text: str
     is_markup: bool
-    """A heading or table of ours; of all else what merely looks like one is escaped."""
+    """The block is a generated heading or table. Other text that looks like one is escaped."""
 
 
 def _place(piece: Piece, page: Page) -> tuple[str, bool] | None:
-    """What tells a header or footer from one page to the next: its words without numbers, and at which end it stands.
-    None: it is neither."""
+    """Return what identifies a header or footer on several pages: its words without numbers, and whether it is at the
+    top. None: it is neither."""
     middle = (piece.top + piece.bottom) / 2
     if piece.is_table or EDGE_SHARE * page.height < middle < (1 - EDGE_SHARE) * page.height:
         return None
@@ -96,7 +98,8 @@ def _place(piece: Piece, page: Page) -> tuple[str, bool] | None:
 
 
 def _running_lines(pages: Sequence[Page]) -> frozenset[tuple[str, bool] | None]:
-    """Headers, footers and page numbers: the same line, but for its numbers, at the same end of most pages."""
+    """Find headers, footers and page numbers: lines that are the same, apart from numbers, at the same end of many
+    pages."""
     counts: Counter[tuple[str, bool] | None] = Counter()
     for page in pages:
         counts.update({_place(p, page) for flow in page.flows for p in flow} - {None})
@@ -106,7 +109,7 @@ def _running_lines(pages: Sequence[Page]) -> frozenset[tuple[str, bool] | None]:
 
 
 class _Styles:
-    """What is a heading in this document, and of which level."""
+    """Decides which lines of a document are headings, and of which level."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         sizes: Counter[float] = Counter()
@@ -116,14 +119,14 @@ class _Styles:
             bold += len(piece.text) if piece.bold else 0
         self._body = sizes.most_common(1)[0][0] if sizes else 0.0
         total = sum(sizes.values())
-        self._bold_means = bold < 0.3 * total
-        large = sorted((size for size in sizes if size >= LARGER * self._body), reverse=True)
+        self._is_bold_significant = bold < 0.3 * total
+        large = sorted((size for size in sizes if size >= HEADING_SIZE_RATIO * self._body), reverse=True)
         self._levels = {size: min(n, MAX_LEVELS) for n, size in enumerate(large, 1)}
         if sizes and sum(sizes[size] for size in large) > 0.4 * total:
-            self._levels = {}  # sizes are all over the place: a poster, not headings
+            self._levels = {}  # most text is large: a poster, not headings
 
     def level(self, group: Sequence[Piece]) -> int:
-        """0: no heading."""
+        """Return the level of a heading, or 0."""
         words = " ".join(p.text for p in group)
         if (
             _LEADER.search(words)
@@ -140,7 +143,7 @@ class _Styles:
 
     def _is_bold_heading(self, group: Sequence[Piece], words: str) -> bool:
         return (
-            self._bold_means
+            self._is_bold_significant
             and all(p.bold for p in group)
             and len(group) == 1
             and len(words) <= 80
@@ -149,22 +152,22 @@ class _Styles:
         )
 
     def kind(self, piece: Piece) -> object:
-        """Lines of unlike kinds are not one paragraph."""
-        return (piece.is_table, self._levels.get(piece.size), piece.bold and self._bold_means)
+        """Return a value that the lines of one paragraph share."""
+        return (piece.is_table, self._levels.get(piece.size), piece.bold and self._is_bold_significant)
 
 
 def _paragraphs(flow: Sequence[Piece], styles: _Styles) -> list[list[Piece]]:
     groups: list[list[Piece]] = []
     for piece in flow:
         last = groups[-1][-1] if groups else None
-        if last is not None and _goes_on(last, piece, styles):
+        if last is not None and _continues_paragraph(last, piece, styles):
             groups[-1].append(piece)
         else:
             groups.append([piece])
     return groups
 
 
-def _goes_on(last: Piece, piece: Piece, styles: _Styles) -> bool:
+def _continues_paragraph(last: Piece, piece: Piece, styles: _Styles) -> bool:
     if last.is_table or piece.is_table or styles.kind(last) != styles.kind(piece):
         return False
     if abs(last.size - piece.size) > 0.2 * max(last.size, piece.size):
@@ -172,8 +175,8 @@ def _goes_on(last: Piece, piece: Piece, styles: _Styles) -> bool:
     return -last.height <= piece.top - last.bottom <= PARAGRAPH_GAP * max(last.size, piece.size)
 
 
-def _flowing(group: Sequence[Piece]) -> str:
-    """Full lines run on, short ones end where they end; divided words are joined."""
+def _paragraph_text(group: Sequence[Piece]) -> str:
+    """Join a paragraph's lines: full lines with a space, short ones with a line break; hyphenated words are joined."""
     left, right = min(p.x0 for p in group), max(p.x1 for p in group)
     text = ""
     before: Piece | None = None
@@ -184,7 +187,7 @@ def _flowing(group: Sequence[Piece]) -> str:
         elif (joined := _hyphenated(text, line)) is not None:
             text = joined
         else:
-            ends = before.x1 - left < FULL * (right - left) or _LEADER.search(before.text)
+            ends = before.x1 - left < FULL_LINE_SHARE * (right - left) or _LEADER.search(before.text)
             full = not ends and not _ITEM.match(piece.text)
             text += (" " if full else "\n") + line
         before = piece
@@ -192,7 +195,7 @@ def _flowing(group: Sequence[Piece]) -> str:
 
 
 def _hyphenated(text: str, line: str) -> str | None:
-    """The two joined, where a word was divided between them: "exam-" and "ple"."""
+    """Return the two joined if a word is divided between them, such as "exam-" and "ple", or None."""
     if not text or not line or not line[0].islower():
         return None
     if text.endswith("\u00ad") or (text.endswith(("-", "\u2010")) and text[-2:-1].isalpha()):
@@ -207,12 +210,12 @@ def _one_line(group: Sequence[Piece]) -> str:
     return " ".join(words.replace("\u00ad", "").split())
 
 
-def _continue(blocks: list[_Block], page: list[_Block]) -> None:
-    """A page's blocks after those before it; a word or sentence divided over the pages is joined."""
+def _append(blocks: list[_Block], page: list[_Block]) -> None:
+    """Append a page's blocks. A word or sentence that is divided between the pages is joined."""
     if blocks and page and not (blocks[-1].is_markup or page[0].is_markup):
         before, after = blocks[-1].text, page[0].text
         joined = _hyphenated(before, after)
-        if joined is None and after[:1].islower() and before[-1:].isalnum() and len(before) > MIN_PARAGRAPH:
+        if joined is None and after[:1].islower() and before[-1:].isalnum() and len(before) > MIN_PARAGRAPH_CHARACTERS:
             joined = f"{before} {after}"
         if joined is not None:
             blocks[-1] = _Block(joined, False)
@@ -221,13 +224,14 @@ def _continue(blocks: list[_Block], page: list[_Block]) -> None:
 
 
 TAIL_BYTES = 4096
-"""In which a complete file says where its index is (``startxref``) and that it ends (``%%EOF``); ISO 32000-2, 7.5.5,
-puts both in the last lines, and readers look through the last kilobyte."""
-BARE_CHARS = 16
-"""Fewer on a page with a picture: a scanned page with a stamp or number on it."""
-BARE_SHARE = 0.5
-UNMAPPED_SHARE = 0.3
-"""Of the letters without a meaning (fonts that do not say which letter a glyph is): only its picture tells."""
+"""The end of a complete file states where its index is (``startxref``) and that it ends (``%%EOF``). ISO 32000-2,
+7.5.5, puts both in the last lines, and readers search the last kilobyte."""
+MIN_TEXT_CHARACTERS = 16
+"""A page with a picture and fewer characters is a scanned page with a stamp or number on it."""
+MAX_SCANNED_SHARE = 0.5
+"""A PDF with a larger share of scanned pages needs OCR."""
+MAX_UNMAPPED_SHARE = 0.3
+"""A PDF with a larger share of unmapped characters needs OCR: its fonts do not say which letter a glyph is."""
 
 _OBJECT = re.compile(rb"\d\s+\d+\s+obj\b")
 _UNMAPPED = re.compile("[\ufffd\ue000-\uf8ff\x00-\x08\x0e-\x1f]")
@@ -237,43 +241,46 @@ _MEANINGLESS_TITLE = re.compile(
 
 
 @dataclass(slots=True)
-class _Seen:
-    chars: int = 0
+class _Counts:
+    """Counts over the pages of a document."""
+
+    characters: int = 0
     unmapped: int = 0
-    bare: int = 0
+    """Characters that the font maps to no letter."""
+    scanned_pages: int = 0
 
 
 def read_pdf(data: bytes, limits: Limits) -> Extracted:
-    """Raises Unreadable: encrypted, truncated, broken, too_large, needs_ocr."""
-    pdf = _opened(data)
+    """Read a PDF. Raises Unreadable: encrypted, truncated, broken, empty, too_large, needs_ocr."""
+    pdf = _open(data)
     count = len(pdf)
     if count > limits.pages:
         raise Unreadable("too_large", f"has {count:,} pages, the limit is {limits.pages:,}: split it")
     tables = Tables(data, limits.cells, limits.table_seconds)
-    seen = _Seen()
+    counts = _Counts()
     pages: list[Page] = []
     size = 0
     for number in range(count):
-        pages.append(_page(pdf, number, tables, seen))
+        pages.append(_page(pdf, number, tables, counts))
         size += sum(len(piece.text) for flow in pages[-1].flows for piece in flow)
         if size > limits.text_bytes:
             raise Unreadable("too_large", f"holds more than {limits.text_bytes:,} bytes of text: split it")
-    _check_is_text(seen, count)
+    _check_is_text(counts, count)
     rendered = render(pages)
     metadata: dict[str, str | int | float | bool] = {"pages": count}
-    if seen.bare:
-        metadata["pages_without_text"] = seen.bare
+    if counts.scanned_pages:
+        metadata["pages_without_text"] = counts.scanned_pages
     if tables.unsearched:
         metadata["pages_not_searched_for_tables"] = tables.unsearched
-    about = pdf.get_metadata_dict()
-    title = about.get("Title", "").strip()
+    information = pdf.get_metadata_dict()
+    title = information.get("Title", "").strip()
     if not title or _MEANINGLESS_TITLE.search(title):
         title = rendered.first_heading or ""
     media_type = "text/markdown" if rendered.structured else "text/plain"
-    return Extracted(rendered.text, media_type, title or None, about.get("Author", "").strip() or None, metadata)
+    return Extracted(rendered.text, media_type, title or None, information.get("Author", "").strip() or None, metadata)
 
 
-def _opened(data: bytes) -> pypdfium2.PdfDocument:
+def _open(data: bytes) -> pypdfium2.PdfDocument:
     try:
         pdf = pypdfium2.PdfDocument(data)
     except pypdfium2.PdfiumError as error:
@@ -282,9 +289,7 @@ def _opened(data: bytes) -> pypdfium2.PdfDocument:
         if _is_cut(data):
             raise _truncated() from error
         raise Unreadable("broken", "is not a PDF that can be opened (damaged)") from error
-    if _is_cut(
-        data
-    ):  # pdfium shows what it finds of a file; half of a document passed off as all of it is worse than none
+    if _is_cut(data):  # pdfium opens incomplete files, but half a document that passes for all of it is worse than none
         raise _truncated()
     if len(pdf) == 0:
         raise Unreadable("empty", "is a PDF without pages")
@@ -300,22 +305,22 @@ def _truncated() -> Unreadable:
     return Unreadable("truncated", "is a PDF whose end is missing: copy or upload it again")
 
 
-def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, seen: _Seen) -> Page:
+def _page(pdf: pypdfium2.PdfDocument, number: int, tables: Tables, counts: _Counts) -> Page:
     try:
         page = pdf[number]
     except pypdfium2.PdfiumError as error:
         raise Unreadable("broken", f"is a PDF whose page {number + 1} cannot be read") from error
     try:
         text = page_text(page)
-        found = text.pieces
-        chars = sum(len(piece.text) for piece in found)
-        seen.chars += chars
-        seen.unmapped += sum(len(_UNMAPPED.findall(piece.text)) for piece in found)
-        if chars < BARE_CHARS and _has_picture(page):
-            seen.bare += 1
-        if text.as_shown:
-            found = tables.replace(page, number, found)
-        return Page(in_reading_order(found), text.height)
+        pieces = text.pieces
+        characters = sum(len(piece.text) for piece in pieces)
+        counts.characters += characters
+        counts.unmapped += sum(len(_UNMAPPED.findall(piece.text)) for piece in pieces)
+        if characters < MIN_TEXT_CHARACTERS and _has_picture(page):
+            counts.scanned_pages += 1
+        if text.is_upright:
+            pieces = tables.replace(page, number, pieces)
+        return Page(in_reading_order(pieces), text.height)
     finally:
         page.close()
 
@@ -326,8 +331,8 @@ def _has_picture(page: Any) -> bool:
     return any(raw.FPDFPageObj_GetType(raw.FPDFPage_GetObject(page.raw, n)) in pictures for n in range(count))
 
 
-def _check_is_text(seen: _Seen, pages: int) -> None:
-    if seen.chars == 0 or seen.bare > BARE_SHARE * pages:
+def _check_is_text(counts: _Counts, pages: int) -> None:
+    if counts.characters == 0 or counts.scanned_pages > MAX_SCANNED_SHARE * pages:
         raise Unreadable("needs_ocr", f"is a PDF of {pages} pages almost without text (scanned)")
-    if seen.unmapped > UNMAPPED_SHARE * seen.chars:
+    if counts.unmapped > MAX_UNMAPPED_SHARE * counts.characters:
         raise Unreadable("needs_ocr", "is a PDF whose fonts do not say which letters they show")

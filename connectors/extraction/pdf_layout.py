@@ -1,8 +1,8 @@
-"""Where text stands on a PDF's page: its lines, the order of its pieces, and tables with lines around their cells.
+"""The layout of a PDF's page: its lines, the reading order of its pieces, and tables with ruled cells.
 
-Columns are read one after the other; what spans them (a title, a wide table) ends the columns above it. Short pieces
-side by side are no columns but a row (a form, a list without lines), and are read across. Searching for tables with
-pdfplumber is slow, so it is done only where a page has lines, and only for a limited time.
+Columns are read one after the other; a piece that spans them (a title, a wide table) ends the columns above it. Short
+pieces next to each other are a row, not columns (a form, a table without rules), and are read across. Searching for
+tables with pdfplumber is slow, so it is done only on pages with rules, and only for a limited time.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from pypdfium2 import raw
 from connectors.extraction import markdown
 
 HYPHENS = frozenset("\x02\ufffe\u00ad")
-"""How pdfium marks a word that was divided at the end of a line, and Unicode's soft hyphen."""
-GAP = 1.6
-"""Times the font size: a wider gap on a line parts columns or cells; justified text stays far below."""
-MAX_CHARS_A_PAGE = 500_000
-MIN_HEIGHT = 1.0
-"""Points. Smaller letters are not there to be read by people."""
-SAMPLED = 50
-"""Letters that are asked in which direction they run."""
+"""Characters by which pdfium marks a word that is divided at the end of a line, and Unicode's soft hyphen."""
+GAP_RATIO = 1.6
+"""A gap on a line of more than this many times the font size separates columns or cells; justified text stays far
+below."""
+MAX_CHARACTERS_PER_PAGE = 500_000
+MIN_HEIGHT_POINTS = 1.0
+"""Smaller letters are not meant to be read by people."""
+SAMPLED_LETTERS = 50
+"""Letters per page whose direction is looked up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text on one line without a wide gap in it. Points, from the page's top left corner as it is frame."""
+    """Text on one line without a wide gap in it. Coordinates are points from the top left corner of the page, turned so
+    that its text runs from left to right."""
 
     text: str
     x0: float
@@ -45,10 +47,10 @@ class Piece:
     top: float
     bottom: float
     size: float
-    """Of its first letter, as frame."""
+    """Font size of its first letter, in points."""
     bold: bool = False
     is_table: bool = False
-    """``text`` is a Markdown table, to be kept as it is."""
+    """``text`` is a Markdown table, which is not changed any more."""
 
     @property
     def height(self) -> float:
@@ -58,29 +60,29 @@ class Piece:
 @dataclass(frozen=True, slots=True)
 class PageText:
     pieces: list[Piece]
-    """In the order of the file."""
+    """The pieces in the order of the file."""
     height: float
-    as_shown: bool
-    """Whether its text runs from left to right as the page is shown; else places are as if the page were turned so."""
+    is_upright: bool
+    """The text runs from left to right when the page is displayed; else coordinates are those of the page turned so."""
 
 
 def page_text(page: pypdfium2.PdfPage) -> PageText:
-    """Text outside of the page is left out: nobody sees it."""
+    """Read a page's text. Invisible text outside of the page is left out."""
     textpage = page.get_textpage()
     try:
         turn = _direction(textpage.raw)
         frame = _Frame(page, turn)
-        found = [piece for run in _runs(textpage.raw, turn) if (piece := _piece(textpage.raw, run, frame))]
-        return PageText(found, frame.height, turn == page.get_rotation())
+        pieces = [piece for run in _runs(textpage.raw, turn) if (piece := _piece(textpage.raw, run, frame))]
+        return PageText(pieces, frame.height, turn == page.get_rotation())
     finally:
         textpage.close()
 
 
 def _direction(textpage: Any) -> int:
-    """In which direction most text runs, in the page's own coordinates: 0, 90 (upwards), 180 or 270 degrees. (pdfium
+    """Return the direction of most text in the page's own coordinates: 0, 90 (upwards), 180 or 270 degrees. (pdfium
     counts clockwise.)"""
     count = raw.FPDFText_CountChars(textpage)
-    step = max(1, count // SAMPLED)
+    step = max(1, count // SAMPLED_LETTERS)
     turns = Counter(
         -round(math.degrees(raw.FPDFText_GetCharAngle(textpage, n)) / 90) % 4 * 90
         for n in range(0, count, step)
@@ -90,7 +92,7 @@ def _direction(textpage: Any) -> int:
 
 
 class _Frame:
-    """From the page's own coordinates (origin at the bottom left) to those of Piece, for text in one direction."""
+    """Converts the page's own coordinates (origin at the bottom left) to those of Piece, for text in one direction."""
 
     def __init__(self, page: pypdfium2.PdfPage, turn: int) -> None:
         left, bottom, right, top = page.get_bbox()
@@ -100,7 +102,7 @@ class _Frame:
         self.width, self.height = (self._wide, self._high) if turn % 180 == 0 else (self._high, self._wide)
 
     def box(self, left: float, right: float, bottom: float, top: float) -> tuple[float, float, float, float]:
-        """(x0, x1, top, bottom)"""
+        """Return (x0, x1, top, bottom) of a box."""
         corners = [self._point(left, top), self._point(right, bottom)]
         xs, ys = sorted(x for x, _ in corners), sorted(y for _, y in corners)
         return xs[0], xs[1], ys[0], ys[1]
@@ -122,11 +124,11 @@ class _Frame:
 
 @dataclass(slots=True)
 class _Run:
-    """Letters that stand together, in the page's own coordinates."""
+    """Letters without a gap between them, in the page's own coordinates."""
 
     first: int
     last: int
-    """Of its letters, by pdfium's count."""
+    """Indexes of its first and last letter in pdfium's text page."""
     text: str
     left: float
     right: float
@@ -135,7 +137,7 @@ class _Run:
 
 
 def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
-    """A loop over every letter of the document, and written like one."""
+    """Yield the runs of a page. This loops over every letter, so it avoids calls and attribute look-ups."""
     rect = raw.FS_RECTF()
     reference = ctypes.byref(rect)
     get_unicode, get_box = raw.FPDFText_GetUnicode, raw.FPDFText_GetLooseCharBox
@@ -143,7 +145,7 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
     first, last, space = -1, -1, False
     text: list[str] = []
     left = right = bottom = top = limit = 0.0
-    for n in range(min(raw.FPDFText_CountChars(textpage), MAX_CHARS_A_PAGE)):
+    for n in range(min(raw.FPDFText_CountChars(textpage), MAX_CHARACTERS_PER_PAGE)):
         code = get_unicode(textpage, n)
         char = chr(code) if 0 < code < 0x110000 else "\ufffd"
         if char.isspace():
@@ -176,24 +178,24 @@ def _runs(textpage: Any, turn: int) -> Iterator[_Run]:
         else:
             first, text = n, [char]
             left, right, bottom, top = x0, x1, y0, y1
-            limit = GAP * max(_size(textpage, n), 4.0)
+            limit = GAP_RATIO * max(_size(textpage, n), 4.0)
         last, space = n, False
     if text:
         yield _Run(first, last, "".join(text), left, right, bottom, top)
 
 
 def _piece(textpage: Any, run: _Run, frame: _Frame) -> Piece | None:
-    """None: nobody sees it."""
+    """Return a run as a piece, or None if it is invisible."""
     x0, x1, top, bottom = frame.box(run.left, run.right, run.bottom, run.top)
     words = run.text.strip()
-    if not words or bottom - top < MIN_HEIGHT or not frame.holds((x0 + x1) / 2, (top + bottom) / 2):
+    if not words or bottom - top < MIN_HEIGHT_POINTS or not frame.holds((x0 + x1) / 2, (top + bottom) / 2):
         return None
     bold = _is_bold(textpage, run.first) and _is_bold(textpage, run.last)  # a line may begin with a bold word
     return Piece(words, x0, x1, top, bottom, _size(textpage, run.first), bold)
 
 
 def _size(textpage: Any, n: int) -> float:
-    """The font's size times how the text's matrix stretches it."""
+    """Return the font size as displayed: the font's own size times the scale of the text matrix."""
     matrix = raw.FS_MATRIX()
     size = float(raw.FPDFText_GetFontSize(textpage, n))
     if raw.FPDFText_GetMatrix(textpage, n, ctypes.byref(matrix)):
@@ -205,7 +207,7 @@ _BOLD_WEIGHT = 600
 
 
 def _is_bold(textpage: Any, n: int) -> bool:
-    """By the font's weight, or where that is not told by its name."""
+    """Whether a letter is bold, by its font's weight or else by the font's name."""
     if raw.FPDFText_GetFontWeight(textpage, n) >= _BOLD_WEIGHT:
         return True
     flags = ctypes.c_int()
@@ -217,19 +219,20 @@ def _is_bold(textpage: Any, n: int) -> bool:
     return any(word in name.value.lower() for word in (b"bold", b"black", b"heavy"))
 
 
-MIN_LINES = 4
-"""A column has at least as many."""
-MIN_CHARS = 18
-"""In the median line of a column: shorter ones are cells."""
-MIN_GUTTER = 6.0
-"""Points between two columns; newspapers have about 12."""
-MAX_SPANNING = 0.3
-"""Of the pieces may cross a gutter: titles, wide figures."""
+MIN_COLUMN_LINES = 4
+"""Least lines in a column."""
+MIN_COLUMN_CHARACTERS = 18
+"""Least length of the median line in a column: shorter ones are cells."""
+MIN_GUTTER_POINTS = 6.0
+"""Least width between two columns; newspapers have about 12."""
+MAX_SPANNING_SHARE = 0.3
+"""Largest share of the pieces that may cross a gutter, such as titles and wide figures."""
 _MAX_DEPTH = 6
+_MAX_STRIPS = 40
 
 
 def in_reading_order(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Flows, one after the other: each a column's (or the page's) lines from top to bottom."""
+    """Return flows in reading order: each holds the lines of a column, or of the page, from top to bottom."""
     return [flow for flow in _flows(list(pieces), 0) if flow]
 
 
@@ -240,14 +243,14 @@ def _flows(pieces: list[Piece], depth: int) -> list[list[Piece]]:
     spanning = sorted((p for p in pieces if p.x0 < gutter < p.x1), key=lambda p: p.top)
     rest = [p for p in pieces if not p.x0 < gutter < p.x1]
     flows: list[list[Piece]] = []
-    for one in spanning:
-        above = [p for p in rest if _middle(p) < _middle(one)]
-        rest = [p for p in rest if _middle(p) >= _middle(one)]
+    for piece in spanning:
+        above = [p for p in rest if _middle(p) < _middle(piece)]
+        rest = [p for p in rest if _middle(p) >= _middle(piece)]
         flows += _columns(above, gutter, depth)
         if flows and above == [] and flows[-1] and flows[-1][-1] in spanning:
-            flows[-1].append(one)  # two spanning lines in a row are one flow
+            flows[-1].append(piece)  # consecutive spanning lines are one flow
         else:
-            flows.append([one])
+            flows.append([piece])
     return flows + _columns(rest, gutter, depth)
 
 
@@ -260,9 +263,9 @@ def _columns(pieces: list[Piece], gutter: float, depth: int) -> list[list[Piece]
 
 
 def _gutter(pieces: list[Piece]) -> float | None:
-    """The middle of the emptiest upright strip with columns on both of its sides."""
+    """Return the x coordinate of the vertical strip that the fewest pieces cross, with columns on both of its sides."""
     lines = [p for p in pieces if not p.is_table]
-    if len(lines) < 2 * MIN_LINES:
+    if len(lines) < 2 * MIN_COLUMN_LINES:
         return None
     best: tuple[int, float] | None = None
     for start, end in _gaps(lines):
@@ -270,7 +273,7 @@ def _gutter(pieces: list[Piece]) -> float | None:
         crossing = sum(p.x0 < middle < p.x1 for p in pieces)
         left = [p for p in lines if p.x1 <= middle]
         right = [p for p in lines if p.x0 >= middle]
-        if crossing > MAX_SPANNING * len(pieces) or not (_is_column(left) and _is_column(right)):
+        if crossing > MAX_SPANNING_SHARE * len(pieces) or not (_is_column(left) and _is_column(right)):
             continue
         if not _side_by_side(left, right):
             continue
@@ -280,21 +283,21 @@ def _gutter(pieces: list[Piece]) -> float | None:
 
 
 def _gaps(lines: list[Piece]) -> list[tuple[float, float]]:
-    """Strips in which few lines lie, between the left edges of many."""
-    found = []
+    """Return candidates for gutters, as (start, end): strips that end at the left edge of several lines."""
+    strips = []
     edges = sorted({round(p.x0) for p in lines})
     for edge in edges[1:]:
-        behind = [p for p in lines if p.x0 >= edge - 2]
-        before = [p.x1 for p in lines if p.x1 <= edge - MIN_GUTTER + 2]
-        if len(behind) >= MIN_LINES and len(before) >= MIN_LINES:
-            found.append((max(before), min(p.x0 for p in behind)))
-        if len(found) >= 40:
+        right_of_edge = [p for p in lines if p.x0 >= edge - 2]
+        left_of_edge = [p.x1 for p in lines if p.x1 <= edge - MIN_GUTTER_POINTS + 2]
+        if len(right_of_edge) >= MIN_COLUMN_LINES and len(left_of_edge) >= MIN_COLUMN_LINES:
+            strips.append((max(left_of_edge), min(p.x0 for p in right_of_edge)))
+        if len(strips) >= _MAX_STRIPS:
             break
-    return [(start, end) for start, end in found if end - start >= MIN_GUTTER]
+    return [(start, end) for start, end in strips if end - start >= MIN_GUTTER_POINTS]
 
 
 def _is_column(lines: list[Piece]) -> bool:
-    return len(lines) >= MIN_LINES and median(len(p.text) for p in lines) >= MIN_CHARS
+    return len(lines) >= MIN_COLUMN_LINES and median(len(p.text) for p in lines) >= MIN_COLUMN_CHARACTERS
 
 
 def _side_by_side(left: list[Piece], right: list[Piece]) -> bool:
@@ -306,7 +309,7 @@ def _side_by_side(left: list[Piece], right: list[Piece]) -> bool:
 
 
 def _by_rows(pieces: list[Piece]) -> list[Piece]:
-    """From top to bottom; pieces on one line from left to right, joined by a tab's worth of space."""
+    """Sort pieces from top to bottom. Those on one line are joined from left to right, with two spaces between them."""
     rows: list[list[Piece]] = []
     for piece in sorted(pieces, key=lambda p: (_middle(p), p.x0)):
         row = rows[-1] if rows else None
@@ -314,14 +317,14 @@ def _by_rows(pieces: list[Piece]) -> list[Piece]:
             row.append(piece)
         else:
             rows.append([piece])
-    return [_joined(sorted(row, key=lambda p: p.x0)) for row in rows]
+    return [_join(sorted(row, key=lambda p: p.x0)) for row in rows]
 
 
 def _on_one_line(a: Piece, b: Piece) -> bool:
     return abs(_middle(a) - _middle(b)) < 0.4 * min(a.height, b.height)
 
 
-def _joined(row: list[Piece]) -> Piece:
+def _join(row: list[Piece]) -> Piece:
     if len(row) == 1:
         return row[0]
     return Piece(
@@ -341,37 +344,37 @@ def _middle(piece: Piece) -> float:
 
 MIN_PATHS = 3
 MAX_PATHS = 5_000
-"""A page with more is a drawing or a map."""
-MIN_FILLED = 0.4
-"""Of the cells hold text: fewer, and it is a frame or a chart."""
+"""A page with more paths is a drawing or a map."""
+MIN_FILLED_SHARE = 0.4
+"""Least share of a table's cells with text; with fewer it is a frame or a chart."""
 
 
 @dataclass(slots=True)
 class Tables:
-    """Of one document."""
+    """Finds the tables of one document within limits of cells and time."""
 
     data: bytes
     cells: int
     seconds: float
     unsearched: int = 0
-    """Pages that were not searched any more."""
-    _used: float = 0.0
+    """Pages that were not searched because a limit was reached."""
+    _used_seconds: float = 0.0
     _plumber: PDF | None = field(default=None)
 
     def replace(self, page: pypdfium2.PdfPage, number: int, pieces: Sequence[Piece]) -> list[Piece]:
-        """The pieces, those within a table taken together into one that is Markdown. number: from 0."""
+        """Return the pieces, with those in a table replaced by one piece of Markdown. number: the page's, from 0."""
         if not pieces or not _may_have_tables(page):
             return list(pieces)
-        if self._used > self.seconds or self.cells <= 0:
+        if self._used_seconds > self.seconds or self.cells <= 0:
             self.unsearched += 1
             return list(pieces)
         started = time.process_time()
         try:
-            found = self._find(number)
+            tables = self._find(number)
         finally:
-            self._used += time.process_time() - started
+            self._used_seconds += time.process_time() - started
         rest = list(pieces)
-        for table in found:
+        for table in tables:
             inside = [p for p in rest if _within(p, table)]
             if inside:
                 rest = [p for p in rest if not _within(p, table)]
@@ -389,7 +392,7 @@ class Tables:
                 rows = table.extract()
                 filled = sum(bool(cell and cell.strip()) for row in rows for cell in row)
                 size = sum(len(row) for row in rows)
-                if len(rows) < 2 or max(map(len, rows)) < 2 or filled < MIN_FILLED * size:
+                if len(rows) < 2 or max(map(len, rows)) < 2 or filled < MIN_FILLED_SHARE * size:
                     continue
                 self.cells -= size
                 if text := markdown.table(rows):

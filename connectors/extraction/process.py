@@ -1,9 +1,10 @@
-"""Reads one document from standard input and writes what it holds to standard output, as ``answer`` has it: {"text",
-"media_type", "title", "author", "metadata"}, {"family"} of an Office file, or {"code", "message"}.
+"""The reading process: reads one document from standard input and writes its answer to standard output, in the format
+of ``answer``: {"text", "media_type", "title", "author", "metadata"}, {"family"} of an Office file, or {"code",
+"message"}.
 
-A program of its own, ``python -m connectors.extraction.process KIND LIMITS CONFINEMENT``: a hostile file may crash it,
-fill its memory, never end, or take it over. CONFINEMENT: ``required`` (without it nothing is read) or ``optional``.
-With KIND ``run`` it confines itself and becomes the program named after that.
+It is a program, ``python -m connectors.extraction.process KIND LIMITS CONFINEMENT``, because a hostile file may crash
+it, fill its memory, never end, or take it over. CONFINEMENT: ``required`` (without it nothing is read) or ``optional``.
+With KIND ``run`` it confines itself and executes the program named by the remaining arguments.
 """
 
 from __future__ import annotations
@@ -21,15 +22,14 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import IO
 
-from connectors.extraction.answer import packed, whole
+from connectors.extraction.answer import encode, join_surrogates
 from connectors.extraction.confinement import Unconfined, confine, confine_program, forbid, limit
 from connectors.extraction.limits import Limits
 from connectors.extraction.result import Extracted, Unreadable
 
 Reader = Callable[[IO[bytes], Limits], "Extracted | str"]
-"""Gives what a document holds, or of an Office file its family, which is the kind to read it as. Raises Unreadable, and
-whatever a library raises for a file that it does not understand."""
-
+"""Returns the text of a document, or the family of an Office file, which is the kind to read it as. Raises Unreadable,
+and whatever a library raises for a file that it does not understand."""
 
 _CODECS = (
     "ascii",
@@ -47,11 +47,11 @@ _CODECS = (
     "utf_8",
     "utf_8_sig",
 )
-"""Those that libraries for PDF and Office files use."""
+"""Codecs that the libraries for PDF and Office files use."""
 
 
-def prepared(kind: str) -> tuple[Reader, list[Path]]:
-    """The reader, with all that it will need imported, and the folders that it reads later on all the same."""
+def prepare(kind: str) -> tuple[Reader, list[Path]]:
+    """Import a reader with everything that it needs. Return it with the folders that it has to read while it runs."""
     _import_codecs(_CODECS)
     match kind:
         case "pdf":
@@ -77,28 +77,29 @@ def prepared(kind: str) -> tuple[Reader, list[Path]]:
             from connectors.extraction.sheets import read_sheets
 
             return lambda file, limits: read_sheets(BytesIO(file.read()), limits), []
-    from connectors.extraction.zips import checked
+    from connectors.extraction.zips import family_of
 
-    return lambda file, limits: checked(BytesIO(file.read()), limits), []
+    return lambda file, limits: family_of(BytesIO(file.read()), limits), []
 
 
 def _folder_of(package: str) -> Path:
-    found = util.find_spec(package)
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
+    spec = util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
 
 
 def _import_codecs(names: Iterable[str]) -> None:
-    """Python loads each when it is first named."""
+    """Import codecs, which Python otherwise loads when they are first named."""
     for name in names:
-        with suppress(ImportError):  # those of another system
+        with suppress(ImportError):  # codecs of another operating system
             import_module(f"encodings.{name}")
 
 
 def answer(read: Reader, file: IO[bytes], limits: Limits) -> dict[str, object]:
+    """Read a document and return the answer, which is an error if it cannot be read."""
     try:
-        found = read(file, limits)
+        result = read(file, limits)
     except Unreadable as error:
         return {"code": error.code, "message": str(error)}
     except MemoryError:
@@ -107,17 +108,17 @@ def answer(read: Reader, file: IO[bytes], limits: Limits) -> dict[str, object]:
         return {"code": "bomb", "message": "is nested more deeply than any document made to be read"}
     except Exception as error:  # noqa: BLE001  # whatever a library does with a damaged file; its words may quote content
         return {"code": "broken", "message": f"is damaged: its reader gave up ({type(error).__name__})"}
-    if isinstance(found, str):
-        return {"family": found}
-    text = whole(found.text)
+    if isinstance(result, str):
+        return {"family": result}
+    text = join_surrogates(result.text)
     if not text.strip():
         return {"code": "empty", "message": "holds no text"}
     if len(text.encode()) > limits.text_bytes:
         return {"code": "too_large", "message": f"holds more than {limits.text_bytes:,} bytes of text: split it"}
-    return {**asdict(found), "text": text}
+    return {**asdict(result), "text": text}
 
 
-def _become(program: list[str], *, is_required: bool) -> None:
+def _execute(program: list[str], *, is_required: bool) -> None:
     try:
         confine_program(Path(program[0]), Path.cwd())
     except Unconfined:
@@ -130,18 +131,18 @@ def main() -> None:
     kind, limits, is_required = sys.argv[1], Limits(**json.loads(sys.argv[2])), sys.argv[3] == "required"
     limit(limits, may_start_programs=kind == "run")
     if kind == "run":
-        _become(sys.argv[4:], is_required=is_required)
-    read, readable = prepared(kind)
+        _execute(sys.argv[4:], is_required=is_required)
+    read, readable = prepare(kind)
     try:
         confine(readable)
-        told = answer(read, sys.stdin.buffer, limits)
+        response = answer(read, sys.stdin.buffer, limits)
     except Unconfined as error:
         if is_required:
-            told = {"code": "unconfined", "message": f"is not read: its reader cannot be confined ({error})"}
+            response = {"code": "unconfined", "message": f"is not read: its reader cannot be confined ({error})"}
         else:
             forbid()
-            told = answer(read, sys.stdin.buffer, limits)
-    sys.stdout.buffer.write(packed(told))
+            response = answer(read, sys.stdin.buffer, limits)
+    sys.stdout.buffer.write(encode(response))
 
 
 if __name__ == "__main__":

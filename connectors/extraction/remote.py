@@ -1,7 +1,7 @@
-"""Files read by an extraction service (``PENSTOCK_EXTRACTION_URL``), of which nothing is believed but a text.
+"""Has files read by an extraction service (``PENSTOCK_EXTRACTION_URL``). Its responses are validated, not trusted.
 
-What it does not do is never a document's fault: a service that is away, slow, overloaded or another program raises
-Deferred, and the document is read later.
+A failure of the service is never the document's: if it is unreachable, slow, overloaded or another program, the job
+raises Deferred, and the document is read later.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from pipeline.core.retry import backoff, retry_after_seconds
 
 PATH = "/v1/extract"
 PATIENCE_SECONDS = 20.0
-"""So long a service that is away is asked again here, over its restart; then by who asked for the document. One that is
-busy: for as long as a document may take."""
+"""How long an unreachable service is retried here, which covers its restart; afterwards the caller retries. A busy one
+is retried for as long as a document may take."""
 CONNECT_SECONDS = 5.0
-LOOK_SECONDS = 5.0
+STATUS_SECONDS = 5.0
 LONGEST_PAUSE_SECONDS = 10.0
-"""Whatever the service asks for."""
+"""Longest time between two attempts, even if the service's Retry-After is longer."""
 MAX_STATUS_BYTES = 16 * 1024
-NAME_CHARACTERS = 255
-"""Of a file's name the end counts."""
-_PIECE = 256 * 1024
+MAX_NAME_CHARACTERS = 255
+"""A longer file name loses its beginning: readers need its ending."""
+_PIECE_BYTES = 256 * 1024
 _MODES = frozenset({"confined", "refused", "unconfined"})
 
 
-class _Away(Deferred):
-    """Worth another attempt at once."""
+class _Unreachable(Deferred):
+    """The service did not respond; another attempt may succeed soon."""
 
 
-class _Busy(_Away):
-    """It is there, and asks us to come again: it may have kept the file waiting for a place before it said so."""
+class _Busy(_Unreachable):
+    """The service responded that it is busy, perhaps after the file had waited for a free reader."""
 
 
 @dataclass(slots=True)
 class RemoteJob:
-    """One document. ``run`` is called once, in a thread without an event loop."""
+    """Reads one document. ``run`` is called once, in a thread without an event loop."""
 
     file: IO[bytes]
     name: str
@@ -65,38 +65,38 @@ class RemoteJob:
     _task: asyncio.Task[Extracted] | None = None
 
     def kill(self) -> None:
-        """From any thread: ``run`` ends soon."""
+        """End ``run`` soon. May be called from any thread."""
         self._killed.set()
         if self._loop is not None and self._task is not None:
             with suppress(RuntimeError):  # it has ended meanwhile
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     def run(self) -> Extracted:
-        """Raises Unreadable, as the service says, and Deferred."""
+        """Have the document read. Raises Unreadable if the service says so, and Deferred."""
         try:
-            return asyncio.run(self._patiently())
+            return asyncio.run(self._read_with_retries())
         except asyncio.CancelledError as error:
             raise Deferred("reading a file was given up") from error
 
-    async def _patiently(self) -> Extracted:
+    async def _read_with_retries(self) -> Extracted:
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
-        attempt, began, away_since = 0, time.monotonic(), None
+        attempt, began, unreachable_since = 0, time.monotonic(), None
         while not self._killed.is_set():
             try:
-                return await self._once()
-            except _Away as error:
-                asked, now = error.retry_after, time.monotonic()
+                return await self._attempt()
+            except _Unreachable as error:
+                retry_after, now = error.retry_after, time.monotonic()
                 if isinstance(error, _Busy):
-                    away_since, deadline = None, began + self.settings.response_seconds
+                    unreachable_since, deadline = None, began + self.settings.response_seconds
                 else:
-                    away_since = now if away_since is None else away_since
-                    deadline = away_since + PATIENCE_SECONDS
+                    unreachable_since = now if unreachable_since is None else unreachable_since
+                    deadline = unreachable_since + PATIENCE_SECONDS
                 wait = backoff(
                     attempt,
                     base=0.5,
                     cap=LONGEST_PAUSE_SECONDS,
                     random=random.random(),  # noqa: S311 # jitter
-                    retry_after=None if asked is None else min(asked, LONGEST_PAUSE_SECONDS),
+                    retry_after=None if retry_after is None else min(retry_after, LONGEST_PAUSE_SECONDS),
                 )
                 if now + wait > deadline:
                     raise
@@ -104,65 +104,69 @@ class RemoteJob:
             await asyncio.sleep(wait)
         raise asyncio.CancelledError
 
-    async def _once(self) -> Extracted:
+    async def _attempt(self) -> Extracted:
         self.file.seek(0)
-        words = {"name": self.name[-NAME_CHARACTERS:], "media_type": (self.media_type or "")[:NAME_CHARACTERS]}
+        parameters = {
+            "name": self.name[-MAX_NAME_CHARACTERS:],
+            "media_type": (self.media_type or "")[:MAX_NAME_CHARACTERS],
+        }
         headers = {"content-type": "application/octet-stream"}
-        async with _asking(
+        async with _request(
             self.settings,
             "POST",
             PATH,
             self.settings.response_seconds,
-            params=words,
+            params=parameters,
             content=self._bytes(),
             headers=headers,
         ) as response:
-            told = await _body(response, answer.MAX_BYTES, self.settings)
+            body = await _body(response, answer.MAX_BYTES, self.settings)
         try:
-            found = answer.read(told)
+            result = answer.read(body)
         except answer.Malformed as error:
-            raise _strange(self.settings, str(error)) from error
-        if isinstance(found, str):
-            raise _strange(self.settings, "it holds no text")
-        return found
+            raise _invalid_response(self.settings, str(error)) from error
+        if isinstance(result, str):
+            raise _invalid_response(self.settings, "it holds no text")
+        return result
 
     async def _bytes(self) -> AsyncIterator[bytes]:
-        while piece := self.file.read(_PIECE):  # of a file on this machine's disk
+        while piece := self.file.read(_PIECE_BYTES):  # a file on a local disk: it blocks only briefly
             yield piece
 
 
 async def condition(settings: ExtractionSettings | None = None) -> dict[str, str]:
-    """For people: how files are read (``files``: confined, refused, unconfined; unreachable: the service does not
-    answer), and what the kernel offers that does it. Raises Misconfigured."""
+    """Describe how files are read (``files``: confined, refused, unconfined; unreachable: the service does not
+    respond), and what the kernel of the machine that reads them offers (``kernel``). Raises Misconfigured."""
     settings = settings or from_environment()
     if settings.url is None:
         return confinement()
     try:
-        async with _asking(settings, "GET", "/status", LOOK_SECONDS) as response:
-            told = await _body(response, MAX_STATUS_BYTES, settings)
-        files, kernel = _mode(json.loads(told))
+        async with _request(settings, "GET", "/status", STATUS_SECONDS) as response:
+            body = await _body(response, MAX_STATUS_BYTES, settings)
+        files, kernel = _mode(json.loads(body))
     except Deferred as error:
         return {"files": "unreachable", "kernel": str(error)}
     except (ValueError, KeyError, TypeError, RecursionError):
-        return {"files": "unreachable", "kernel": str(_strange(settings, "its status is not one"))}
-    return {"files": files, "kernel": f"{kernel}, at {_shown(settings)}"}
+        return {"files": "unreachable", "kernel": str(_invalid_response(settings, "its status has another format"))}
+    return {"files": files, "kernel": f"{kernel}, at {_netloc(settings)}"}
 
 
 def _mode(status: dict[str, str]) -> tuple[str, str]:
-    """Raises ValueError, KeyError and TypeError: it may be anything."""
+    """Validate a status, which may have any shape. Raises ValueError, KeyError and TypeError."""
     files, kernel = status["files"], tidy(str(status["kernel"])) or "?"
     if files not in _MODES:
-        raise ValueError("no word of ours")
+        raise ValueError("unknown mode")
     return files, kernel[:100]
 
 
 @asynccontextmanager
-async def _asking(
+async def _request(
     settings: ExtractionSettings, method: str, path: str, seconds: float, **request: object
 ) -> AsyncIterator[httpx.Response]:
-    """An answer with status 200, its body unread. No proxy and no redirect: either would take documents elsewhere. A
-    client for each: no cookie and no connection outlives a document. Raises _Away and Deferred."""
-    where = _shown(settings)
+    """Yield a response with status 200, its body unread. Proxies and redirects are not followed: either would take
+    documents elsewhere. Each request has its own client, so that no cookie or connection outlives a document. Raises
+    _Unreachable and Deferred."""
+    address = _netloc(settings)
     try:
         async with (
             asyncio.timeout(seconds),
@@ -170,54 +174,54 @@ async def _asking(
                 base_url=settings.url or "",
                 trust_env=False,
                 follow_redirects=False,
-                verify=_trusted(settings.ca_certs),
+                verify=_tls_context(settings.ca_certs),
                 timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
                 headers={"user-agent": "penstock", "accept-encoding": "identity"},
             ) as client,
             client.stream(method, path, **request) as response,  # type: ignore[arg-type]
         ):
             if response.status_code == 429 or response.status_code >= 500:
-                asked = retry_after_seconds(response.headers, now=datetime.now(UTC))
-                raise (_Away if asked is None else _Busy)(
-                    f"the extraction service {where} is busy, or not there yet (status {response.status_code})",
-                    retry_after=None if asked is None else min(asked, LONGEST_PAUSE_SECONDS),
+                retry_after = retry_after_seconds(response.headers, now=datetime.now(UTC))
+                raise (_Unreachable if retry_after is None else _Busy)(
+                    f"the extraction service {address} is busy, or not there yet (status {response.status_code})",
+                    retry_after=None if retry_after is None else min(retry_after, LONGEST_PAUSE_SECONDS),
                 )
             if response.status_code != 200:
-                raise _strange(settings, f"status {response.status_code}")
+                raise _invalid_response(settings, f"status {response.status_code}")
             yield response
     except TimeoutError as error:
         raise Deferred(
-            f"the extraction service {where} did not answer within {seconds:g} s: has it the same PENSTOCK_EXTRACTION_…"
-            " settings?"
+            f"the extraction service {address} did not answer within {seconds:g} s: check that it has the same"
+            " PENSTOCK_EXTRACTION_… settings"
         ) from error
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
-        raise _Away(f"the extraction service {where} cannot be reached ({type(error).__name__})") from error
+        raise _Unreachable(f"the extraction service {address} cannot be reached ({type(error).__name__})") from error
 
 
 async def _body(response: httpx.Response, most: int, settings: ExtractionSettings) -> bytes:
     if response.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise _strange(settings, "it is compressed")
+        raise _invalid_response(settings, "it is compressed")
     body = bytearray()
     async for piece in response.aiter_raw():
         body += piece
         if len(body) > most:
-            raise _strange(settings, f"it has more than {most:,} bytes")
+            raise _invalid_response(settings, f"it has more than {most:,} bytes")
     return bytes(body)
 
 
-def _strange(settings: ExtractionSettings, what: str) -> Deferred:
+def _invalid_response(settings: ExtractionSettings, reason: str) -> Deferred:
     return Deferred(
-        f"the extraction service {_shown(settings)} answers what no extraction service of this version does ({what}):"
-        " does PENSTOCK_EXTRACTION_URL name it? Nothing is read until it does"
+        f"the extraction service {_netloc(settings)} gave an invalid answer ({reason}): check that"
+        " PENSTOCK_EXTRACTION_URL names a service of this version; files wait until it does"
     )
 
 
-def _shown(settings: ExtractionSettings) -> str:
+def _netloc(settings: ExtractionSettings) -> str:
     return urlsplit(settings.url or "").netloc
 
 
 @cache
-def _trusted(ca_certs: str | None) -> ssl.SSLContext:
+def _tls_context(ca_certs: str | None) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=ca_certs) if ca_certs else httpx.create_ssl_context(trust_env=False)
     except OSError as error:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extracted:
-    """``text`` is never empty. Of text files it is as it stands in the file (HTML included: the pipeline normalises
-    it); of PDF and office files it is Markdown, or plain text where there is no structure to keep."""
+    """The text of a file, which is never empty. The text of a text file is unchanged (HTML included: the pipeline
+    normalises it); that of a PDF or Office file is Markdown, or plain text where there is no structure."""
 
     text: str
     media_type: str
@@ -44,7 +44,7 @@ Code = Literal[
     "vanished",
 ]
 
-OF_THE_CONTENT: frozenset[str] = frozenset(
+CONTENT_CODES: frozenset[str] = frozenset(
     {
         "binary",
         "bomb",
@@ -61,14 +61,14 @@ OF_THE_CONTENT: frozenset[str] = frozenset(
         "unsupported",
     }
 )
-"""The same bytes fail in the same way again: not read again until they change (a hostile file costs its limit once)."""
+"""The file's content is the reason: it is not read again until it changes, so a hostile file costs its limit once."""
 
-OF_THE_MACHINE: frozenset[str] = frozenset({"unconfined"})
-"""Not the file's fault: it is read again, although it is unchanged, once the machine lacks nothing."""
+MACHINE_CODES: frozenset[str] = frozenset({"unconfined"})
+"""The machine is the reason: the file is read again, although unchanged, once the machine can confine its reader."""
 
 
 class Unreadable(Exception):
-    """``code`` is a bounded label; the text is for people and never quotes content."""
+    """A file has no text. ``code`` is a bounded label; the message is for people and never quotes content."""
 
     def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)

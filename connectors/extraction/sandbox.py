@@ -1,4 +1,4 @@
-"""One fresh process a document: started, watched, ended, and its answer read."""
+"""Reads each document in a fresh process: starts it, watches it, ends it and reads its answer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import IO
 
-from connectors.extraction import answer, kinds, ocr
+from connectors.extraction import answer, kinds
 from connectors.extraction.confinement import available
 from connectors.extraction.kinds import Kind
 from connectors.extraction.limits import Limits
@@ -34,9 +34,10 @@ from connectors.extraction.settings import ExtractionSettings, from_environment
 from connectors.extraction.text import MAX_TEXT_BYTES, read_text
 
 PROGRAM = (sys.executable, "-I", "-m", "connectors.extraction.process")
-MUCH = 0.6
-"""Of the memory limit: who dies having held this much died of it."""
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.05
+MEMORY_SHARE = 0.6
+"""A process that fails having used more than this share of its memory limit is taken to have failed for want of
+memory."""
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.002, 0.05
 _HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 """A line of ``/proc/PID/status`` (proc(5)): the peak resident set since the program was executed."""
 
@@ -44,9 +45,10 @@ _HIGH_WATER = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 async def extract_file(
     path: Path, name: str, media_type: str | None = None, *, settings: ExtractionSettings | None = None
 ) -> Extracted:
-    """The text of a file of any kind. name: what its owner calls it; its ending and ``media_type`` (as its source
-    declares it) tell what its first bytes do not. Raises Unreadable, whatever the file is or does; OSError if it
-    cannot be opened; Retryable while an extraction service cannot read it. Cancelling it ends the process."""
+    """Extract the text of a file of any kind. name: the file's name at its source; its ending and ``media_type``, which
+    the source declares, count where the first bytes are ambiguous. Raises Unreadable, whatever the file is or does;
+    OSError if it cannot be opened; Retryable while the extraction service cannot read it. Cancelling ends the
+    process."""
     settings = settings or from_environment()
     prepared = await asyncio.to_thread(_prepare, path, name, media_type, settings)
     if isinstance(prepared, Extracted):
@@ -64,7 +66,7 @@ async def extract_file(
 def extract_blocking(
     file: FileIO, name: str, media_type: str | None = None, settings: ExtractionSettings | None = None
 ) -> Extracted:
-    """The same for callers in threads of their own. Raises Unreadable and Retryable."""
+    """Extract the text of an open file; blocks. Raises Unreadable and Retryable."""
     settings = settings or from_environment()
     file.seek(0)
     job = read_or_job(file, name, media_type, settings)
@@ -73,12 +75,12 @@ def extract_blocking(
 
 @cache
 def _pool(at_once: int) -> ThreadPoolExecutor:
-    """Whoever waits for a place waits in its queue."""
+    """The threads that run jobs; further jobs wait in its queue."""
     return ThreadPoolExecutor(at_once, thread_name_prefix="extraction")
 
 
 def _prepare(path: Path, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | AnyJob:
-    file = path.open("rb", buffering=0)  # its process shares the position: nothing is read ahead
+    file = path.open("rb", buffering=0)  # the reading process shares the position, so nothing may be read ahead
     try:
         prepared = read_or_job(file, name, media_type, settings)
     except BaseException:
@@ -90,7 +92,7 @@ def _prepare(path: Path, name: str, media_type: str | None, settings: Extraction
 
 
 def read_or_job(file: FileIO, name: str, media_type: str | None, settings: ExtractionSettings) -> Extracted | AnyJob:
-    """Plain text is read here; all else is somebody's to ``run``, in a thread. Raises Unreadable."""
+    """Read plain text here; return a job for any other file, to be ``run`` in a thread. Raises Unreadable."""
     kind = kinds.kind_of(file.read(kinds.HEAD_BYTES), name, media_type)
     size = os.fstat(file.fileno()).st_size
     if size > settings.max_file_bytes:
@@ -104,20 +106,20 @@ def read_or_job(file: FileIO, name: str, media_type: str | None, settings: Extra
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessExit:
     """How a process ended."""
 
     code: int
-    """As ``Popen.returncode``: negative is the signal."""
+    """As ``Popen.returncode``: a negative number is the signal."""
     peak_bytes: int
-    """Resident at most, as last looked at: every 50 ms at the latest."""
+    """Peak resident set size; sampled every 50 ms at least."""
     cpu_seconds: float
     in_time: bool
 
 
 @dataclass(slots=True)
 class Job:
-    """One document. ``run`` is called once, in a thread."""
+    """Reads one document. ``run`` is called once, in a thread."""
 
     file: IO[bytes]
     kind: Kind
@@ -125,10 +127,11 @@ class Job:
     _killed: threading.Event = field(default_factory=threading.Event)
 
     def kill(self) -> None:
+        """End ``run`` soon. May be called from any thread."""
         self._killed.set()
 
     def run(self) -> Extracted:
-        """Raises Unreadable."""
+        """Read the document, with OCR if it needs it. Raises Unreadable."""
         if self.settings.unconfined == "refuse" and not available().is_complete:
             raise Unreadable("unconfined", f"is not read: this machine cannot confine its reader ({available()})")
         with tempfile.TemporaryDirectory(prefix="penstock-", ignore_cleanup_errors=True) as name:
@@ -138,58 +141,58 @@ class Job:
             except Unreadable as error:
                 if error.code != "needs_ocr":
                     raise
-                if not self.settings.ocr or (program := ocr.program()) is None:
-                    raise Unreadable("needs_ocr", f"{error}; {ocr.advice(self.settings)}") from error
+                if not self.settings.ocr or (program := shutil.which(OCR_PROGRAM)) is None:
+                    raise Unreadable("needs_ocr", f"{error}; {_ocr_advice(self.settings)}") from error
             try:
-                return self._recognised(folder, program)
+                return self._read_with_ocr(folder, program)
             finally:
                 _flatten(folder)
 
-    def _recognised(self, folder: Path, program: str) -> Extracted:
-        given, made = folder / "given.pdf", folder / "recognised.pdf"
+    def _read_with_ocr(self, folder: Path, program: str) -> Extracted:
+        source, target = folder / "scanned.pdf", folder / "recognised.pdf"
         self.file.seek(0)
-        with given.open("wb") as copy:
+        with source.open("wb") as copy:
             shutil.copyfileobj(self.file, copy)
         limits = self.settings.ocr_limits()
-        ended, _ = self._watch("run", folder, limits, ocr.command(program, given, made, self.settings))
-        if not ended.in_time:
+        process_exit, _ = self._watch("run", folder, limits, _ocr_command(program, source, target, self.settings))
+        if not process_exit.in_time:
             raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR took more than {limits.wall_seconds} s")
-        file = _plain_file(made) if ended.code == 0 else None
+        file = _plain_file(target) if process_exit.code == 0 else None
         if file is None:
-            raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR failed: {ocr.reason(ended.code)}")
+            raise Unreadable("needs_ocr", f"is a scanned PDF, and OCR failed: {_ocr_failure(process_exit.code)}")
         with file:
-            found = Job(file, self.kind, self.settings, self._killed)._read(folder)
-        return Extracted(found.text, found.media_type, found.title, found.author, {**found.metadata, "ocr": True})
+            result = Job(file, self.kind, self.settings, self._killed)._read(folder)
+        return replace(result, metadata={**result.metadata, "ocr": True})
 
     def _read(self, folder: Path) -> Extracted:
-        found = self._answer(self.kind, folder)
-        if self.kind == "office" and isinstance(found, str):
-            found = self._answer(found, folder)
-        if isinstance(found, str):
-            raise _without_an_answer()
-        return found
+        result = self._answer(self.kind, folder)
+        if self.kind == "office" and isinstance(result, str):
+            result = self._answer(result, folder)
+        if isinstance(result, str):
+            raise _no_answer()
+        return result
 
     def _answer(self, kind: str, folder: Path) -> Extracted | str:
-        """What a process of its own says of the document, which may have taken it over."""
+        """Run a reading process and return its answer, which is not trusted: the document may have taken it over."""
         self.file.seek(0)
         limits = self.settings.limits()
-        ended, told = self._watch(kind, folder, limits)
-        if (refusal := _refusal(ended, limits)) is not None:
+        process_exit, output = self._watch(kind, folder, limits)
+        if (refusal := _refusal(process_exit, limits)) is not None:
             raise refusal
         try:
-            return answer.read(told)
+            return answer.read(output)
         except answer.Malformed as error:
-            raise _without_an_answer() from error
+            raise _no_answer() from error
 
-    def _watch(self, kind: str, folder: Path, limits: Limits, program: Sequence[str] = ()) -> tuple[Ended, bytes]:
-        """How it ended, and what it wrote to standard output. The process and all that it started are gone when this
-        returns."""
+    def _watch(self, kind: str, folder: Path, limits: Limits, program: Sequence[str] = ()) -> tuple[ProcessExit, bytes]:
+        """Run a process. Return how it ended and what it wrote to standard output. The process and all that it started
+        have ended when this returns."""
         confinement = "required" if self.settings.unconfined == "refuse" else "optional"
-        with tempfile.TemporaryFile(buffering=0) as told:
+        with tempfile.TemporaryFile(buffering=0) as output:
             process = subprocess.Popen(
                 [*PROGRAM, kind, _json(limits), confinement, *program],
                 stdin=self.file,
-                stdout=told,
+                stdout=output,
                 stderr=subprocess.DEVNULL,
                 cwd=folder,
                 env={
@@ -200,35 +203,35 @@ class Job:
                 },
                 start_new_session=True,
             )
-            ended = self._awaited(process, limits)
-            told.seek(0)
-            return ended, told.read(answer.MAX_BYTES + 1)
+            process_exit = self._wait(process, limits)
+            output.seek(0)
+            return process_exit, output.read(answer.MAX_BYTES + 1)
 
-    def _awaited(self, process: subprocess.Popen[bytes], limits: Limits) -> Ended:
-        deadline, pause, in_time, peak = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE, True, 0
+    def _wait(self, process: subprocess.Popen[bytes], limits: Limits) -> ProcessExit:
+        deadline, pause, in_time, peak = time.monotonic() + limits.wall_seconds, _SHORTEST_PAUSE_SECONDS, True, 0
         try:
-            # Not reaped yet: until it is, nobody else can be given its number.
+            # Not reaped yet: its number cannot be reused until it is.
             while os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 if self._killed.is_set() or time.monotonic() > deadline:
                     in_time = False
                     break
                 peak = max(peak, _peak_bytes(process.pid))
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         finally:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-        return Ended(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
+        return ProcessExit(process.returncode, peak, usage.ru_utime + usage.ru_stime, in_time)
 
 
 AnyJob = Job | RemoteJob
 
 
 def _plain_file(path: Path) -> FileIO | None:
-    """What a program made that may have been taken over: a link of its making would have us read for it what it may not
-    read itself. None: there is no file."""
+    """Open a file made by a program that may have been taken over, or return None if it is not a plain file: a link
+    would have us read for the program what it may not read itself."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -240,50 +243,101 @@ def _plain_file(path: Path) -> FileIO | None:
 
 
 def _flatten(folder: Path) -> None:
-    """Leave no folders within folders: a program that was taken over nests them more deeply than Python's removal of
-    the whole can follow (RecursionError; before 3.13), and with rights that keep it out."""
-    prefix, waiting, moved = secrets.token_hex(8), [folder], 0
-    while waiting:
-        here = waiting.pop()
-        for entry in list(os.scandir(here)):
+    """Leave no folders within folders, so that the folder can be removed: a program that was taken over may nest them
+    more deeply than ``shutil.rmtree`` can follow (RecursionError before Python 3.13), without rights to enter them."""
+    prefix, pending, moved = secrets.token_hex(8), [folder], 0
+    while pending:
+        parent = pending.pop()
+        for entry in list(os.scandir(parent)):
             if not entry.is_dir(follow_symlinks=False):
                 continue
             os.chmod(entry.path, 0o700)
             target = folder / f"{prefix}-{moved}"
             os.rename(entry.path, target)
-            waiting.append(target)
+            pending.append(target)
             moved += 1
 
 
 def _peak_bytes(pid: int) -> int:
-    """Its largest resident size so far; 0 where the kernel does not tell. ``ru_maxrss`` will not do: a child inherits
-    that of the process that started it, so that a large worker would make every crash look like want of memory."""
+    """Return a process's peak resident set size; 0 if the kernel does not report it. ``ru_maxrss`` is of no use: a
+    child inherits it from its parent, so that a large worker would make every crash look like want of memory."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
-    found = _HIGH_WATER.search(status)
-    return int(found[1]) * 1024 if found else 0
+    match = _HIGH_WATER.search(status)
+    return int(match[1]) * 1024 if match else 0
 
 
 def _json(limits: Limits) -> str:
     return json.dumps(asdict(limits))
 
 
-def _refusal(ended: Ended, limits: Limits) -> Unreadable | None:
-    """None: it has answered."""
-    if not ended.in_time or ended.code == -signal.SIGALRM:
+def _refusal(process_exit: ProcessExit, limits: Limits) -> Unreadable | None:
+    """Return the error that a process's end means, or None if it has answered."""
+    if not process_exit.in_time or process_exit.code == -signal.SIGALRM:
         return Unreadable("too_slow", f"took more than {limits.wall_seconds} s to read")
-    if ended.code == -signal.SIGXCPU or (ended.code == -signal.SIGKILL and ended.cpu_seconds >= limits.cpu_seconds - 1):
-        return Unreadable("too_slow", f"took more than {limits.cpu_seconds} s of computing to read")
-    if ended.code == 0:
+    if process_exit.code == -signal.SIGXCPU or (
+        process_exit.code == -signal.SIGKILL and process_exit.cpu_seconds >= limits.cpu_seconds - 1
+    ):
+        return Unreadable("too_slow", f"took more than {limits.cpu_seconds} s of CPU time to read")
+    if process_exit.code == 0:
         return None
-    # SIGKILL that is not ours is the kernel's, when the machine's (or container's) memory is full.
-    if ended.code == -signal.SIGKILL or ended.peak_bytes > MUCH * limits.memory_bytes:
+    # A SIGKILL that this class did not send comes from the kernel, when the machine's or container's memory is full.
+    if process_exit.code == -signal.SIGKILL or process_exit.peak_bytes > MEMORY_SHARE * limits.memory_bytes:
         return Unreadable("too_much_memory", "needs more memory to be read than a document may have")
-    how = signal.Signals(-ended.code).name if ended.code < 0 else f"exit code {ended.code}"
-    return Unreadable("crashed", f"made its reader crash ({how}): it is damaged, or made to do so")
+    cause = signal.Signals(-process_exit.code).name if process_exit.code < 0 else f"exit code {process_exit.code}"
+    return Unreadable("crashed", f"made its reader crash ({cause}): it is damaged, or made to do so")
 
 
-def _without_an_answer() -> Unreadable:
+def _no_answer() -> Unreadable:
     return Unreadable("crashed", "made its reader end without an answer")
+
+
+OCR_PROGRAM = "ocrmypdf"
+"""A separate program, which is used if it is installed; it is not a dependency."""
+_OCR_FAILURES = {
+    1: "it was called wrongly",
+    2: "the PDF is damaged",
+    3: "a program is missing that it needs (tesseract, say)",
+    4: "its result was not a valid PDF",
+    5: "it may not write its files",
+    7: "tesseract failed",
+    8: "the PDF is encrypted",
+    9: "its tesseract configuration is wrong",
+    15: "it does not say why",
+}
+"""The reasons for its exit codes (ocrmypdf.readthedocs.io, "Advanced features", "Return code policy")."""
+
+
+def _ocr_command(program: str, source: Path, target: Path, settings: ExtractionSettings) -> list[str]:
+    """Return a command line that leaves pages with text as they are, and reads one page at a time: the memory limit is
+    that of one page."""
+    return [
+        program,
+        "--skip-text",
+        "--quiet",
+        "--output-type",
+        "pdf",
+        "--optimize",
+        "0",
+        "--jobs",
+        "1",
+        "--language",
+        settings.ocr_languages,
+        str(source),
+        str(target),
+    ]
+
+
+def _ocr_advice(settings: ExtractionSettings) -> str:
+    """Return what the document's owner or the operator can do."""
+    if settings.ocr:
+        return (
+            f"OCR is switched on but {OCR_PROGRAM} is not installed: install it, or recognise the text before uploading"
+        )
+    return f"recognise its text before uploading, or install {OCR_PROGRAM} and set PENSTOCK_EXTRACTION_OCR=true"
+
+
+def _ocr_failure(code: int) -> str:
+    return _OCR_FAILURES.get(code, f"it ended with {code}")

@@ -1,8 +1,8 @@
-"""`penstock extract serve`: files of others read here, over HTTP. It has no secret, asks nobody, and keeps nothing.
+"""`penstock extract serve`: reads files for connectors, over HTTP. It has no secret, calls nothing and stores nothing.
 
-``POST /v1/extract?name=…&media_type=…`` with a file's bytes answers what ``answer`` has: a text, or why there is none.
-``/livez``, ``/readyz``, ``/status`` and ``/metrics`` are as with other processes.
-"""
+``POST /v1/extract?name=…&media_type=…`` takes a file's bytes and responds in the format of ``answer``: with the text,
+or the reason why there is none. ``/livez``, ``/readyz``, ``/status`` and ``/metrics`` are the same as in other
+processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from connectors.extraction import answer
-from connectors.extraction.remote import NAME_CHARACTERS, PATH
+from connectors.extraction.remote import MAX_NAME_CHARACTERS, PATH
 from connectors.extraction.result import Extracted, Unreadable
 from connectors.extraction.sandbox import read_or_job
 from connectors.extraction.settings import WAIT_SECONDS, ExtractionSettings, confinement
@@ -38,14 +38,14 @@ from pipeline.runtime.settings import PortSettings
 log = structlog.get_logger()
 
 BYTES_PER_SECOND = 2**20
-"""Who is slower in sending or taking is cut off, after ``body_seconds``."""
-BUSY_SECONDS = 2
-"""After which who was sent away may come again."""
+"""A client that sends or receives more slowly is disconnected, after ``body_seconds``."""
+BUSY_RETRY_SECONDS = 2
+"""The Retry-After of a response that says that the service is busy."""
 SECONDS_BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 
 class ServiceMetrics:
-    """One registry a service."""
+    """The service's metrics, in a registry of their own."""
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
@@ -60,30 +60,30 @@ class ServiceMetrics:
         self.seconds = Histogram(
             "penstock_extraction_seconds", "Time that reading a file took", buckets=SECONDS_BUCKETS, registry=r
         )
-        self.taken = Gauge(
+        self.accepted = Gauge(
             "penstock_extraction_pending_requests", "Files that arrive, wait for a place or are read", registry=r
         )
 
 
-class _Ended(Exception):
-    """A request that ends without a text."""
+class _RequestFailed(Exception):
+    """A request ends without a text."""
 
     def __init__(self, outcome: str, status: int | None, message: str) -> None:
         super().__init__(message)
         self.outcome = outcome
         self.status = status
-        """None: nobody is there to read it."""
+        """None: the client is gone, so no response is sent."""
 
 
 class Extraction:
-    """An ASGI application for one path. At most ``at_once`` files are read, and ``waiting`` more are taken in."""
+    """An ASGI application for one path. At most ``at_once`` files are read at a time, and ``waiting`` more accepted."""
 
     def __init__(self, settings: ExtractionSettings, metrics: ServiceMetrics) -> None:
         self._settings = settings.model_copy(update={"url": None})
         self._metrics = metrics
-        self._places = asyncio.Semaphore(settings.at_once)
+        self._readers = asyncio.Semaphore(settings.at_once)
         self._threads = ThreadPoolExecutor(settings.at_once, thread_name_prefix="extraction")
-        self._taken = 0
+        self._accepted = 0
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -91,12 +91,14 @@ class Extraction:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request, outcome = Request(scope, receive), "failed"
         try:
-            outcome = await self._served(request, send)
-        except _Ended as ended:
-            outcome = ended.outcome
-            if ended.status is not None:
-                headers = {"Connection": "close"} | ({"Retry-After": str(BUSY_SECONDS)} if outcome == "busy" else {})
-                await PlainTextResponse(f"{ended}\n", ended.status, headers)(scope, receive, send)
+            outcome = await self._respond(request, send)
+        except _RequestFailed as failure:
+            outcome = failure.outcome
+            if failure.status is not None:
+                headers = {"Connection": "close"} | (
+                    {"Retry-After": str(BUSY_RETRY_SECONDS)} if outcome == "busy" else {}
+                )
+                await PlainTextResponse(f"{failure}\n", failure.status, headers)(scope, receive, send)
         except ClientDisconnect:
             outcome = "left"
         except asyncio.CancelledError:  # the service stops
@@ -104,48 +106,48 @@ class Extraction:
             raise
         finally:
             self._metrics.requests.labels(outcome).inc()
-            self._metrics.taken.set(self._taken)
+            self._metrics.accepted.set(self._accepted)
 
-    async def _served(self, request: Request, send: Send) -> str:
-        # No page in a browser can send this without being asked first, and nobody says that it may.
+    async def _respond(self, request: Request, send: Send) -> str:
+        # A page in a browser sends this only after a preflight request (CORS), which is never answered with consent.
         if request.headers.get("content-type", "") != "application/octet-stream":
-            raise _Ended("refused", 415, "send a file's bytes as application/octet-stream")
-        if self._taken >= self._settings.at_once + self._settings.waiting:
-            raise _Ended("busy", 503, "busy: come again")
-        self._taken += 1
-        self._metrics.taken.set(self._taken)
+            raise _RequestFailed("refused", 415, "send a file's bytes as application/octet-stream")
+        if self._accepted >= self._settings.at_once + self._settings.waiting:
+            raise _RequestFailed("busy", 503, "busy: come again")
+        self._accepted += 1
+        self._metrics.accepted.set(self._accepted)
         try:
             with tempfile.TemporaryFile(buffering=0) as file:
-                found = await self._found(request, file)
-            response = Response(answer.written(found), media_type="application/octet-stream")
+                result = await self._extract(request, file)
+            response = Response(answer.encode_result(result), media_type="application/octet-stream")
             try:
                 async with asyncio.timeout(self._settings.body_seconds):
                     await response(request.scope, request.receive, send)
             except TimeoutError as error:
-                raise _Ended("slow", None, "the answer was not fetched in time") from error
+                raise _RequestFailed("slow", None, "the response was not fetched in time") from error
         finally:
-            self._taken -= 1
-        return "unreadable" if isinstance(found, Unreadable) else "read"
+            self._accepted -= 1
+        return "unreadable" if isinstance(result, Unreadable) else "read"
 
-    async def _found(self, request: Request, file: FileIO) -> Extracted | Unreadable:
-        if not await self._arrived(request, file):
+    async def _extract(self, request: Request, file: FileIO) -> Extracted | Unreadable:
+        if not await self._receive(request, file):
             most = self._settings.max_file_bytes
             return Unreadable("too_large", f"is larger than {most:,} bytes, which the extraction service takes")
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._places.acquire()
+                await self._readers.acquire()
         except TimeoutError as error:
-            raise _Ended("busy", 503, "busy: come again") from error
+            raise _RequestFailed("busy", 503, "busy: come again") from error
         try:
             return await self._read(request, file)
         except Unreadable as error:
             return error
         finally:
-            self._places.release()
+            self._readers.release()
 
-    async def _arrived(self, request: Request, file: FileIO) -> bool:
-        """False: it is too large; it is heard to its end all the same, for who is cut off does not read why. Raises
-        _Ended and ClientDisconnect."""
+    async def _receive(self, request: Request, file: FileIO) -> bool:
+        """Receive the file. Return False if it is too large: the rest of its body is discarded, because a client that
+        is disconnected does not read the response. Raises _RequestFailed and ClientDisconnect."""
         most, size = self._settings.max_file_bytes, 0
         try:
             async with asyncio.timeout(self._settings.body_seconds):
@@ -155,13 +157,13 @@ class Extraction:
                         raise OSError(errno.ENOSPC, "the disk is full")
         except TimeoutError as error:
             seconds = self._settings.body_seconds
-            raise _Ended("slow", 408, f"the whole file has to arrive within {seconds:g} s") from error
+            raise _RequestFailed("slow", 408, f"the whole file has to arrive within {seconds:g} s") from error
         return size <= most
 
     async def _read(self, request: Request, file: FileIO) -> Extracted:
-        """Raises Unreadable, and ClientDisconnect: what nobody waits for is not read to its end."""
-        name = request.query_params.get("name", "")[-NAME_CHARACTERS:]
-        media_type = request.query_params.get("media_type", "")[:NAME_CHARACTERS] or None
+        """Read the file, or stop when the client disconnects. Raises Unreadable and ClientDisconnect."""
+        name = request.query_params.get("name", "")[-MAX_NAME_CHARACTERS:]
+        media_type = request.query_params.get("media_type", "")[:MAX_NAME_CHARACTERS] or None
         file.seek(0)
         began = perf_counter()
         job = await asyncio.to_thread(read_or_job, file, name, media_type, self._settings)
@@ -169,7 +171,7 @@ class Extraction:
             return job
         reading: Future[Extracted] = self._threads.submit(job.run)
         waiting = asyncio.wrap_future(reading)
-        leaving = asyncio.create_task(_left(request))
+        leaving = asyncio.create_task(_disconnected(request))
         either: set[asyncio.Future[Any]] = {waiting, leaving}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -178,13 +180,13 @@ class Extraction:
             return await waiting
         finally:
             leaving.cancel()
-            if not waiting.done():  # its place is free when its processes are gone
+            if not waiting.done():  # its thread is free only when its processes have ended
                 job.kill()
                 await asyncio.gather(waiting, return_exceptions=True)
             self._metrics.seconds.observe(perf_counter() - began)
 
 
-async def _left(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -192,13 +194,13 @@ async def _left(request: Request) -> None:
 def app(settings: ExtractionSettings, metrics: ServiceMetrics) -> Starlette:
     extraction = Extraction(settings, metrics)
 
-    async def ok(_: Request) -> Response:
+    async def healthy(_: Request) -> Response:
         return PlainTextResponse("ok\n")
 
     async def status(_: Request) -> Response:
         return JSONResponse(confinement())
 
-    async def scraped(_: Request) -> Response:
+    async def metrics_page(_: Request) -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @asynccontextmanager
@@ -209,10 +211,10 @@ def app(settings: ExtractionSettings, metrics: ServiceMetrics) -> Starlette:
     return Starlette(
         routes=[
             Route(PATH, extraction, methods=["POST"]),
-            Route("/livez", ok),
-            Route("/readyz", ok),
+            Route("/livez", healthy),
+            Route("/readyz", healthy),
             Route("/status", status),
-            Route("/metrics", scraped),
+            Route("/metrics", metrics_page),
         ],
         lifespan=lifespan,
     )
@@ -220,9 +222,9 @@ def app(settings: ExtractionSettings, metrics: ServiceMetrics) -> Starlette:
 
 @asynccontextmanager
 async def serving(settings: ExtractionSettings) -> AsyncIterator[str]:
-    """Yields the address. Raises Misconfigured."""
+    """Run the service and yield its address. Raises Misconfigured."""
     host, port, metrics = settings.host, settings.port, ServiceMetrics()
-    # Not read from anywhere: where settings come from, secrets do too. The time for a body is ours (``_arrived``).
+    # Built without reading the environment: the service reads no secrets. Only ``_receive`` limits the time for a body.
     bounds = PortSettings.model_construct(body_seconds=settings.body_seconds, bytes_per_second=BYTES_PER_SECOND)
     try:
         async with served(
@@ -237,7 +239,7 @@ async def serving(settings: ExtractionSettings) -> AsyncIterator[str]:
 
 
 async def run(settings: ExtractionSettings, on_ready: Callable[[str], None]) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Run the service until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

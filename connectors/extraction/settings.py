@@ -1,4 +1,4 @@
-"""How files are read, from ``PENSTOCK_EXTRACTION_<FIELD>``."""
+"""The settings of extraction, from ``PENSTOCK_EXTRACTION_<FIELD>``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pipeline.core.errors import Misconfigured
 
 _DEFAULT = Limits()
 WAIT_SECONDS = 30.0
-"""For a place at the extraction service; then it says that it is busy."""
+"""Longest time that the extraction service makes a file wait for a free reader; then it responds that it is busy."""
 
 
 class ExtractionSettings(BaseSettings):
-    """``connectors.extraction.limits`` says what the limits are and where they come from."""
+    """How files are read. ``connectors.extraction.limits`` documents the limits and their sources."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_EXTRACTION_", frozen=True, extra="forbid")
 
@@ -31,54 +31,54 @@ class ExtractionSettings(BaseSettings):
         ge=1,
         le=256,
     )
-    """Documents read side by side; each may need ``memory_bytes``. Default: as many as processors."""
+    """Documents read at the same time; each may need ``memory_bytes``. Default: the number of processors."""
     max_file_bytes: int = Field(50_000_000, ge=1)
-    """Of a PDF, office or mail file. A larger one is refused unread."""
+    """Largest PDF, Office or mail file. A larger one is refused unread."""
     memory_bytes: int = Field(_DEFAULT.memory_bytes, ge=256 * 1024**2)
     cpu_seconds: int = Field(_DEFAULT.cpu_seconds, ge=1)
     wall_seconds: int = Field(_DEFAULT.wall_seconds, ge=1)
     pages: int = Field(_DEFAULT.pages, ge=1)
     cells: int = Field(_DEFAULT.cells, ge=1)
     unconfined: Literal["refuse", "allow"] = "refuse"
-    """What becomes of files where the kernel offers no confinement (Landlock and seccomp): ``allow`` reads them in a
-    process that, if a file takes it over, may do what its user may."""
+    """How files are treated where the kernel offers no confinement (Landlock and seccomp): ``allow`` reads them in a
+    process that, if a file takes it over, may do whatever its user may."""
     ocr: bool = False
-    """Have ``ocrmypdf`` (when it is installed) recognise the text of scanned PDFs."""
+    """Whether ``ocrmypdf``, if it is installed, recognises the text of scanned PDFs."""
     ocr_languages: str = Field("eng", pattern=r"^[A-Za-z_]{3,20}(\+[A-Za-z_]{3,20})*$")
-    """As ``ocrmypdf --language`` takes them, e.g. ``eng+deu``; each needs tesseract's data for it."""
+    """Languages as ``ocrmypdf --language`` takes them, e.g. ``eng+deu``; each needs tesseract's data for it."""
     ocr_wall_seconds: int = Field(600, ge=1)
-    """A page takes a few seconds."""
+    """Wall-clock time for a whole PDF; a page takes a few seconds."""
     ocr_memory_bytes: int = Field(4 * 1024**3, ge=256 * 1024**2)
-    """RLIMIT_AS of each of its processes: tesseract holds a page's picture and its models."""
+    """RLIMIT_AS of each OCR process: tesseract holds a page's picture and its models."""
     url: str | None = None
-    """Of an extraction service (`penstock extract serve`), ``http://host:port``: it reads PDF, Office and mail files
-    instead of this process. Give both the same settings: this side waits for as long as they let a document take."""
+    """Address of an extraction service (`penstock extract serve`), ``http://host:port``, which reads PDF, Office and
+    mail files instead of this process. Configure both alike: the client derives its timeout from its own settings."""
     ca_certs: str | None = None
-    """Who signed the certificate of an ``https`` address. Default: whom httpx trusts."""
+    """File of certificate authorities for an ``https`` address. Default: those that httpx trusts."""
     host: str = "127.0.0.1"
-    """Where `penstock extract serve` listens …"""
+    """Host on which `penstock extract serve` listens."""
     port: int = Field(8070, ge=0, le=65535)
-    """… and its port; 0 finds a free one."""
+    """Port on which `penstock extract serve` listens; 0: any free one."""
     waiting: int = Field(8, ge=0, le=1000)
-    """Requests that the service takes in beside the ``at_once`` that it works on; each is a file on its disk. Others
-    are sent away for some seconds."""
+    """Requests that the service accepts in addition to the ``at_once`` that it works on; each is a file on its disk.
+    Further ones get 503 with a Retry-After."""
     body_seconds: float = Field(60.0, gt=0)
-    """Most that a file takes to arrive at the service, and its text to be fetched."""
+    """Longest time for a file to arrive at the service, and again for its text to be fetched."""
 
     @model_validator(mode="after")
     def _is_an_address(self) -> Self:
-        """The value is not shown: somebody may have put a password into it."""
+        """Check the address. The error does not show the value, which may hold a password."""
         if self.url is not None:
             parts = urlsplit(self.url)
             is_plain = not (parts.username or parts.query or parts.fragment or parts.path.strip("/"))
             if parts.scheme not in ("http", "https") or not parts.hostname or not is_plain or parts.port == 0:
-                raise ValueError("URL is no address of a service: write http://host:port and nothing else")
+                raise ValueError("URL is not the address of a service: write http://host:port and nothing else")
         return self
 
     @property
     def response_seconds(self) -> float:
-        """From the first byte of a file to the last of what the service says: an Office file is read by two processes,
-        and a scanned PDF before and after OCR."""
+        """Longest time from the first byte of a request to the last of its response: an Office file is read by two
+        processes, and a scanned PDF before and after OCR."""
         reading = 2 * self.wall_seconds + (self.ocr_wall_seconds if self.ocr else 0)
         return 2 * self.body_seconds + WAIT_SECONDS + reading + 10
 
@@ -92,7 +92,7 @@ class ExtractionSettings(BaseSettings):
         )
 
     def ocr_limits(self) -> Limits:
-        """cpu_seconds count for each process, and a page is one of tesseract's."""
+        """The limits of OCR. Those of memory and CPU hold for each process; tesseract starts one for each page."""
         return Limits(
             memory_bytes=self.ocr_memory_bytes,
             cpu_seconds=self.ocr_wall_seconds,
@@ -104,17 +104,17 @@ class ExtractionSettings(BaseSettings):
 
 @cache
 def from_environment() -> ExtractionSettings:
-    """Raises Misconfigured."""
+    """Read the settings once. Raises Misconfigured."""
     try:
         return ExtractionSettings()
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        name = "_".join(["PENSTOCK_EXTRACTION", *map(str, found["loc"])]).upper()
-        raise Misconfigured(f"{name}: {found['msg']}") from error
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        name = "_".join(["PENSTOCK_EXTRACTION", *map(str, first_error["loc"])]).upper()
+        raise Misconfigured(f"{name}: {first_error['msg']}") from error
 
 
 def confinement() -> dict[str, str]:
-    """For people: how files are read by processes of this machine (``files``: confined, refused or unconfined), and
-    what its kernel offers. Raises Misconfigured."""
-    waived = {"refuse": "refused", "allow": "unconfined"}[from_environment().unconfined]
-    return {"files": "confined" if available().is_complete else waived, "kernel": str(available())}
+    """Describe how files are read by processes of this machine (``files``: confined, refused or unconfined), and what
+    its kernel offers (``kernel``). Raises Misconfigured."""
+    otherwise = {"refuse": "refused", "allow": "unconfined"}[from_environment().unconfined]
+    return {"files": "confined" if available().is_complete else otherwise, "kernel": str(available())}

@@ -1,4 +1,4 @@
-"""XLSX → Markdown: a heading and a table for each visible sheet, formulas by the values that were saved with them."""
+"""Converts XLSX to Markdown: a heading and a table for each visible sheet, with the saved values of formulas."""
 
 from __future__ import annotations
 
@@ -15,45 +15,51 @@ from connectors.extraction.result import Extracted
 
 CUT_OFF = "(The rest of this workbook is left out: it is longer than what is indexed.)"
 MAX_COLUMNS = 16_384
-"""Excel's own (support.microsoft.com, "Excel specifications and limits")."""
+"""Excel's limit (support.microsoft.com, "Excel specifications and limits")."""
 
 
 def read_sheets(file: IO[bytes], limits: Limits) -> Extracted:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of what it does not read (validation, print settings): nothing that we show
+        warnings.simplefilter(
+            "ignore"
+        )  # about what it does not read, such as validation and print settings: it is not shown
         book = openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False)
-        about = book.properties
-        shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
+        properties = book.properties
+        visible = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
         cap = _Cap(limits.cells, limits.text_bytes - 1_000)
         blocks = []
-        for sheet in shown:
-            sheet.reset_dimensions()  # as the file states them they may be anything
+        for sheet in visible:
+            sheet.reset_dimensions()  # the dimensions that the file states may be wrong
             if table := markdown.table(list(cap.rows(sheet.iter_rows(values_only=True)))):
                 blocks += [markdown.heading(2, sheet.title), table]
             if cap.reached:
                 blocks.append(CUT_OFF)
                 break
     metadata: dict[str, str | int | float | bool] = {"sheets": len(book.worksheets)}
-    if len(shown) < len(book.worksheets):
-        metadata["hidden_sheets"] = len(book.worksheets) - len(shown)
+    if len(visible) < len(book.worksheets):
+        metadata["hidden_sheets"] = len(book.worksheets) - len(visible)
     if cap.reached:
         metadata["truncated"] = True
     text = "\n\n".join(blocks) + "\n" if blocks else ""
-    author = (about.creator or "").strip()
+    author = (properties.creator or "").strip()
     return Extracted(
-        text, "text/markdown", (about.title or "").strip() or None, author if author != "openpyxl" else None, metadata
+        text,
+        "text/markdown",
+        (properties.title or "").strip() or None,
+        author if author != "openpyxl" else None,
+        metadata,
     )
 
 
 class _Cap:
-    """Counts what is read of all sheets together."""
+    """Limits the cells and bytes that are read from all sheets together."""
 
     def __init__(self, cells: int, text_bytes: int) -> None:
         self._cells, self._bytes = cells, text_bytes
         self.reached = False
 
     def rows(self, rows: Iterator[Sequence[Any]]) -> Iterator[list[str]]:
-        """Those with something in them, until there is no more room."""
+        """Yield rows that are not empty, until a limit is reached."""
         for row in rows:
             values = [_shown(value) for value in row[:MAX_COLUMNS]]
             while values and not values[-1]:

@@ -1,4 +1,5 @@
-"""PPTX → Markdown: a heading a slide, its text as bullets, its tables, its notes. Hidden slides are left out."""
+"""Converts PPTX to Markdown: for each slide a heading, its text as bullets, its tables and notes. Hidden slides are
+left out."""
 
 from __future__ import annotations
 
@@ -24,20 +25,22 @@ def read_slides(file: IO[bytes], limits: Limits) -> Extracted:
     slides = list(deck.slides)
     if len(slides) > limits.pages:
         raise Unreadable("too_large", f"has {len(slides):,} slides, the limit is {limits.pages:,}: split it")
-    shown = [(n, slide) for n, slide in enumerate(slides, 1) if slide._element.get("show") not in ("0", "false")]
+    visible = [(n, slide) for n, slide in enumerate(slides, 1) if slide._element.get("show") not in ("0", "false")]
     reader = _Reader(limits.cells)
-    blocks = [block for n, slide in shown for block in reader.slide(n, slide)]
-    about = deck.core_properties
-    titles = [words for _, slide in shown if (words := _title(slide))]
-    own = (about.title or "").strip()
-    title: str | None = own if own and own != "PowerPoint Presentation" else titles[0] if titles else None
+    blocks = [block for n, slide in visible for block in reader.slide(n, slide)]
+    properties = deck.core_properties
+    titles = [words for _, slide in visible if (words := _title(slide))]
+    stated_title = (properties.title or "").strip()
+    title: str | None = (
+        stated_title if stated_title and stated_title != "PowerPoint Presentation" else titles[0] if titles else None
+    )
     metadata: dict[str, str | int | float | bool] = {"slides": len(slides)}
-    if len(shown) < len(slides):
-        metadata["hidden_slides"] = len(slides) - len(shown)
+    if len(visible) < len(slides):
+        metadata["hidden_slides"] = len(slides) - len(visible)
     if reader.truncated:
         metadata["truncated"] = True
-    text = "\n\n".join(blocks) + "\n" if reader.found else ""
-    return Extracted(text, "text/markdown", title, (about.author or "").strip() or None, metadata)
+    text = "\n\n".join(blocks) + "\n" if reader.has_text else ""
+    return Extracted(text, "text/markdown", title, (properties.author or "").strip() or None, metadata)
 
 
 def _title(slide: Any) -> str:
@@ -49,23 +52,23 @@ class _Reader:
     def __init__(self, cells: int) -> None:
         self._cells = cells
         self.truncated = False
-        self.found = False
-        """Whether there was any text but the headings that we make up."""
+        self.has_text = False
+        """Whether there was any text except the headings that are generated."""
 
     def slide(self, number: int, slide: Any) -> Iterator[str]:
         title = _title(slide)
-        self.found |= bool(title)
+        self.has_text |= bool(title)
         yield markdown.heading(2, title or f"Slide {number}")
         title_id = slide.shapes.title.shape_id if slide.shapes.title is not None else None
         for shape in _in_reading_order(slide.shapes):
-            if shape.shape_id != title_id and not _repeats(shape):
+            if shape.shape_id != title_id and not _is_on_every_slide(shape):
                 for block in self._shape(shape):
-                    self.found = True
+                    self.has_text = True
                     yield block
         if slide.has_notes_slide:
             frame = slide.notes_slide.notes_text_frame
             if frame is not None and (notes := frame.text.strip()):
-                self.found = True
+                self.has_text = True
                 yield "Notes: " + _lines(notes)
 
     def _shape(self, shape: Any) -> Iterator[str]:
@@ -95,12 +98,12 @@ class _Reader:
 
 
 def _lines(words: str) -> str:
-    """Line breaks within a paragraph come as vertical tabs."""
+    """Return text with its line breaks, which python-pptx writes as vertical tabs."""
     return words.replace("\v", "\n").strip()
 
 
 def _in_reading_order(shapes: Iterable[Any], depth: int = 0) -> Iterator[Any]:
-    """From top to bottom, then from left to right; groups as their members."""
+    """Yield shapes from top to bottom, then from left to right, and the members of groups instead of the groups."""
     for shape in sorted(shapes, key=lambda shape: (shape.top or 0, shape.left or 0)):
         if hasattr(shape, "shapes") and depth < _MAX_DEPTH:
             yield from _in_reading_order(shape.shapes, depth + 1)
@@ -108,5 +111,5 @@ def _in_reading_order(shapes: Iterable[Any], depth: int = 0) -> Iterator[Any]:
             yield shape
 
 
-def _repeats(shape: Any) -> bool:
+def _is_on_every_slide(shape: Any) -> bool:
     return bool(shape.is_placeholder and shape.placeholder_format.type in _ON_EVERY_SLIDE)

@@ -1,6 +1,6 @@
-"""Plain text: its encoding and its media type, by the name's ending or else by its beginning.
+"""Reads plain text: finds its encoding, and its media type by the name's ending or else by its beginning.
 
-A wrong guess ruins a document silently, so what is not certain is refused.
+A wrong encoding ruins a document silently, so a text whose encoding is uncertain is refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from charset_normalizer import CharsetMatches, from_bytes
 
 from connectors.extraction.result import Extracted, Unreadable
-from connectors.extraction.titles import named
+from connectors.extraction.titles import byline
 from topics.messages import MAX_CONTENT_BYTES
 
 _BOMS = (  # UTF-32 first: its little-endian mark begins with UTF-16's
@@ -48,28 +48,29 @@ _MAGIC = (
     b"{\\rtf",
 )
 _CONTROL = re.compile(r"[\x00-\x07\x0e-\x1a\x1c-\x1f\x7f]")
-_SNIFF = 64 * 1024
+_SNIFFED_BYTES = 64 * 1024
 MAX_CONTROL_SHARE = 0.02
 """Logs hold a stray control character; binary data that happens to decode holds many."""
 
-_DECLARED = re.compile(
+_DECLARED_ENCODING = re.compile(
     rb"""(?:<meta[^>]{0,200}?charset|<\?xml[^>]{0,200}?encoding|coding)\s*[:=]\s*["']?([-\w.]+)""", re.I
 )
 _ALIASES = {"iso-8859-1": "cp1252", "latin-1": "cp1252", "latin1": "cp1252", "us-ascii": "cp1252", "ascii": "cp1252"}
-"""As browsers read these names (the WHATWG encoding standard)."""
+"""Names as browsers understand them (the WHATWG encoding standard)."""
 
-_OF_NO_FILE = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape", "utf_7"})
+_REFUSED_CODECS = frozenset({"idna", "punycode", "raw_unicode_escape", "undefined", "unicode_escape", "utf_7"})
 """Python's codecs for pieces of text: they raise other errors, yield lone surrogates, or take more than linear time."""
 
 _JAPANESE_MODE = (b"\x1b$@", b"\x1b$B")
 _ASCII_MODE = (b"\x1b(B", b"\x1b(J")
-"""How ISO-2022-JP switches, in bytes that are all ASCII: as UTF-8 it would pass, and be garbage."""
+"""Escape sequences of ISO-2022-JP. All its bytes are ASCII, so it would pass as UTF-8 and be garbage."""
 
 MIN_COHERENCE = 0.15
-"""Of charset-normalizer: how well the letters' frequencies fit a language. 0 in texts too short to tell."""
+"""Least coherence by charset-normalizer: how well the letters' frequencies fit a language. 0 for texts that are too
+short to tell."""
 MAX_MESS = 0.1
-RIVAL = 0.02
-"""Another encoding that scores within this of the best and gives another text: a toss-up."""
+RIVAL_SCORE = 0.02
+"""If another encoding scores within this of the best and yields another text, the encoding is uncertain."""
 _EXCLUDED = ["utf_7", "utf_16", "utf_16_le", "utf_16_be", "utf_32", "utf_32_le", "utf_32_be"]
 """Any even number of bytes decodes as UTF-16: without a byte order mark it proves nothing."""
 
@@ -77,12 +78,12 @@ _WESTERN_LETTERS = frozenset("àâäáãåæçèéêëìíîïñòóôöõøœù
 _WESTERN_MARKS = frozenset("‘’“”„‚–—…•€£§©®™°«»¿¡·½¼¾×±\xa0")
 _MISPLACED = re.compile(r"[^\W\d_](?:[¿¡€£§©®™°«»•½¼¾×±·][^\W\d_]|[‚„])|[a-zß-ÿ][À-ÖØ-ÞŒ]")
 _PORTUGUESE = re.compile("ã[oe]|õe", re.I)
-"""Portuguese has these wherever it has ã; Romanian read as Western has the ã alone."""
+"""Sequences of Portuguese wherever it has ã; Romanian that is decoded as Western has ã without them."""
 MAX_WESTERN_SHARE = 0.2
 
 
 def decode(data: bytes) -> str:
-    """The text, without its byte order mark. Raises Unreadable: binary, encoding."""
+    """Return the text without its byte order mark. Raises Unreadable: binary, encoding."""
     for bom, encoding in _BOMS:
         if data.startswith(bom):
             return _checked(_strictly(data[len(bom) :], encoding))
@@ -90,12 +91,12 @@ def decode(data: bytes) -> str:
         raise Unreadable("binary", "is not text (it holds NUL bytes)")
     if data.startswith(_MAGIC):
         raise Unreadable("binary", "is not text (it begins like a binary format)")
-    if _has_any(data[:_SNIFF], _JAPANESE_MODE) and _has_any(data[:_SNIFF], _ASCII_MODE):
+    if _has_any(data[:_SNIFFED_BYTES], _JAPANESE_MODE) and _has_any(data[:_SNIFFED_BYTES], _ASCII_MODE):
         return _checked(_strictly(data, "iso2022_jp"))
     try:
         return _checked(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        _checked(data[:_SNIFF].decode("latin-1"))  # no encoding of text uses many control bytes
+        _checked(data[:_SNIFFED_BYTES].decode("latin-1"))  # no encoding of text uses many control bytes
         return _checked(_legacy(data, error))
 
 
@@ -113,7 +114,7 @@ def _strictly(data: bytes, encoding: str) -> str:
 def _checked(text: str) -> str:
     if "\x00" in text:
         raise Unreadable("binary", "is not text (it holds NUL characters)")
-    sample = text[:_SNIFF]
+    sample = text[:_SNIFFED_BYTES]
     controls = len(_CONTROL.findall(sample))
     if controls and controls > MAX_CONTROL_SHARE * len(sample):
         raise Unreadable("binary", "is not text (it is full of control characters)")
@@ -121,15 +122,15 @@ def _checked(text: str) -> str:
 
 
 def _legacy(data: bytes, error: UnicodeDecodeError) -> str:
-    """What is not UTF-8: by its own declaration, else by a confident guess."""
+    """Decode a text that is not UTF-8, by the encoding that it declares or else by a confident guess."""
     refusal = Unreadable(
         "encoding", f"is not valid UTF-8 (byte {error.start}) and its encoding is not certain: convert it to UTF-8"
     )
-    if declared := _DECLARED.search(data[:2048]):
+    if declared := _DECLARED_ENCODING.search(data[:2048]):
         name = declared[1].decode("ascii", "replace").lower()
         try:
             codec = codecs.lookup(_ALIASES.get(name, name)).name
-            if codec.replace("-", "_") in _OF_NO_FILE:
+            if codec.replace("-", "_") in _REFUSED_CODECS:
                 raise refusal from error
             return data.decode(codec)
         except (LookupError, UnicodeDecodeError):
@@ -146,18 +147,18 @@ def _legacy(data: bytes, error: UnicodeDecodeError) -> str:
 
 
 def _is_broken_utf8(data: bytes) -> bool:
-    """Whole multi-byte sequences hardly occur by chance: with some of them it is UTF-8, damaged."""
-    sample = data[:_SNIFF].decode("utf-8", "replace")
+    """Whether this is damaged UTF-8: complete multi-byte sequences hardly occur by chance."""
+    sample = data[:_SNIFFED_BYTES].decode("utf-8", "replace")
     broken = sample.count("\ufffd")
     return sum(char > "\x7f" for char in sample) - broken >= broken
 
 
 def _sample(data: bytes) -> bytes:
-    """The lines around the first byte that is not ASCII, at most _SNIFF bytes."""
+    """Return the lines around the first byte that is not ASCII, at most _SNIFFED_BYTES."""
     first = next((n for n, byte in enumerate(data) if byte > 0x7F), 0)
     start = data.rfind(b"\n", 0, max(0, first - 2048)) + 1
-    end = data.rfind(b"\n", start + 1, start + _SNIFF) if len(data) > start + _SNIFF else len(data)
-    return data[start : end if end > 0 else start + _SNIFF]
+    end = data.rfind(b"\n", start + 1, start + _SNIFFED_BYTES) if len(data) > start + _SNIFFED_BYTES else len(data)
+    return data[start : end if end > 0 else start + _SNIFFED_BYTES]
 
 
 def _guess(sample: bytes) -> str | None:
@@ -165,8 +166,8 @@ def _guess(sample: bytes) -> str | None:
     best = matches.best()
     western = _decoded(sample, "cp1252")
     if western is not None and _looks_western(western):
-        mine = [match.coherence for match in matches if _decoded(sample, match.encoding) == western]
-        if best is None or (mine and mine[0] >= best.coherence - 0.1):
+        same_text = [match.coherence for match in matches if _decoded(sample, match.encoding) == western]
+        if best is None or (same_text and same_text[0] >= best.coherence - 0.1):
             return "cp1252"
         return None
     if best is None or best.coherence < MIN_COHERENCE or _has_rival(matches, sample):
@@ -178,8 +179,8 @@ def _has_rival(matches: CharsetMatches, sample: bytes) -> bool:
     best = matches[0]
     text = _decoded(sample, best.encoding)
     return any(
-        match.coherence >= best.coherence - RIVAL
-        and match.chaos <= best.chaos + RIVAL
+        match.coherence >= best.coherence - RIVAL_SCORE
+        and match.chaos <= best.chaos + RIVAL_SCORE
         and _decoded(sample, match.encoding) != text
         for match in matches
     )
@@ -193,7 +194,8 @@ def _decoded(data: bytes, encoding: str) -> str | None:
 
 
 def _looks_western(text: str) -> bool:
-    """Words of mostly plain letters with the accents and marks of Western European languages, each where it belongs."""
+    """Whether a text has mostly plain letters, with the accents and marks of Western European languages where they
+    occur in words."""
     high = [char for char in text if char > "\x7f"]
     if any(char not in _WESTERN_LETTERS and char not in _WESTERN_MARKS for char in high):
         return False
@@ -228,26 +230,26 @@ _BY_ENDING = {
 }
 _TYPE_OF = {ending: media_type for media_type, endings in _BY_ENDING.items() for ending in endings}
 _SHEBANG = re.compile(r"#!\s*\S*?(?:/|env\s+(?:-\S+\s+)*)(python|node|deno|bash|sh|zsh|ksh)[\d.]*\b")
-_SHELL = {"python": "text/x-python", "node": "text/javascript", "deno": "text/typescript"}
+_TYPE_OF_INTERPRETER = {"python": "text/x-python", "node": "text/javascript", "deno": "text/typescript"}
 _HTML = re.compile(r"<(?:!doctype\s+html|html[\s>])", re.I)
-_BEGINNING = 4096
-_WHOLE_JSON = 1024 * 1024
-"""A longer text without a telling name is not parsed merely to learn whether it is JSON."""
+_BEGINNING_CHARACTERS = 4096
+_MAX_PARSED_CHARACTERS = 1024 * 1024
+"""A longer text whose name does not give its type is not parsed merely to learn whether it is JSON."""
 
 
 def media_type_of(name: str, text: str) -> str:
-    """name: the file's, with or without folders."""
+    """Return a text's media type. name: the file's name, with or without folders."""
     base = name.rpartition("/")[2]
     ending = base.rpartition(".")[2].lower() if "." in base.lstrip(".") else ""
     return _TYPE_OF.get(ending) or _by_beginning(text)
 
 
 def _by_beginning(text: str) -> str:
-    if found := _SHEBANG.match(text[:200].partition("\n")[0]):
-        return _SHELL.get(found[1], "application/x-sh")
-    if _HTML.match(_without_prologue(text[:_BEGINNING])):
+    if match := _SHEBANG.match(text[:200].partition("\n")[0]):
+        return _TYPE_OF_INTERPRETER.get(match[1], "application/x-sh")
+    if _HTML.match(_without_prologue(text[:_BEGINNING_CHARACTERS])):
         return "text/html"
-    if text[:1] in ("{", "[") and len(text) <= _WHOLE_JSON:
+    if text[:1] in ("{", "[") and len(text) <= _MAX_PARSED_CHARACTERS:
         if _parses(text):
             return "application/json"
         lines = text.splitlines()
@@ -257,7 +259,7 @@ def _by_beginning(text: str) -> str:
 
 
 def _without_prologue(text: str) -> str:
-    """Without the XML declaration and comments that may stand before the first element."""
+    """Return a text without the XML declaration and comments before its first element."""
     text = text.lstrip()
     for opening, closing in (("<?xml", "?>"), *[("<!--", "-->")] * 10):
         if text.startswith(opening):
@@ -278,21 +280,22 @@ MAX_TEXT_BYTES = 4 * MAX_CONTENT_BYTES + 4
 
 
 def read_text(data: bytes, name: str, media_type: str | None = None) -> Extracted:
-    """media_type: as declared; it counts where the name and the beginning say nothing. Raises Unreadable."""
+    """Read a text. media_type: as declared; it counts if neither the name nor the beginning gives one. Raises
+    Unreadable."""
     if len(data) > MAX_TEXT_BYTES:
         raise Unreadable("too_large", f"is {len(data):,} bytes; the limit is 4 MiB of text")
-    text = _fits(decode(data))
+    text = _within_limit(decode(data))
     if not text.strip():
         raise Unreadable("empty", "is empty")
     declared = (media_type or "").partition(";")[0].strip().lower()
-    found_type = media_type_of(name, text)
-    if found_type == "text/plain" and declared.startswith("text/"):
-        found_type = declared
-    found = named(text, found_type)
-    return Extracted(text, found_type, found.title, found.author)
+    actual = media_type_of(name, text)
+    if actual == "text/plain" and declared.startswith("text/"):
+        actual = declared
+    stated = byline(text, actual)
+    return Extracted(text, actual, stated.title, stated.author)
 
 
-def _fits(text: str) -> str:
+def _within_limit(text: str) -> str:
     size = len(text) if text.isascii() else len(text.encode())
     if size > MAX_CONTENT_BYTES:
         raise Unreadable("too_large", f"holds {size:,} bytes of text, the limit is {MAX_CONTENT_BYTES:,}")

@@ -1,4 +1,4 @@
-"""The title and author that a text names itself."""
+"""Finds the title and author that a text states."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import html
 import re
 from dataclasses import dataclass
 
-LONGEST = 500
-"""A heading longer than this is no title; it is cut."""
-_BEGINNING = 64 * 1024
+MAX_CHARACTERS = 500
+"""A longer title or author is cut."""
+_BEGINNING_CHARACTERS = 64 * 1024
 # No pattern here may take more than linear time on hostile text: every repetition is bounded, or ends a line.
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL)
@@ -34,67 +34,69 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Byline:
+    """A text's title and author, None where it does not state them."""
+
     title: str | None = None
     author: str | None = None
 
 
-def named(text: str, media_type: str) -> Named:
-    """None where the text does not say."""
-    start = text[:_BEGINNING].replace("\r\n", "\n")
+def byline(text: str, media_type: str) -> Byline:
+    """Find a text's title and author by the rules of its media type."""
+    start = text[:_BEGINNING_CHARACTERS].replace("\r\n", "\n")
     match media_type:
         case "text/markdown":
-            found = _markdown(start)
+            stated = _markdown(start)
         case "text/x-rst":
-            found = _rst(start)
+            stated = _rst(start)
         case "text/html":
-            found = _html(start)
+            stated = _html(start)
         case _:
-            found = Named()
-    return Named(tidy(found.title), tidy(found.author))
+            stated = Byline()
+    return Byline(tidy(stated.title), tidy(stated.author))
 
 
 def tidy(text: str | None) -> str | None:
-    """On one line, without control characters, not too long; None if nothing is left."""
+    """Return a text on one line, without control characters, cut to MAX_CHARACTERS; None if nothing is left."""
     line = " ".join("".join(char if char.isprintable() else " " for char in text or "").split())
-    return line[:LONGEST].rstrip() or None
+    return line[:MAX_CHARACTERS].rstrip() or None
 
 
-def _markdown(text: str) -> Named:
+def _markdown(text: str) -> Byline:
     pairs: dict[str, str] = {}
     if front := _FRONT_MATTER.match(text):
         text = text[front.end() :]
         pairs = {key.lower(): _plain_scalar(value) for key, value in _PAIR.findall(front[1])}
     body = _FENCE.sub("", text)
-    headings = [found for pattern in (_ATX, _SETEXT) if (found := pattern.search(body))]
-    first = min(headings, key=lambda found: found.start(), default=None)
+    headings = [match for pattern in (_ATX, _SETEXT) if (match := pattern.search(body))]
+    first = min(headings, key=lambda match: match.start(), default=None)
     title = pairs.get("title") or (_heading(first[1]) if first else None)
-    return Named(title, pairs.get("author") or pairs.get("authors"))
+    return Byline(title, pairs.get("author") or pairs.get("authors"))
 
 
 def _heading(line: str) -> str:
-    line = line[: 4 * LONGEST].rstrip()
+    line = line[: 4 * MAX_CHARACTERS].rstrip()
     return _MARKUP.sub(r"\1", _CLOSING.sub("", line))
 
 
 def _plain_scalar(value: str) -> str:
-    """A YAML scalar or flow list as people write them in front matter."""
+    """Return the text of a YAML scalar or flow list as it is usual in front matter."""
     value = value.strip()
     if value.startswith("[") and value.endswith("]"):
         return ", ".join(part.strip().strip("\"'") for part in value[1:-1].split(",") if part.strip())
     return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'" else value
 
 
-def _rst(text: str) -> Named:
-    found = next((m for m in _RST.finditer(text) if len((m["t1"] or m["t2"]).strip()) > 1), None)
+def _rst(text: str) -> Byline:
+    match = next((m for m in _RST.finditer(text) if len((m["t1"] or m["t2"]).strip()) > 1), None)
     author = _RST_AUTHOR.search(text)
-    return Named((found["t1"] or found["t2"]) if found else None, author[1] if author else None)
+    return Byline((match["t1"] or match["t2"]) if match else None, author[1] if author else None)
 
 
-def _html(text: str) -> Named:
+def _html(text: str) -> Byline:
     title = None
     for pattern in (_HTML_TITLE, _HTML_H1):
-        if (found := pattern.search(text)) and (title := tidy(html.unescape(_TAG.sub(" ", found[1])))):
+        if (match := pattern.search(text)) and (title := tidy(html.unescape(_TAG.sub(" ", match[1])))):
             break
     author = _HTML_AUTHOR.search(text)
-    return Named(title, html.unescape(author[1] or author[2] or "") if author else None)
+    return Byline(title, html.unescape(author[1] or author[2] or "") if author else None)

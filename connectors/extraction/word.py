@@ -1,7 +1,7 @@
-"""DOCX → Markdown: headings, lists, tables, footnotes, in the order of the text.
+"""Converts DOCX to Markdown: headings, lists, tables and footnotes, in the order of the text.
 
-What a reader of the printed page does not see is left out: headers and footers (on every page the same), comments,
-what tracked changes delete, hidden text, and the table of contents (the headings again).
+Left out are headers and footers, which are the same on every page, comments, text that tracked changes delete, hidden
+text, and the table of contents, which only repeats the headings.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SKIPPED = frozenset(
         "w:annotationRef",
     )
 ) | {"{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"}
-"""Fallback repeats, for old programs, what Choice beside it says."""
+"""Elements without text of their own. Fallback repeats, for old programs, what the Choice next to it says."""
 _BREAKS = {qn("w:tab"): "\t", qn("w:br"): "\n", qn("w:cr"): "\n", qn("w:noBreakHyphen"): "-"}
 _P, _TBL, _R, _T = qn("w:p"), qn("w:tbl"), qn("w:r"), qn("w:t")
 _HEADING = re.compile(r"heading (\d)", re.I)
@@ -49,11 +49,11 @@ def read_word(file: IO[bytes], limits: Limits) -> Extracted:
         raise Unreadable("unsupported", "is a Word file with macros or a template: save it as .docx") from error
     reader = _Reader(document, limits)
     blocks = [*reader.blocks(document.element.body), *reader.footnotes()]
-    about = document.core_properties
-    title = (about.title or "").strip() or reader.first_title
+    core = document.core_properties
+    title = (core.title or "").strip() or reader.first_title
     metadata: dict[str, str | int | float | bool] = {"truncated": True} if reader.truncated else {}
     text = "\n\n".join(blocks) + "\n" if blocks else ""
-    return Extracted(text, "text/markdown", title, (about.author or "").strip() or None, metadata)
+    return Extracted(text, "text/markdown", title, (core.author or "").strip() or None, metadata)
 
 
 class _Reader:
@@ -66,7 +66,7 @@ class _Reader:
         self.truncated = False
 
     def blocks(self, parent: Any) -> Iterator[str]:
-        """Markdown blocks; the items of one list are one block."""
+        """Yield Markdown blocks; the items of a list are one block."""
         items: list[str] = []
         for element in self._block_elements(parent):
             if element.tag == _TBL:
@@ -92,7 +92,7 @@ class _Reader:
                         yield f"[^{note.get(qn('w:id'))}]: {' '.join(words.split())}"
 
     def _block_elements(self, parent: Any) -> Iterator[Any]:
-        """Paragraphs and tables, also of content controls, whatever wraps them."""
+        """Yield paragraphs and tables, also those within content controls or other elements."""
         stack = [iter(parent)]
         while stack:
             for element in stack[-1]:
@@ -105,7 +105,7 @@ class _Reader:
                 stack.pop()
 
     def _paragraph(self, element: Any) -> tuple[str, bool]:
-        """(its Markdown, whether it is an item of a list)."""
+        """Return a paragraph's Markdown, and whether it is an item of a list."""
         properties = element.pPr
         style = self._style(properties)
         name = (style.name or "") if style is not None else ""
@@ -127,13 +127,13 @@ class _Reader:
         return self._styles.get(properties.style) if properties is not None and properties.style else None
 
     def _heading_level(self, properties: Any, style: Any, name: str) -> int:
-        """0: none. The names of built-in styles are English in every language of Word."""
+        """Return a heading's level, or 0. The names of built-in styles are English in every language of Word."""
         if name == "Title":
             return 1
-        for one in _with_bases(style):
-            if match := _HEADING.fullmatch(one.name or ""):
+        for base in _with_bases(style):
+            if match := _HEADING.fullmatch(base.name or ""):
                 return int(match[1])
-        for holder in (properties, *(one.element.pPr for one in _with_bases(style))):
+        for holder in (properties, *(base.element.pPr for base in _with_bases(style))):
             level = holder.find(qn("w:outlineLvl")) if holder is not None else None
             if level is not None:
                 value = int(level.get(qn("w:val"), str(_BODY_LEVEL)))
@@ -142,7 +142,7 @@ class _Reader:
 
     def _bullet(self, properties: Any, style: Any, name: str) -> str | None:
         number = None
-        for holder in (properties, *(one.element.pPr for one in _with_bases(style))):
+        for holder in (properties, *(base.element.pPr for base in _with_bases(style))):
             number = holder.find(qn("w:numPr")) if holder is not None else None
             if number is not None:
                 break
@@ -150,7 +150,7 @@ class _Reader:
             return "- " if name.startswith("List Bullet") else "1. " if name.startswith("List Number") else None
         id_, level = number.find(qn("w:numId")), number.find(qn("w:ilvl"))
         id_text = id_.get(qn("w:val")) if id_ is not None else "0"
-        if id_text == "0":  # 17.9.18: no numbering after all
+        if id_text == "0":  # 17.9.18: numbering is removed
             return None
         depth = min(int(level.get(qn("w:val"), "0")) if level is not None else 0, 8)
         bulleted = self._numbering.get((id_text, depth), "bullet" if "Bullet" in name else "decimal") == "bullet"
@@ -188,7 +188,7 @@ class _Reader:
         return self._is_hidden_style(self._styles.get(properties.style) if properties.style else None)
 
     def _is_hidden_style(self, style: Any) -> bool:
-        return any(getattr(one, "font", None) is not None and one.font.hidden for one in _with_bases(style))
+        return any(getattr(base, "font", None) is not None and base.font.hidden for base in _with_bases(style))
 
     def _table(self, table: Any) -> str:
         rows: list[list[str]] = []
@@ -202,8 +202,8 @@ class _Reader:
             cells: list[str] = []
             for cell in self._row_cells(row):
                 merged = cell.tcPr.find(qn("w:vMerge")) if cell.tcPr is not None else None
-                goes_on = merged is not None and merged.get(qn("w:val"), "continue") == "continue"
-                cells += ["" if goes_on else self._inline(cell).strip(), *[""] * (min(cell.grid_span, 100) - 1)]
+                is_continued = merged is not None and merged.get(qn("w:val"), "continue") == "continue"
+                cells += ["" if is_continued else self._inline(cell).strip(), *[""] * (min(cell.grid_span, 100) - 1)]
             self._cells -= len(cells)
             rows.append(cells)
         if len(rows) == 1 and len(rows[0]) == 1:  # a frame around text
@@ -219,7 +219,7 @@ class _Reader:
 
 
 def _with_bases(style: Any) -> Iterator[Any]:
-    """A style and what it is based on; a ring of them ends."""
+    """Yield a style and the styles that it is based on. Styles based on each other end the chain."""
     seen = set()
     while style is not None and style.style_id not in seen:
         seen.add(style.style_id)
@@ -228,10 +228,10 @@ def _with_bases(style: Any) -> Iterator[Any]:
 
 
 def _numbering(document: Any) -> dict[tuple[str, int], str]:
-    """(list, level) → its format: ``bullet``, ``decimal`` …"""
+    """Return the format of each (list, level), such as ``bullet`` or ``decimal``."""
     try:
         root = document.part.numbering_part.element
-    except (KeyError, NotImplementedError, ValueError):  # it has no lists; ValueError: it says that they are elsewhere
+    except (KeyError, NotImplementedError, ValueError):  # it has no lists; ValueError: they are in another file
         return {}
     formats = {
         abstract.get(qn("w:abstractNumId")): {

@@ -1,4 +1,4 @@
-"""Whether a zip of XML may be opened: looked at before any library unpacks it."""
+"""Checks a zip of XML before any library unpacks it."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _MAIN_TYPES: tuple[tuple[bytes, Family], ...] = (
 )
 """Content types of main parts (ECMA-376 Part 1, annex on content types; the macroEnabled ones: [MS-OFFMACRO])."""
 _CONTENT_TYPES = "[Content_Types].xml"
-_MAX_CONTENT_TYPES = 8 * 1024**2
+_MAX_CONTENT_TYPES_BYTES = 8 * 1024**2
 _ENCRYPTED_FLAG = 0x1
 _XML_ENDINGS = (".xml", ".rels", ".vml")
 _DOCTYPE = b"<!doctype"
 _DECLARATIONS = (b"<!entity", b"<!attlist", b"<!element", b"<!notation")
-"""What a document type holds that changes a text; nothing else in markup begins like this."""
-_LONGEST = max(map(len, (_DOCTYPE, *_DECLARATIONS)))
-_BLOCK = 256 * 1024
+"""Declarations in a document type that change a text; nothing else in markup begins like this."""
+_LONGEST_DECLARATION = max(map(len, (_DOCTYPE, *_DECLARATIONS)))
+_BLOCK_BYTES = 256 * 1024
 _BEFORE_MARKUP = b"\xef\xbb\xbf\xff\xfe \t\r\n"
 """Byte order marks and white space: an XML parser takes nothing else before the first ``<``."""
 _EBCDIC = b"\x4c\x6f\xa7\x94"
-"""``<?xm`` there; parsers know it by these bytes (XML 1.0, appendix F)."""
+"""``<?xm`` in EBCDIC, by which parsers recognise that encoding (XML 1.0, appendix F)."""
 _XML_DECLARATION = re.compile(rb"<\?xml\s(.{0,1000}?)\?>", re.DOTALL)
 _ENCODING = re.compile(rb"""\bencoding\s*=\s*["']\s*([^"']*?)\s*["']""")
 _READABLE = re.compile(rb"utf-?(?:8|16|32)(?:[bl]e)?|(?:us-)?ascii|iso[-_]8859-\d+|latin-?1|windows-125\d")
-"""Encodings in which a declaration looks as it does in ASCII, but for zeros. Not so UTF-7, EBCDIC, ISO 2022."""
+"""Encodings in which a declaration has the bytes of ASCII, apart from zeros. UTF-7, EBCDIC and ISO 2022 are none."""
 
 
-def checked(file: IO[bytes], limits: Limits) -> Family:
-    """Which family of Office file it is. Raises Unreadable: truncated, broken, encrypted, bomb, too_large, unsupported.
+def family_of(file: IO[bytes], limits: Limits) -> Family:
+    """Check an Office file and return its family. Raises Unreadable: truncated, broken, encrypted, bomb, unsupported.
 
-    Files within it that are archives themselves (embedded workbooks) are never opened, so that nesting costs nothing.
+    Files in it that are archives themselves (embedded workbooks) are never opened, so that nesting costs nothing.
     """
     try:
         with zipfile.ZipFile(file) as archive:
@@ -64,7 +64,7 @@ def checked(file: IO[bytes], limits: Limits) -> Family:
 
 
 def _damaged(file: IO[bytes]) -> Unreadable:
-    """The directory stands at the end of a zip: without it the end is missing."""
+    """Tell an incomplete file from a damaged one: a zip's directory is at its end."""
     file.seek(0)
     if b"PK\x05\x06" not in file.read()[-66_000:]:
         return Unreadable("truncated", "is incomplete (its end is missing): copy or upload it again")
@@ -72,7 +72,7 @@ def _damaged(file: IO[bytes]) -> Unreadable:
 
 
 def _check_sizes(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
-    """By the sizes that the directory declares: nothing unpacks more than that of an entry."""
+    """Check the sizes that the directory declares. Readers unpack no more of an entry than that."""
     if len(entries) > limits.zip_entries:
         raise Unreadable("bomb", f"holds {len(entries):,} parts, the limit is {limits.zip_entries:,}")
     total = sum(entry.file_size for entry in entries)
@@ -85,7 +85,7 @@ def _check_sizes(entries: list[zipfile.ZipInfo], limits: Limits) -> None:
 
 
 def _check_overlap(entries: list[zipfile.ZipInfo]) -> None:
-    """Entries that share bytes are how a small zip unpacks to any size."""
+    """Refuse entries that share bytes, by which a small zip unpacks to any size."""
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset < end:
@@ -98,7 +98,7 @@ def _family(archive: zipfile.ZipFile) -> Family:
         entry = archive.getinfo(_CONTENT_TYPES)
     except KeyError as error:
         raise Unreadable("unsupported", "is a zip archive, not an Office file: unpack it") from error
-    if entry.file_size > _MAX_CONTENT_TYPES:
+    if entry.file_size > _MAX_CONTENT_TYPES_BYTES:
         raise Unreadable("bomb", "holds a list of contents of more than 8 MB")
     types = archive.read(entry)
     for content_type, family in _MAIN_TYPES:
@@ -108,28 +108,29 @@ def _family(archive: zipfile.ZipFile) -> Family:
 
 
 def _check_markup(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-    """Office files hold no DTD (ECMA-376 Part 2 forbids it), which is where entities come from. Any part may be read as
-    XML: relationships and content types say what a part is, not its name. Pictures and the like are told by their
-    first byte. A web page or a drawing in an Office file may name its document type, and declare nothing."""
-    wanted: tuple[bytes, ...] = _DECLARATIONS
+    """Refuse a DTD, which could define entities: Office files hold none (ECMA-376 Part 2 forbids it). Any part may be
+    read as XML, because relationships and content types say what a part is, not its name. Pictures and the like are
+    recognised by their first byte. A web page or a drawing in an Office file may name its document type, but declare
+    nothing."""
+    refused: tuple[bytes, ...] = _DECLARATIONS
     if entry.filename.lower().endswith(_XML_ENDINGS):
-        wanted = (_DOCTYPE, *_DECLARATIONS)
+        refused = (_DOCTYPE, *_DECLARATIONS)
     with archive.open(entry) as part:
-        block = part.read(_BLOCK)
+        block = part.read(_BLOCK_BYTES)
         seen = _as_ascii(block).lstrip(_BEFORE_MARKUP)
         if block.startswith(_EBCDIC) or not _is_readable(seen):
             raise Unreadable("broken", "is written in an encoding that Office files never have")
         if seen and not seen.startswith(b"<"):
             return
         while block:
-            if any(declaration in seen for declaration in wanted):
+            if any(declaration in seen for declaration in refused):
                 raise Unreadable("bomb", "holds a document type declaration, which Office files never do")
-            block = part.read(_BLOCK)
-            seen = seen[-_LONGEST:] + _as_ascii(block)
+            block = part.read(_BLOCK_BYTES)
+            seen = seen[-_LONGEST_DECLARATION:] + _as_ascii(block)
 
 
 def _as_ascii(block: bytes) -> bytes:
-    """In lower case; UTF-16 and UTF-32 without their zeros are searched like ASCII."""
+    """Return the bytes in lower case and without zeros, so that UTF-16 and UTF-32 are searched like ASCII."""
     return block.replace(b"\x00", b"").lower()
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 
 from connectors.checkpoint import Checkpoint, Item, ListedIds, Unwritten
 from connectors.clock import Clock, version_at
-from connectors.extract import OF_THE_CONTENT, Unreadable
+from connectors.extract import CONTENT_CODES, Unreadable
 from connectors.folder.content import EMPTY, Content, FileRead, content_of, describe, read, upserted
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, is_within
@@ -168,7 +168,7 @@ class Sweep:
             await self._access_only(candidate, item, observed_at)
             return
         # Of reasons that are not the content's the file's looks tell nothing: it is read again.
-        stat = file.stat if error.code in OF_THE_CONTENT else None
+        stat = file.stat if error.code in CONTENT_CODES else None
         noted = replace(item, stat=stat, problem_code=error.code, problem_message=str(error))
         await self._access_only(candidate, noted, observed_at, moved=noted != item)
 

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import TypeAdapter, ValidationError
 
 from connectors.clock import version_at
-from connectors.extraction.result import OF_THE_MACHINE
+from connectors.extraction.result import MACHINE_CODES
 from connectors.source import Document, Entry, Gone, Listed, Unreadable
 from topics.messages import MAX_TAGS, AccessChanged, DocumentDeleted, DocumentUpserted, Tag
 
@@ -129,10 +129,10 @@ def is_stale(row: Row | None, entry: Listed, *, can_extract: bool = True) -> boo
         return row.is_published
     if row.problem_code is None and (row.gone or row.version is None or row.fingerprint is None):
         return True
-    if row.problem_code in OF_THE_MACHINE and can_extract:
+    if row.problem_code in MACHINE_CODES and can_extract:
         return True
     if entry.revision is None:  # without a revision only another attempt shows whether the reason still holds
-        return row.problem_code is not None and row.problem_code not in OF_THE_MACHINE
+        return row.problem_code is not None and row.problem_code not in MACHINE_CODES
     return clip_revision(entry.revision) != row.revision
 
 

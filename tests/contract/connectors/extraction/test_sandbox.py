@@ -32,7 +32,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = libc.mmap.restype = ctypes.c_long
 from connectors.extraction import confinement, process
 from connectors.extraction.limits import Limits
-read, readable = process.prepared(kind)
+read, readable = process.prepare(kind)
 
 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 if os.geteuid() == 0:
