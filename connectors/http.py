@@ -149,11 +149,11 @@ def _conversations(parts: Parts) -> APIRouter:
 
 def _uploads(parts: Parts) -> APIRouter:
     from connectors.uploads.http import router
-    from connectors.uploads.source import desks
+    from connectors.uploads.source import intakes
 
     refused = parts.metrics.uploads_refused
     return router(
-        lambda tenant: desks(parts.instances, tenant),
+        lambda tenant: intakes(parts.instances, tenant),
         parts.tenant_for("uploads"),
         lambda source, reason: refused.labels(source, reason).inc(),
     )

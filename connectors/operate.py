@@ -17,7 +17,7 @@ from connectors.runner.activity import explained
 from connectors.runner.plan import Plan
 from connectors.source import Context
 from connectors.uploads.options import UploadsQuota
-from connectors.uploads.store import used_by
+from connectors.uploads.store import usage_of
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.diagnosis.connector_status import State as Condition
 from pipeline.diagnosis.connector_status import connector_state
@@ -163,7 +163,7 @@ async def look(pool: Pool, plan: Plan, *, closely: bool = False) -> Condensed:
 
 
 async def _uploads(connection: Connection, plan: Plan) -> dict[str, dict[str, int]]:
-    used, quota = await used_by(connection, plan.tenant), UploadsQuota.load()
+    used, quota = await usage_of(connection, plan.tenant), UploadsQuota.load()
     return {"used": asdict(used), "quota": quota.model_dump()}
 
 

@@ -1,1 +1,1 @@
-"""Files handed to us, by HTTP or in a drop folder, as a source."""
+"""Source kind ``uploads``: files that users upload over HTTP or put into a drop folder."""

@@ -1,4 +1,4 @@
-"""The drop folder: files put into it are handed in when they are complete."""
+"""The drop folder: files put into it are uploaded when they are complete."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ import structlog
 from connectors.folder.options import FolderOptions
 from connectors.folder.walk import Candidate, Walk, root_problem
 from connectors.protocol import Problem, printable
-from connectors.uploads.intake import Busy, Desk
+from connectors.uploads.intake import Busy, Intake
 from connectors.uploads.options import UploadsOptions
-from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Uploaded, Words
+from connectors.uploads.store import Incoming, Properties, QuotaReached, TooLarge, Upload
 from pipeline.core.errors import Retryable
 
 log = structlog.get_logger()
 
-REASON = ".reason.txt"
-PART = 1024 * 1024
-FULL_SECONDS = 60.0
+REASON_SUFFIX = ".reason.txt"
+PART_BYTES = 1024 * 1024
+QUOTA_RETRY_SECONDS = 60.0
 
-Looks = tuple[int, int, int]
-"""Size, time of change in ns, inode."""
+Stamp = tuple[int, int, int]
+"""A file's size in bytes, modification time in ns and inode."""
 
 
 class Drop:
-    """A file's external id is its path within the folder. Who reads it says the nearest ``.penstock.toml``, else the
-    options; a file that nobody may read is not taken. One that vanishes from the folder is not deleted: it was handed
-    in."""
+    """Uploads the files of the drop folder. A file's external id is its path within the folder. Its access set comes
+    from the nearest ``.penstock.toml`` or else the options; a file without one is not uploaded. A file that disappears
+    from the folder stays uploaded."""
 
-    def __init__(self, options: UploadsOptions, desk: Desk) -> None:
+    def __init__(self, options: UploadsOptions, intake: Intake) -> None:
         assert options.folder is not None
-        self._options, self._desk = options, desk
+        self._options, self._intake = options, intake
         self._root = os.path.realpath(options.folder)
         self._policy = FolderOptions(acl_tags=tuple(options.acl_tags), required_tags=tuple(options.required_tags))
-        self._still: dict[str, tuple[Looks, float]] = {}
-        """How a file looked, and since when it has looked so (on monotonic())."""
-        self._taken: dict[str, tuple[Looks, tuple[str, ...], tuple[str, ...]]] = {}
-        self._told: set[Problem] = set()
-        self._full_until = float("-inf")
-        """When files are tried again (on monotonic()), after a quota was reached."""
+        self._stable_since: dict[str, tuple[Stamp, float]] = {}
+        """By path: a file's stamp, and since when it has been the same (by ``monotonic()``)."""
+        self._uploaded: dict[str, tuple[Stamp, tuple[str, ...], tuple[str, ...]]] = {}
+        self._reported: set[Problem] = set()
+        self._quota_retry_at = float("-inf")
+        """When uploads are retried after a quota was reached (by ``monotonic()``)."""
 
     def check(self) -> list[Problem]:
         if problem := root_problem(self._root):
@@ -53,137 +53,143 @@ class Drop:
         return [entry for entry in self._listed() if isinstance(entry, Problem)]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Scan the folder until cancelled."""
         while True:
             try:
-                await self.look()
+                await self.scan()
             except Retryable as error:
                 log.warning("drop_folder_waits", reason=str(error))
             await asyncio.sleep(self._options.scan_seconds)
 
-    async def look(self) -> None:
-        """Once. Raises Retryable."""
+    async def scan(self) -> None:
+        """Scan the folder once. Raises Retryable."""
         if problem := await asyncio.to_thread(root_problem, self._root):
-            self._tell([problem])
+            self._report([problem])
             return
         entries = await asyncio.to_thread(self._listed)
-        self._tell(entry for entry in entries if isinstance(entry, Problem))
-        there = [entry for entry in entries if isinstance(entry, Candidate) and entry.acl_tags]
-        for gone in self._still.keys() - {one.path for one in there}:
-            del self._still[gone]
-            self._taken.pop(gone, None)
-        if monotonic() < self._full_until:
-            there = [one for one in there if self._taken.get(one.path) == _seen(one)]
-        for one in there:
-            if self._is_complete(one) and self._taken.get(one.path) != _seen(one):
-                await self._take(one)
-        await self._move([one for one in there if self._taken.get(one.path) == _seen(one)])
+        self._report(entry for entry in entries if isinstance(entry, Problem))
+        candidates = [entry for entry in entries if isinstance(entry, Candidate) and entry.acl_tags]
+        for path in self._stable_since.keys() - {candidate.path for candidate in candidates}:
+            del self._stable_since[path]
+            self._uploaded.pop(path, None)
+        if monotonic() < self._quota_retry_at:
+            candidates = [candidate for candidate in candidates if self._is_uploaded(candidate)]
+        for candidate in candidates:
+            if self._is_complete(candidate) and not self._is_uploaded(candidate):
+                await self._upload(candidate)
+        await self._move_read([candidate for candidate in candidates if self._is_uploaded(candidate)])
+
+    def _is_uploaded(self, candidate: Candidate) -> bool:
+        return self._uploaded.get(candidate.path) == _state(candidate)
 
     def _listed(self) -> list[Candidate | Problem]:
         return list(Walk(self._root, self._root, self._policy).candidates())
 
-    def _is_complete(self, one: Candidate) -> bool:
-        looks = _looks(one.stat)
-        before = self._still.get(one.path)
-        if before is None or before[0] != looks:
-            self._still[one.path] = (looks, monotonic())
+    def _is_complete(self, candidate: Candidate) -> bool:
+        stamp = _stamp(candidate.stat)
+        before = self._stable_since.get(candidate.path)
+        if before is None or before[0] != stamp:
+            self._stable_since[candidate.path] = (stamp, monotonic())
             return False
         return monotonic() - before[1] >= self._options.settle_seconds
 
-    async def _take(self, one: Candidate) -> None:
-        name = os.path.relpath(one.path, self._root)
-        words = Words(
-            file_name=printable(os.path.basename(one.path)),
+    async def _upload(self, candidate: Candidate) -> None:
+        name = os.path.relpath(candidate.path, self._root)
+        properties = Properties(
+            file_name=printable(os.path.basename(candidate.path)),
             media_type=None,
             title=None,
-            acl_tags=one.acl_tags,
-            required_tags=one.required_tags,
+            acl_tags=candidate.acl_tags,
+            required_tags=candidate.required_tags,
             metadata={"path": name},
         )
-        if await self._was_deleted(name, one):
-            self._taken[one.path] = _seen(one)
+        if await self._was_deleted(name, candidate):
+            self._uploaded[candidate.path] = _state(candidate)
             return
         try:
-            with self._desk.writing() as file:
-                if not await asyncio.to_thread(_copied, one, file):
-                    del self._still[one.path]  # it changed meanwhile: wait until it stands still again
+            with self._intake.writing() as file:
+                if not await asyncio.to_thread(_copy, candidate, file):
+                    del self._stable_since[candidate.path]  # it has changed: wait until it is stable again
                     return
-                await self._desk.hand_in(file, words, external_id=name)
+                await self._intake.add(file, properties, external_id=name)
         except QuotaReached as error:
-            self._tell([Problem(self._root, "quota", str(error))])
-            self._full_until = monotonic() + FULL_SECONDS
+            self._report([Problem(self._root, "quota", str(error))])
+            self._quota_retry_at = monotonic() + QUOTA_RETRY_SECONDS
             return
         except Busy:
             return
         except TooLarge:
-            reason = f"is larger than {self._desk.max_bytes:,} bytes: split it"
-            self._tell([Problem(one.path, "too_large", reason)])
-            await self._put_aside(one, self._options.failed, reason)
+            reason = f"is larger than {self._intake.max_bytes:,} bytes: split it"
+            self._report([Problem(candidate.path, "too_large", reason)])
+            await self._move(candidate, self._options.failed, reason)
         except OSError as error:
-            self._tell([Problem(one.path, "io_error", f"cannot be read ({error.strerror})")])
+            self._report([Problem(candidate.path, "io_error", f"cannot be read ({error.strerror})")])
             return
-        self._taken[one.path] = _seen(one)
+        self._uploaded[candidate.path] = _state(candidate)
 
-    async def _was_deleted(self, name: str, one: Candidate) -> bool:
-        """By its owner, since it was put here: that it still lies here does not bring it back."""
-        rows = await self._desk.table.named([name])
-        return any(row.deleted_at and row.deleted_at.timestamp() > one.stat.st_ctime for row in rows)
+    async def _was_deleted(self, name: str, candidate: Candidate) -> bool:
+        """Whether its owner deleted the upload after the file was put here: then the file is not uploaded again."""
+        rows = await self._intake.table.by_external_ids([name])
+        return any(row.deleted_at and row.deleted_at.timestamp() > candidate.stat.st_ctime for row in rows)
 
-    async def _move(self, taken: list[Candidate]) -> None:
-        """Those that have been read, where they belong. Also after a restart: what was handed in is recognised."""
-        if not taken or (self._options.done is None and self._options.failed is None):
+    async def _move_read(self, uploaded: list[Candidate]) -> None:
+        """Move files that have been read to ``done`` or ``failed``, including those uploaded before a restart."""
+        if not uploaded or (self._options.done is None and self._options.failed is None):
             return
-        names = {os.path.relpath(one.path, self._root): one for one in taken}
-        for row in await self._desk.table.named(names):
-            one = names[row.external_id]
-            if _is_read(row) and one.stat.st_size == row.size:
-                aside = self._options.failed if row.problem_code else self._options.done
-                await self._put_aside(one, aside, row.problem if row.problem_code else None)
+        names = {os.path.relpath(candidate.path, self._root): candidate for candidate in uploaded}
+        for row in await self._intake.table.by_external_ids(names):
+            candidate = names[row.external_id]
+            if _is_read(row) and candidate.stat.st_size == row.size:
+                folder = self._options.failed if row.problem_code else self._options.done
+                await self._move(candidate, folder, row.problem if row.problem_code else None)
 
-    async def _put_aside(self, one: Candidate, folder: Path | None, reason: str | None) -> None:
+    async def _move(self, candidate: Candidate, folder: Path | None, reason: str | None) -> None:
         if folder is not None:
             try:
-                await asyncio.to_thread(_moved, one, folder, os.path.relpath(one.path, self._root), reason)
+                await asyncio.to_thread(
+                    _move_file, candidate, folder, os.path.relpath(candidate.path, self._root), reason
+                )
             except OSError as error:
-                self._tell([Problem(one.path, "io_error", f"cannot be moved to {folder} ({error.strerror})")])
+                self._report([Problem(candidate.path, "io_error", f"cannot be moved to {folder} ({error.strerror})")])
 
-    def _tell(self, problems: Iterable[Problem]) -> None:
-        """Each once, in the log; ``penstock connector check`` shows those that stand."""
+    def _report(self, problems: Iterable[Problem]) -> None:
+        """Log each problem once. ``penstock connector check`` shows the current ones."""
         for problem in problems:
-            if problem not in self._told:
-                self._told.add(problem)
+            if problem not in self._reported:
+                self._reported.add(problem)
                 log.warning("drop_folder_problem", code=problem.code, path=problem.path, problem=problem.message)
 
 
-def _is_read(row: Uploaded) -> bool:
+def _is_read(row: Upload) -> bool:
     return row.extracted_at is not None and row.deleted_at is None
 
 
-def _looks(stat: os.stat_result) -> Looks:
+def _stamp(stat: os.stat_result) -> Stamp:
     return stat.st_size, stat.st_mtime_ns, stat.st_ino
 
 
-def _seen(one: Candidate) -> tuple[Any, ...]:
-    return _looks(one.stat), one.acl_tags, one.required_tags
+def _state(candidate: Candidate) -> tuple[Any, ...]:
+    return _stamp(candidate.stat), candidate.acl_tags, candidate.required_tags
 
 
-def _copied(one: Candidate, file: Incoming) -> bool:
-    """False: it changed meanwhile. Links and pipes that took its place are not followed. Raises OSError, TooLarge."""
-    descriptor = os.open(one.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _copy(candidate: Candidate, file: Incoming) -> bool:
+    """Copy a file, or return False if it has changed. A link or pipe in its place is not followed. Raises OSError and
+    TooLarge."""
+    descriptor = os.open(candidate.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as source:
-        if _looks(os.fstat(descriptor)) != _looks(one.stat):
+        if _stamp(os.fstat(descriptor)) != _stamp(candidate.stat):
             return False
-        while part := source.read(PART):
+        while part := source.read(PART_BYTES):
             file.write(part)
-        return _looks(os.fstat(descriptor)) == _looks(one.stat)
+        return _stamp(os.fstat(descriptor)) == _stamp(candidate.stat)
 
 
-def _moved(one: Candidate, folder: Path, name: str, reason: str | None) -> None:
-    """What lies there under that name already is replaced: it is an older one of the same name."""
-    if _looks(os.lstat(one.path)) != _looks(one.stat):
+def _move_file(candidate: Candidate, folder: Path, name: str, reason: str | None) -> None:
+    """Move a file unless it has changed. An older file of the same name in the target folder is replaced."""
+    if _stamp(os.lstat(candidate.path)) != _stamp(candidate.stat):
         return
     target = folder / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.move(one.path, target)
+    shutil.move(candidate.path, target)
     if reason is not None:
-        target.with_name(target.name + REASON).write_text(f"{printable(target.name)} {reason}\n")
+        target.with_name(target.name + REASON_SUFFIX).write_text(f"{printable(target.name)} {reason}\n")

@@ -1,6 +1,6 @@
-"""POST, PUT, GET and DELETE /v1/uploads.
+"""The HTTP API: POST, PUT, GET and DELETE /v1/uploads.
 
-A request's body is streamed to disk: a form with one file (RFC 7578), or the file itself, with its properties in the
+A request's body is streamed to disk: a form with one file (RFC 7578), or the file itself with its properties in the
 query.
 """
 
@@ -19,32 +19,33 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from connectors.uploads.intake import Busy, Desk, Invalid, Part, Status, one, words_of
-from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Uploaded
+from connectors.uploads.intake import Busy, Intake, Invalid, Part, Status, properties_of, single
+from connectors.uploads.store import Incoming, QuotaReached, TooLarge, Upload
 from pipeline.core.errors import Retryable
 
 MAX_FIELD_BYTES = 128 * 1024
-"""Metadata of 64 KiB, escaped."""
+"""Enough for metadata of 64 KiB, escaped."""
 MAX_PARTS = 3_000
-"""Every tag may come as a field of its own."""
+"""Every tag may be a field of its own."""
 MAX_DRAINED_BYTES = 16 * 1024 * 1024
 DRAIN_SECONDS = 5.0
 MAX_FORM_BYTES = 1024 * 1024
-"""What the form may add to the file."""
+"""Largest size of a form without its file."""
 
 
 @dataclass(slots=True)
 class Body:
-    """``file`` has its bytes if ``part`` is not None."""
+    """A request's fields, and its file's name and type. ``part`` is None if there is no file."""
 
     fields: dict[str, list[str]] = field(default_factory=dict)
     part: Part | None = None
 
 
-async def received(request: Request, file: Incoming) -> Body:
-    """Raises Invalid; TooLarge, OSError of the file."""
-    told = request.headers.get("content-length", "")
-    if told.isdecimal() and (len(told) > 18 or int(told) > file.max_bytes + MAX_FORM_BYTES):
+async def receive(request: Request, file: Incoming) -> Body:
+    """Read a request's body; the file's bytes are written to ``file``. Raises Invalid, and TooLarge and OSError of the
+    file."""
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and (len(length) > 18 or int(length) > file.max_bytes + MAX_FORM_BYTES):
         raise TooLarge  # before any of it is stored
     kind, options = parse_options_header(request.headers.get("content-type"))
     if kind == b"multipart/form-data":
@@ -52,8 +53,8 @@ async def received(request: Request, file: Incoming) -> Body:
         if not boundary:
             raise Invalid("Content-Type: multipart/form-data without a boundary")
         return await _form(request.stream(), boundary, file)
-    if kind == b"application/x-www-form-urlencoded":  # words without a file, as `curl -d` sends them
-        return await _words_alone(request.stream())
+    if kind == b"application/x-www-form-urlencoded":  # properties without a file, as `curl -d` sends them
+        return await _fields_only(request.stream())
     body = Body()
     for name, value in request.query_params.multi_items():
         body.fields.setdefault(name, []).append(value)
@@ -65,7 +66,7 @@ async def received(request: Request, file: Incoming) -> Body:
     return body
 
 
-async def _words_alone(stream: AsyncIterator[bytes]) -> Body:
+async def _fields_only(stream: AsyncIterator[bytes]) -> Body:
     raw = bytearray()
     async for chunk in stream:
         raw += chunk
@@ -98,8 +99,8 @@ async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -
     try:
         async for chunk in stream:
             parser.write(chunk)
-            if form.trouble is not None:
-                raise form.trouble
+            if form.problem is not None:
+                raise form.problem
         parser.finalize()
     except FormParserError as error:
         raise Invalid("body: is not a complete multipart/form-data form") from error
@@ -108,25 +109,25 @@ async def _form(stream: AsyncIterator[bytes], boundary: bytes, file: Incoming) -
     return form.body
 
 
-async def drained(request: Request) -> None:
-    """What is left of a refused body, if it is not much: a client that is still sending when the connection is closed
-    does not see the answer."""
-    left = MAX_DRAINED_BYTES
+async def drain(request: Request) -> None:
+    """Read the rest of a refused body, unless it is long: a client that is still sending when the connection is closed
+    does not see the response."""
+    remaining = MAX_DRAINED_BYTES
     with suppress(TimeoutError, ClientDisconnect, RuntimeError):  # RuntimeError: it was read to its end
         async with asyncio.timeout(DRAIN_SECONDS):
             async for chunk in request.stream():
-                left -= len(chunk)
-                if left < 0:
+                remaining -= len(chunk)
+                if remaining < 0:
                     return
 
 
 class _Form:
-    """What the parser finds. What is wrong waits in ``trouble``: nothing is raised through the parser."""
+    """Collects what the parser finds. A problem is stored in ``problem``, because the parser must not raise it."""
 
     def __init__(self, file: Incoming) -> None:
         self.body = Body()
         self.complete = False
-        self.trouble: Exception | None = None
+        self.problem: Exception | None = None
         self._file = file
         self._parts = self._form_bytes = 0
         self._headers: dict[bytes, bytes] = {}
@@ -168,7 +169,7 @@ class _Form:
         )
 
     def data(self, data: bytes, start: int, end: int) -> None:
-        if self.trouble is not None:
+        if self.problem is not None:
             return
         if not self._is_file:
             self._count(end - start)
@@ -179,7 +180,7 @@ class _Form:
         try:
             self._file.write(data[start:end])
         except Exception as error:  # noqa: BLE001 # TooLarge or a full disk: raised outside of the parser
-            self.trouble = error
+            self.problem = error
 
     def end(self) -> None:
         if self._is_file:
@@ -197,8 +198,8 @@ class _Form:
         if self._form_bytes > MAX_FORM_BYTES:
             self._refuse(f"body: its fields are longer than {MAX_FORM_BYTES} bytes")
 
-    def _refuse(self, why: str) -> None:
-        self.trouble = self.trouble or Invalid(why)
+    def _refuse(self, reason: str) -> None:
+        self.problem = self.problem or Invalid(reason)
 
 
 PROBLEM = "application/problem+json"
@@ -206,184 +207,188 @@ PATH = "/v1/uploads"
 RETRY_AFTER_SECONDS = 5
 NOT_STORED = "Postgres does not answer: send the same again"
 _HEADERS = {503: {"Retry-After": str(RETRY_AFTER_SECONDS)}, 413: {"Connection": "close"}}
-"""What was not read of a body that is too large is not waited for either."""
+"""Headers by status. After a body that is too large the connection is closed, because the rest may be long."""
 
 OnRefused = Callable[[str, Literal["quota", "busy"]], None]
-"""(source, reason)."""
-Desks = Callable[[str], Mapping[str, Desk | None]]
-"""tenant → its instances by name; None: declared, but not running in this process."""
+"""Called with the source and the reason for a refusal."""
+Intakes = Callable[[str], Mapping[str, Intake | None]]
+"""Returns a tenant's intakes by the instance's name; None: declared, but not running in this process."""
 
 
 class Refusal(Exception):
+    """A request is refused with this response."""
+
     def __init__(self, status: int, title: str, detail: str) -> None:
         super().__init__(detail)
         self.status, self.title, self.detail = status, title, detail
 
     def response(self) -> JSONResponse:
-        """As RFC 9457 has it."""
+        """Return the response in the format of RFC 9457."""
         content = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
         return JSONResponse(content, self.status, _HEADERS.get(self.status), PROBLEM)
 
 
-def router(desks: Desks, tenant_of: Callable[..., Any], on_refused: OnRefused = lambda *_: None) -> APIRouter:
-    """tenant_of: a FastAPI dependency that returns the tenant of the caller's key, or raises 401 or 403; it runs before
-    anything of the body is read. Nothing that a client says chooses another tenant."""
+def router(intakes: Intakes, tenant_of: Callable[..., Any], on_refused: OnRefused = lambda *_: None) -> APIRouter:
+    """Make the routes. tenant_of: a FastAPI dependency that returns the tenant of the caller's key, or raises 401 or
+    403; it runs before the body is read. A client cannot choose another tenant. on_refused: counts refusals."""
     routes = APIRouter(prefix=PATH, tags=["uploads"])
-    api = _Api(desks, on_refused)
+    api = _Api(intakes, on_refused)
     Tenant = Annotated[str, Depends(tenant_of)]
 
     @routes.post("", status_code=202)
-    @_explained
+    @_with_refusals
     async def upload(request: Request, tenant: Tenant) -> JSONResponse:
-        """A form with the file and fields, or the file itself with the fields in the query → {"id", "status_url"}.
-        With an external_id that is known: a new version of it."""
+        """Upload a file: a form with the file and fields, or the file itself with the fields in the query. A known
+        external_id makes a new version of that upload. Responds {"id", "external_id", "status_url"}."""
         return await api.take(request, tenant, None)
 
     @routes.put("/{id_}", status_code=202)
-    @_explained
+    @_with_refusals
     async def replace(id_: UUID, request: Request, tenant: Tenant) -> JSONResponse:
-        """A new version, or without a file other words (title, access …) of the same; what is not said stays."""
+        """Replace an upload's file, its properties (title, access …) or both; what is not sent stays."""
         return await api.take(request, tenant, id_)
 
     @routes.get("/{id_}")
-    @_explained
+    @_with_refusals
     async def status(id_: UUID, tenant: Tenant) -> JSONResponse:
-        desk, found = await api.find(tenant, id_)
-        return JSONResponse(shown((await desk.status([found]))[0]))
+        intake, row = await api.find(tenant, id_)
+        return JSONResponse(render((await intake.status([row]))[0]))
 
     @routes.delete("/{id_}", status_code=202)
-    @_explained
+    @_with_refusals
     async def delete(id_: UUID, tenant: Tenant) -> JSONResponse:
-        desk, _ = await api.find(tenant, id_)
-        await desk.delete(id_)
+        intake, _ = await api.find(tenant, id_)
+        await intake.delete(id_)
         return JSONResponse({"id": str(id_), "status_url": f"{PATH}/{id_}"}, 202)
 
     @routes.get("")
-    @_explained
+    @_with_refusals
     async def uploads(
         tenant: Tenant,
         source: str | None = None,
         before: Annotated[int | None, Query(ge=0)] = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> JSONResponse:
-        """What changed last first → {"uploads", "next"}; ``next`` is ``before`` of the page after, null at the end."""
-        desk = api.desk(tenant, source)
-        rows = await desk.table.newest(before, limit)
+        """List uploads, the last changed first: {"uploads", "next"}. ``next`` is ``before`` of the next page, or
+        null."""
+        intake = api.intake(tenant, source)
+        rows = await intake.table.newest(before, limit)
         more = rows[-1].changed if len(rows) == limit else None
-        return JSONResponse({"uploads": [shown(one) for one in await desk.status(rows)], "next": more})
+        return JSONResponse({"uploads": [render(status) for status in await intake.status(rows)], "next": more})
 
     return routes
 
 
-def shown(status: Status) -> dict[str, Any]:
-    found = status.upload
+def render(status: Status) -> dict[str, Any]:
+    """Return the JSON object of an upload."""
+    upload = status.upload
     return {
-        "id": str(found.id),
-        "external_id": found.external_id,
+        "id": str(upload.id),
+        "external_id": upload.external_id,
         "state": status.state,
         "reason": status.reason,
         "code": status.code,
-        "file_name": found.file_name,
-        "title": found.title,
-        "size": found.size,
-        "acl_tags": found.acl_tags,
-        "required_tags": found.required_tags,
-        "metadata": found.metadata,
-        "received_at": found.received_at.isoformat(),
-        "version": found.version,
+        "file_name": upload.file_name,
+        "title": upload.title,
+        "size": upload.size,
+        "acl_tags": upload.acl_tags,
+        "required_tags": upload.required_tags,
+        "metadata": upload.metadata,
+        "received_at": upload.received_at.isoformat(),
+        "version": upload.version,
     }
 
 
 class _Api:
-    def __init__(self, desks: Desks, on_refused: OnRefused) -> None:
-        self._desks, self._on_refused = desks, on_refused
+    def __init__(self, intakes: Intakes, on_refused: OnRefused) -> None:
+        self._intakes, self._on_refused = intakes, on_refused
 
-    def desk(self, tenant: str, name: str | None) -> Desk:
-        """Raises Refusal."""
-        found = self._desks(tenant)
-        if not found:
+    def intake(self, tenant: str, name: str | None) -> Intake:
+        """Return the intake of the named instance, or of the only one. Raises Refusal."""
+        known = self._intakes(tenant)
+        if not known:
             raise Refusal(404, "No uploads", "no connector of the kind uploads is declared for the tenant of this key")
-        if name is None and len(found) > 1:
-            raise Refusal(422, "Which uploads?", f"source: name one of {', '.join(sorted(found))}")
-        if name is not None and name not in found:
-            raise Refusal(404, "No such source", f"source: one of {', '.join(sorted(found))}")
-        return _running(found[name or next(iter(found))])
+        if name is None and len(known) > 1:
+            raise Refusal(422, "Which uploads?", f"source: name one of {', '.join(sorted(known))}")
+        if name is not None and name not in known:
+            raise Refusal(404, "No such source", f"source: one of {', '.join(sorted(known))}")
+        return _require_running(known[name or next(iter(known))])
 
-    async def find(self, tenant: str, id_: UUID) -> tuple[Desk, Uploaded]:
-        """Raises Refusal: 404 for another tenant's too."""
-        found = self._desks(tenant)
-        for desk in found.values():
-            if desk is not None and (upload := await desk.table.get(id_)) is not None:
-                return desk, upload
-        if found and None in found.values():
-            _running(None)
+    async def find(self, tenant: str, id_: UUID) -> tuple[Intake, Upload]:
+        """Find an upload. Raises Refusal; an upload of another tenant is 404."""
+        known = self._intakes(tenant)
+        for intake in known.values():
+            if intake is not None and (upload := await intake.table.get(id_)) is not None:
+                return intake, upload
+        if known and None in known.values():
+            _require_running(None)
         raise Refusal(404, "No such upload", "there is no upload with this id")
 
     async def take(self, request: Request, tenant: str, id_: UUID | None) -> JSONResponse:
-        before: Uploaded | None = None
+        before: Upload | None = None
         if id_ is not None:
-            desk, before = await self.find(tenant, id_)
+            intake, before = await self.find(tenant, id_)
             if before.deleted_at is not None:
-                raise Refusal(404, "No such upload", "this upload was deleted: hand the file in anew")
+                raise Refusal(404, "No such upload", "this upload was deleted: upload the file again")
         else:
-            desk = self.desk(tenant, request.query_params.get("source"))
+            intake = self.intake(tenant, request.query_params.get("source"))
         try:
-            with desk.writing() as file:
-                body = await received(request, file)
-                found = await self._handed_in(desk, tenant, body, file, before)
+            with intake.writing() as file:
+                body = await receive(request, file)
+                upload = await self._store(intake, tenant, body, file, before)
         except TooLarge as error:
-            await drained(request)
-            detail = f"a file has at most {desk.max_bytes:,} bytes: split it"
+            await drain(request)
+            detail = f"a file has at most {intake.max_bytes:,} bytes: split it"
             raise Refusal(413, "Too large", detail) from error
         except QuotaReached as error:
-            self._on_refused(desk.table.me[1], "quota")
+            self._on_refused(intake.table.instance[1], "quota")
             raise Refusal(507, "Quota reached", str(error)) from error
         except Busy as error:
-            self._on_refused(desk.table.me[1], "busy")
+            self._on_refused(intake.table.instance[1], "busy")
             raise Refusal(503, "Busy", str(error)) from error
         except ClientDisconnect as error:
-            raise Refusal(400, "Not an upload", "the client hung up") from error
+            raise Refusal(400, "Not an upload", "the client disconnected") from error
         except Invalid as error:
-            await drained(request)
+            await drain(request)
             raise Refusal(422, "Not an upload", str(error)) from error
         except OSError as error:
             raise Refusal(507, "Not stored", f"the file cannot be stored ({error.strerror})") from error
-        address = f"{PATH}/{found.id}"
-        content = {"id": str(found.id), "external_id": found.external_id, "status_url": address}
+        address = f"{PATH}/{upload.id}"
+        content = {"id": str(upload.id), "external_id": upload.external_id, "status_url": address}
         return JSONResponse(content, 202, {"Location": address})
 
-    async def _handed_in(
-        self, desk: Desk, tenant: str, body: Body, file: Incoming, before: Uploaded | None
-    ) -> Uploaded:
-        source = desk.table.me[1]
-        external_id = one(body.fields, "external_id")
+    async def _store(self, intake: Intake, tenant: str, body: Body, file: Incoming, before: Upload | None) -> Upload:
+        source = intake.table.instance[1]
+        external_id = single(body.fields, "external_id")
         if before is not None and external_id not in (None, before.external_id):
-            raise Invalid("external_id: cannot be changed: delete this upload and hand the file in anew")
-        if (named := one(body.fields, "source")) not in (None, source):
-            raise Invalid(f"source: {str(named)[:50]!r} is none of yours, or belongs into the query")
+            raise Invalid("external_id: cannot be changed: delete this upload and upload the file again")
+        if (stated := single(body.fields, "source")) not in (None, source):
+            raise Invalid(
+                f"source: {str(stated)[:50]!r} is not this source: name another one in the query, not in the form"
+            )
         if before is None and external_id is not None:
-            known = [row for row in await desk.table.named([external_id]) if row.deleted_at is None]
+            known = [row for row in await intake.table.by_external_ids([external_id]) if row.deleted_at is None]
             before = known[0] if known else None
         if body.part is None and before is None:
             raise Invalid("file: missing or empty")
-        words = words_of(body.fields, body.part, before, tenant=tenant, source=source)
+        properties = properties_of(body.fields, body.part, before, tenant=tenant, source=source)
         external_id = external_id or (before.external_id if before else None)
         if body.part is None and before is not None:
-            return await desk.change(before, words)
-        return await desk.hand_in(file, words, external_id=external_id)
+            return await intake.change(before, properties)
+        return await intake.add(file, properties, external_id=external_id)
 
 
-def _running(desk: Desk | None) -> Desk:
-    if desk is None:
+def _require_running(intake: Intake | None) -> Intake:
+    if intake is None:
         raise Refusal(503, "Not running", "this connector is not running here at the moment: send the same again")
-    return desk
+    return intake
 
 
-def _explained(
+def _with_refusals(
     route: Callable[..., Awaitable[JSONResponse]],
 ) -> Callable[..., Awaitable[JSONResponse]]:
     @wraps(route)
-    async def answered(*arguments: Any, **named: Any) -> JSONResponse:
+    async def respond(*arguments: Any, **named: Any) -> JSONResponse:
         try:
             return await route(*arguments, **named)
         except Refusal as refusal:
@@ -391,4 +396,4 @@ def _explained(
         except Retryable:
             return Refusal(503, "Not stored", NOT_STORED).response()
 
-    return answered
+    return respond

@@ -1,4 +1,4 @@
-"""How an instance of uploads is set, and how much all of them may hold."""
+"""The options of an instance of uploads, and the quotas of all instances."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from topics.fields import AclTags, Member, RequiredTags, Tag
 
 
 class UploadsQuota(Part):
-    """Of uploads that are not deleted, in all instances of one database. 0: no limit. Build it with ``load()``."""
+    """Quotas of uploads that are not deleted, in all instances of one database. 0: no limit. Build it with
+    ``load()``."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_UPLOADS_", frozen=True, extra="forbid")
 
     tenant_bytes: int = Field(50_000_000_000, ge=0)
     tenant_files: int = Field(100_000, ge=0)
-    """Of one tenant."""
+    """Quotas of each tenant."""
     all_bytes: int = Field(200_000_000_000, ge=0)
     all_files: int = Field(500_000, ge=0)
-    """Of all tenants together."""
+    """Quotas of all tenants together."""
 
     @classmethod
     def load(cls) -> Self:
-        """Raises Misconfigured with one line that names the variable."""
+        """Load the quotas from the environment. Raises Misconfigured with one line that names the variable."""
         try:
             return cls()
         except ValidationError as error:
@@ -39,51 +40,55 @@ class UploadsOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     store: Path | None = None
-    """Where the originals are kept; None: in the instance's folder. Of this instance alone."""
+    """Folder of the original files; None: in the instance's folder. No other instance may use it."""
     max_bytes: Annotated[int, Field(ge=1, le=10**10)] = 50_000_000
-    """Of a file. What is read of it has limits of its own (connectors.extraction)."""
+    """Largest file. Reading it has further limits (connectors.extraction.limits)."""
 
     folder: Path | None = None
-    """Files put into it are taken. None: HTTP only."""
+    """Drop folder: files put into it are uploaded. None: HTTP only."""
     acl_tags: AclTags = []
-    """Of files in ``folder`` of which no ``.penstock.toml`` says otherwise. Empty: such files are not taken."""
+    """Access of files in ``folder`` for which no ``.penstock.toml`` states another. Empty: such files are not
+    uploaded."""
     required_tags: RequiredTags = []
     done: Path | None = None
-    """Where files of ``folder`` are moved when they have been read; None: they stay where they are."""
+    """Folder to which files of ``folder`` are moved after they have been read; None: they stay where they are."""
     failed: Path | None = None
-    """Where those are moved that could not be read, each with a ``.reason.txt`` beside it; None: they stay."""
+    """Folder to which files that cannot be read are moved, each with a ``.reason.txt`` next to it; None: they stay."""
     settle_seconds: Annotated[float, Field(gt=0, le=3_600)] = 2.0
-    """A file is complete when its size and time have stood still for so long."""
+    """A file is complete when its size and modification time have not changed for so long."""
     scan_seconds: Annotated[float, Field(gt=0, le=3_600)] = 2.0
 
     members: dict[Tag, list[Member]] = {}
-    """Who holds a tag, by e-mail address. (``user:ada@example.org`` is held by Ada alone, without being told here.)"""
+    """Members of each tag, by e-mail address. (``user:ada@example.org`` always has Ada as its only member.)"""
     members_file: Path | None = None
-    """The same as a TOML file, read again each time: ``[members]``, then ``staff = ["ada@example.org"]``."""
+    """Further members, in a TOML file that is read whenever it is needed: ``[members]``, then ``staff =
+    ["ada@example.org"]``."""
     page_size: Annotated[int, Field(ge=1, le=50)] = 20
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _require_separate_folders(self) -> Self:
         for name in ("done", "failed", "store"):
             path = getattr(self, name)
             if self.folder is not None and path is not None and path.resolve().is_relative_to(self.folder.resolve()):
-                raise ValueError(f"{name} lies within folder: it would be taken again")
+                raise ValueError(
+                    f"{name} is inside folder, so its files would be uploaded again: choose another folder"
+                )
         return self
 
-    def holders(self) -> dict[str, list[str]]:
-        """tag → principals. Raises Misconfigured."""
-        found = {tag: list(names) for tag, names in self.members.items()}
+    def members_by_tag(self) -> dict[str, list[str]]:
+        """Return the members of each tag, in lower case. Raises Misconfigured."""
+        members = {tag: list(names) for tag, names in self.members.items()}
         if self.members_file is not None:
             try:
-                given = _MembersFile.model_validate(tomllib.loads(self.members_file.read_text("utf-8")))
+                file = _MembersFile.model_validate(tomllib.loads(self.members_file.read_text("utf-8")))
             except (OSError, ValueError, ValidationError) as error:  # TOMLDecodeError is a ValueError
                 raise Misconfigured(
                     f"members_file {self.members_file}: cannot be read as [members] tag = [addresses]"
                     f" ({type(error).__name__})"
                 ) from error
-            for tag, names in given.members.items():
-                found[tag] = [*found.get(tag, []), *names]
-        return {tag: sorted({name.lower() for name in names}) for tag, names in found.items()}
+            for tag, names in file.members.items():
+                members[tag] = [*members.get(tag, []), *names]
+        return {tag: sorted({name.lower() for name in names}) for tag, names in members.items()}
 
 
 class _MembersFile(BaseModel):

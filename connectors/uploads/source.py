@@ -1,4 +1,4 @@
-"""Uploaded files as a source of documents."""
+"""Source kind ``uploads``: uploaded files as documents."""
 
 from __future__ import annotations
 
@@ -29,58 +29,61 @@ from connectors.source import (
     Unreadable,
 )
 from connectors.uploads.drop import Drop
-from connectors.uploads.intake import Desk, revision_of
+from connectors.uploads.intake import Intake, revision_of
 from connectors.uploads.options import UploadsOptions, UploadsQuota
-from connectors.uploads.store import Store, Table, Uploaded
+from connectors.uploads.store import Store, Table, Upload
 from pipeline.core.errors import Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
-LISTED = 500
+LISTED_PER_PAGE = 500
 MEASURE_SECONDS = 30.0
-"""Between two looks at what the quotas have left, for the metric."""
-TOGETHER_SECONDS = 0.05
-"""What arrives within it is told of at once."""
+"""Time between two measurements of the quotas' usage, for the metric."""
+BATCH_SECONDS = 0.05
+"""Changes that arrive within this time are published together."""
 
 
-def desks(instances: Mapping[str, Instance], tenant: str) -> dict[str, Desk | None]:
-    """A tenant's instances of uploads by name; None: it does not run in this process now."""
+def intakes(instances: Mapping[str, Instance], tenant: str) -> dict[str, Intake | None]:
+    """Return the intakes of a tenant's instances by name; None: the instance is not running in this process."""
     return {
-        name: one.source.desk if isinstance(one.source, Uploads) else None
-        for name, one in instances.items()
-        if one.plan.kind == "uploads" and one.plan.tenant == tenant
+        name: instance.source.intake if isinstance(instance.source, Uploads) else None
+        for name, instance in instances.items()
+        if instance.plan.kind == "uploads" and instance.plan.tenant == tenant
     }
 
 
 def quota_share(instance: Instance, of: Literal["tenant", "all"]) -> float:
-    """What is in use of the quota that is nearest to its end; 0 while the instance does not run in this process."""
-    desk = desks({"": instance}, instance.plan.tenant)[""]
-    return desk.used.share(desk.quota, of) if desk is not None and desk.used is not None else 0.0
+    """Return the used share of the quota that is closest to being reached; 0 while the instance does not run in this
+    process."""
+    intake = intakes({"": instance}, instance.plan.tenant)[""]
+    return intake.usage.share(intake.quota, of) if intake is not None and intake.usage is not None else 0.0
 
 
 def playing() -> AbstractAsyncContextManager[Playground]:
-    from connectors.uploads import playground  # a client and a server that production does without
+    from connectors.uploads import playground  # imports a client and a server that production does not need
 
     return playground.playing()
 
 
 class Uploads:
+    """A source of uploaded files. Laws and methods: ``connectors.source``."""
+
     Options = UploadsOptions
     playground: ClassVar[Playing] = staticmethod(playing)
 
     def __init__(self, options: UploadsOptions, context: Context) -> None:
         """Raises Misconfigured."""
         if context.postgres is None:
-            raise Misconfigured("uploads keep a table in Postgres: run them by `penstock worker connectors`")
+            raise Misconfigured("uploads need a table in Postgres: run them with `penstock worker connectors`")
         self._options = options
         store = Store(options.store or context.folder / "originals")
-        self.desk = Desk(
+        self.intake = Intake(
             Table(context.postgres, context.tenant, context.name),
             store,
             max_bytes=options.max_bytes,
             quota=UploadsQuota.load(),
         )
         self._store = store
-        self._drop = Drop(options, self.desk) if options.folder is not None else None
+        self._drop = Drop(options, self.intake) if options.folder is not None else None
         try:
             store.prepare()
         except OSError as error:
@@ -94,113 +97,113 @@ class Uploads:
     async def check(self) -> Sequence[Problem]:
         problems = [] if self._drop is None else await asyncio.to_thread(self._drop.check)
         try:
-            await asyncio.to_thread(self._options.holders)
+            await asyncio.to_thread(self._options.members_by_tag)
         except Misconfigured as error:
             problems.append(Problem(str(self._options.members_file), "members", str(error)))
         return problems
 
     async def start(self) -> Cursor:
-        return {"changed": await self.desk.table.last_change()}
+        return {"changed": await self.intake.table.last_change()}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         after = str((cursor or {}).get("after", ""))
-        while rows := await self.desk.table.page(after, self._options.page_size):
+        while rows := await self.intake.table.page(after, self._options.page_size):
             after = rows[-1].external_id
             yield Page(await self._entries(rows), {"after": after})
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         changed = int(cursor["changed"])
-        while rows := await self.desk.table.since(changed, self._options.page_size):
+        while rows := await self.intake.table.since(changed, self._options.page_size):
             changed = rows[-1].changed
             yield Page(await self._entries(rows), {"changed": changed})
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         after = ""
-        while rows := await self.desk.table.page(after, LISTED):
+        while rows := await self.intake.table.page(after, LISTED_PER_PAGE):
             after = rows[-1].external_id
             yield [
                 Listed(
-                    external_id=one.external_id,
-                    acl_tags=one.acl_tags,
-                    required_tags=one.required_tags,
-                    revision=revision_of(one, EXTRACTOR),
+                    external_id=row.external_id,
+                    acl_tags=row.acl_tags,
+                    required_tags=row.required_tags,
+                    revision=revision_of(row, EXTRACTOR),
                 )
-                for one in rows
+                for row in rows
             ]
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        wanted = list(dict.fromkeys(external_ids))
-        rows = await self.desk.table.named(wanted)
-        known = {one.external_id for one in rows}
-        return [*await self._entries(rows), *(Gone(id_) for id_ in wanted if id_ not in known)]
+        requested = list(dict.fromkeys(external_ids))
+        rows = await self.intake.table.by_external_ids(requested)
+        known = {row.external_id for row in rows}
+        return [*await self._entries(rows), *(Gone(id_) for id_ in requested if id_ not in known)]
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        for tag, members in sorted((await asyncio.to_thread(self._options.holders)).items()):
+        for tag, members in sorted((await asyncio.to_thread(self._options.members_by_tag)).items()):
             if tags is None or tag in tags:
                 yield Group(tag, members)
 
     async def on_event(self, request: Request) -> Reaction:
-        raise Refused("uploads know no events: files are handed in at /v1/uploads")
+        raise Refused("uploads receive no events: send files to /v1/uploads")
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        """Tell of what was handed in, and look into the drop folder."""
-        await self.desk.prepare()
+        """Report changed uploads, measure the quotas and scan the drop folder."""
+        await self.intake.prepare()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._tell(react))
+            group.create_task(self._report_changes(react))
             group.create_task(self._measure())
             if self._drop is not None:
                 group.create_task(self._drop.run())
 
     async def _measure(self) -> None:
         while True:
-            with suppress(Retryable):  # the next look tells
-                await self.desk.measure()
+            with suppress(Retryable):  # measured again soon
+                await self.intake.measure()
             await asyncio.sleep(MEASURE_SECONDS)
 
-    async def _tell(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
-        arrived = self.desk.arrived
+    async def _report_changes(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
+        changed = self.intake.changed
         while True:
-            ids = {await arrived.get()}
-            await asyncio.sleep(TOGETHER_SECONDS)
-            while not arrived.empty():
-                ids.add(arrived.get_nowait())
+            ids = {await changed.get()}
+            await asyncio.sleep(BATCH_SECONDS)
+            while not changed.empty():
+                ids.add(changed.get_nowait())
             await react(Reaction(ids=ids))
 
-    async def _entries(self, rows: Sequence[Uploaded]) -> list[Entry]:
-        alive = [one for one in rows if one.deleted_at is None]
-        await self.desk.table.begun([one.external_id for one in alive])
-        read = await gather_or_cancel(*(self._entry(one) for one in alive))
-        return [*read, *(Gone(one.external_id) for one in rows if one.deleted_at is not None)]
+    async def _entries(self, rows: Sequence[Upload]) -> list[Entry]:
+        current = [row for row in rows if row.deleted_at is None]
+        await self.intake.table.record_start([row.external_id for row in current])
+        entries = await gather_or_cancel(*(self._entry(row) for row in current))
+        return [*entries, *(Gone(row.external_id) for row in rows if row.deleted_at is not None)]
 
-    async def _entry(self, one: Uploaded) -> Entry:
+    async def _entry(self, upload: Upload) -> Entry:
         try:
-            found = await extract_file(self._store.path(one.sha256), one.file_name, one.media_type)
+            extracted = await extract_file(self._store.path(upload.sha256), upload.file_name, upload.media_type)
         except NoText as error:
-            return await self._unreadable(one, error.code, str(error))
+            return await self._unreadable(upload, error.code, str(error))
         except FileNotFoundError:
-            return await self._unreadable(one, "original_lost", "is no longer in the store: upload it again")
-        await self.desk.table.ended(one, None, None)
+            return await self._unreadable(upload, "original_lost", "is no longer in the store: upload it again")
+        await self.intake.table.record_end(upload, None, None)
         return Document(
-            external_id=one.external_id,
-            title=one.title or found.title or one.file_name,
-            content=found.text,
-            media_type=found.media_type,
-            acl_tags=one.acl_tags,
-            required_tags=one.required_tags,
-            version=one.version,
-            revision=revision_of(one, EXTRACTOR),
-            author=found.author,
-            source_modified_at=one.modified_at,
-            metadata={"file_name": one.file_name, "size": one.size, **found.metadata, **one.metadata},
+            external_id=upload.external_id,
+            title=upload.title or extracted.title or upload.file_name,
+            content=extracted.text,
+            media_type=extracted.media_type,
+            acl_tags=upload.acl_tags,
+            required_tags=upload.required_tags,
+            version=upload.version,
+            revision=revision_of(upload, EXTRACTOR),
+            author=extracted.author,
+            source_modified_at=upload.modified_at,
+            metadata={"file_name": upload.file_name, "size": upload.size, **extracted.metadata, **upload.metadata},
         )
 
-    async def _unreadable(self, one: Uploaded, code: str, message: str) -> Entry:
-        await self.desk.table.ended(one, code, message)
+    async def _unreadable(self, upload: Upload, code: str, message: str) -> Entry:
+        await self.intake.table.record_end(upload, code, message)
         return Unreadable(
-            external_id=one.external_id,
+            external_id=upload.external_id,
             code=code,
-            message=f"{one.file_name} {message}",
-            acl_tags=one.acl_tags,
-            required_tags=one.required_tags,
-            revision=revision_of(one, EXTRACTOR),
+            message=f"{upload.file_name} {message}",
+            acl_tags=upload.acl_tags,
+            required_tags=upload.required_tags,
+            revision=revision_of(upload, EXTRACTOR),
         )

@@ -1,4 +1,4 @@
-"""The table ``uploads`` of one instance, and the original files, each stored once under the SHA-256 of its content."""
+"""The table ``uploads`` of one instance, and its original files, each stored once under the SHA-256 of its content."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ class Original:
 
 
 class TooLarge(Exception):
-    """More bytes came than may."""
+    """A file is larger than ``max_bytes``."""
 
 
 class Store:
-    """Law: a name that stands in it holds all of its content, on disk; nobody but this process' user may read it."""
+    """The original files. Law: a file under its final name is complete and on disk, and only this process's user may
+    read it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._incoming = folder / "incoming"
 
     def prepare(self) -> None:
-        """Raises OSError."""
+        """Create the folders and remove incomplete files. Raises OSError."""
         self._incoming.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for left in self._incoming.iterdir():  # of a process that was killed
-            left.unlink(missing_ok=True)
+        for leftover in self._incoming.iterdir():  # left by a process that was killed
+            leftover.unlink(missing_ok=True)
 
     def path(self, sha256: str) -> Path:
         return self._folder / sha256[:2] / sha256
@@ -52,16 +53,17 @@ class Store:
     def remove(self, sha256: str) -> None:
         self.path(sha256).unlink(missing_ok=True)
 
-    def names(self) -> set[str]:
+    def hashes(self) -> set[str]:
         return {path.name for path in self._folder.glob("[0-9a-f][0-9a-f]/*")}
 
 
 class Incoming:
-    """A file on its way in: ``write`` its parts, then ``keep`` it. Left without that, nothing stays of it."""
+    """A file that is being written: ``write`` its parts, then ``commit`` it. Leaving the context without that removes
+    it."""
 
     def __init__(self, store: Store, folder: Path, max_bytes: int) -> None:
         self._store, self.max_bytes = store, max_bytes
-        descriptor, name = tempfile.mkstemp(dir=folder)  # for its user alone
+        descriptor, name = tempfile.mkstemp(dir=folder)  # readable for its user alone
         self._file, self._path = os.fdopen(descriptor, "wb"), Path(name)
         self._hash = hashlib.sha256()
         self.size = 0
@@ -74,7 +76,8 @@ class Incoming:
         self._hash.update(part)
         self._file.write(part)
 
-    def keep(self) -> Original:
+    def commit(self) -> Original:
+        """Sync the file to disk and give it its final name."""
         self._file.flush()
         os.fsync(self._file.fileno())
         original = Original(self._hash.hexdigest(), self.size)
@@ -93,8 +96,8 @@ class Incoming:
         self._path.unlink(missing_ok=True)
 
 
-FORGOTTEN_AFTER = "30 days"
-"""A deleted upload's status can be asked for so long."""
+DELETED_RETENTION = "30 days"
+"""How long the status of a deleted upload is available."""
 
 _COLUMNS: LiteralString = (
     "id, external_id, version, file_name, media_type, title, sha256, size, acl_tags, required_tags, metadata,"
@@ -103,7 +106,9 @@ _COLUMNS: LiteralString = (
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class Upload:
+    """A row of the table."""
+
     id: UUID
     external_id: str
     version: int
@@ -126,8 +131,8 @@ class Uploaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
-    """What its owner says of a file."""
+class Properties:
+    """The properties of a file that its owner states."""
 
     file_name: str
     media_type: str | None
@@ -137,68 +142,71 @@ class Words:
     metadata: Mapping[str, Any]
 
 
-_IN_TURN = "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))"
+_LOCK_INSTANCE = "SELECT pg_advisory_xact_lock(hashtextextended('uploads ' || %s || '/' || %s, 0))"
 
 
 class QuotaReached(Exception):
-    """One line: whose, and what would help."""
+    """A quota does not allow an upload. The message is one line: whose quota it is, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
-    """What uploads that are not deleted hold: of a tenant, and of all. A file that was handed in twice counts twice."""
+class Usage:
+    """Files and bytes of the uploads that are not deleted, of one tenant and of all. A file that was uploaded twice
+    counts twice."""
 
     tenant_files: int
     tenant_bytes: int
     all_files: int
     all_bytes: int
 
-    def more(self, files: int, size: int) -> Used:
-        return Used(self.tenant_files + files, self.tenant_bytes + size, self.all_files + files, self.all_bytes + size)
+    def plus(self, files: int, size: int) -> Usage:
+        return Usage(self.tenant_files + files, self.tenant_bytes + size, self.all_files + files, self.all_bytes + size)
 
     def share(self, quota: UploadsQuota, of: Literal["tenant", "all"]) -> float:
-        """Of the quota that is nearest to its end; 0: there is none."""
+        """Return the used share of the quota that is closest to being reached; 0 if there is none. of: whose quotas."""
         limits = ((getattr(self, f"{of}_{unit}"), getattr(quota, f"{of}_{unit}")) for unit in ("files", "bytes"))
         return max((used / limit for used, limit in limits if limit), default=0.0)
 
-    def require(self, quota: UploadsQuota) -> None:
-        """Raises QuotaReached when it is more than may be."""
-        for whose, files, most_files, size, most in (
+    def require_within(self, quota: UploadsQuota) -> None:
+        """Raise QuotaReached if this is more than the quotas allow."""
+        for owner, files, most_files, size, most in (
             ("the tenant's", self.tenant_files, quota.tenant_files, self.tenant_bytes, quota.tenant_bytes),
             ("all tenants'", self.all_files, quota.all_files, self.all_bytes, quota.all_bytes),
         ):
             if most_files and files > most_files:
-                raise QuotaReached(f"{whose} uploads have at most {most_files:,} files: delete some first")
+                raise QuotaReached(f"{owner} uploads have at most {most_files:,} files: delete some first")
             if most and size > most:
-                raise QuotaReached(f"{whose} uploads have at most {most:,} bytes: delete some first")
+                raise QuotaReached(f"{owner} uploads have at most {most:,} bytes: delete some first")
 
 
 class Table:
-    """Law: ``changed`` grows in the order in which changes can be seen: a reader misses none. Every method raises
-    Retryable while Postgres is away."""
+    """The uploads of one instance. Law: ``changed`` grows in the order in which changes become visible, so that a
+    reader misses none. Every method raises Retryable during an outage of Postgres."""
 
     def __init__(self, pool: Pool, tenant: str, source: str) -> None:
         self.pool = pool
-        self.me = (tenant, source)
+        self.instance = (tenant, source)
 
-    async def put(self, id_: UUID, external_id: str, original: Original, words: Words, quota: UploadsQuota) -> Uploaded:
-        """A new upload, or a new version of the one with this external id (which keeps its own id). What is said again
-        word for word, of the same content, changes nothing. Raises QuotaReached when what uploads hold would grow
-        beyond it: all that grow wait for each other, so it is exact."""
+    async def put(
+        self, id_: UUID, external_id: str, original: Original, properties: Properties, quota: UploadsQuota
+    ) -> Upload:
+        """Insert an upload, or a new version of the one with this external id, which keeps its own id. The same content
+        with the same properties changes nothing. Raises QuotaReached if the uploads would grow beyond a quota. This is
+        exact: uploads that grow are serialised by a lock."""
 
-        async def require_room(connection: Connection) -> None:
+        async def require_quota(connection: Connection) -> None:
             await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('uploads quota', 0))")
             cursor = await connection.execute(
                 "SELECT size FROM uploads WHERE tenant = %s AND source = %s AND external_id = %s"
                 " AND deleted_at IS NULL",
-                [*self.me, external_id],
+                [*self.instance, external_id],
             )
             before = await cursor.fetchone()
             if before is None or before[0] < original.size:
                 files, size = (0, original.size - before[0]) if before else (1, original.size)
-                (await used_by(connection, self.me[0])).more(files, size).require(quota)
+                (await usage_of(connection, self.instance[0])).plus(files, size).require_within(quota)
 
-        found = await self._changing(
+        upload = await self._change(
             f"""
             INSERT INTO uploads AS mine (id, tenant, source, external_id, version, file_name, media_type, title, sha256,
                 size, acl_tags, required_tags, metadata, changed)
@@ -218,145 +226,148 @@ class Table:
             RETURNING {_COLUMNS}
             """,  # noqa: S608 — constants of this module
             id_,
-            *self.me,
+            *self.instance,
             external_id,
-            words.file_name,
-            words.media_type,
-            words.title,
+            properties.file_name,
+            properties.media_type,
+            properties.title,
             original.sha256,
             original.size,
-            sorted(set(words.acl_tags)),
-            sorted(set(words.required_tags)),
-            Jsonb(dict(words.metadata)),
-            before=require_room,
+            sorted(set(properties.acl_tags)),
+            sorted(set(properties.required_tags)),
+            Jsonb(dict(properties.metadata)),
+            before=require_quota,
         )
-        return found or (await self.named([external_id]))[0]
+        return upload or (await self.by_external_ids([external_id]))[0]
 
-    async def delete(self, id_: UUID) -> Uploaded | None:
-        """None: there is no such upload of ours, or it is deleted already. What its owner said of it goes too: no quota
-        counts the rows of deleted ones, which stay for FORGOTTEN_AFTER."""
-        return await self._changing(
+    async def delete(self, id_: UUID) -> Upload | None:
+        """Mark an upload as deleted, or return None if this instance has no such upload or it is deleted already. Its
+        properties are removed at once, because no quota counts the row, which stays for DELETED_RETENTION."""
+        return await self._change(
             "UPDATE uploads SET deleted_at = now(), changed = nextval('uploads_changed'), title = NULL,"  # noqa: S608 — constants of this module
             " acl_tags = '{}', required_tags = '{}', metadata = '{}'"
             f" WHERE id = %s AND tenant = %s AND source = %s AND deleted_at IS NULL RETURNING {_COLUMNS}",
             id_,
-            *self.me,
+            *self.instance,
         )
 
-    async def get(self, id_: UUID) -> Uploaded | None:
-        found = await self._all("id = %s", id_)
-        return found[0] if found else None
+    async def get(self, id_: UUID) -> Upload | None:
+        uploads = await self._select("id = %s", id_)
+        return uploads[0] if uploads else None
 
-    async def named(self, external_ids: Collection[str]) -> list[Uploaded]:
-        return await self._all("external_id = ANY(%s)", list(external_ids))
+    async def by_external_ids(self, external_ids: Collection[str]) -> list[Upload]:
+        return await self._select("external_id = ANY(%s)", list(external_ids))
 
-    async def page(self, after: str, size: int) -> list[Uploaded]:
-        """By external id; deleted ones are not there."""
-        return await self._all("deleted_at IS NULL AND external_id > %s ORDER BY external_id LIMIT %s", after, size)
+    async def page(self, after: str, size: int) -> list[Upload]:
+        """Return uploads that are not deleted, by external id."""
+        return await self._select("deleted_at IS NULL AND external_id > %s ORDER BY external_id LIMIT %s", after, size)
 
-    async def newest(self, before: int | None, size: int) -> list[Uploaded]:
-        """What changed last first; before: ``changed`` of the last one seen."""
-        return await self._all(
+    async def newest(self, before: int | None, size: int) -> list[Upload]:
+        """Return uploads that are not deleted, the last changed first. before: ``changed`` of the last one of the page
+        before."""
+        return await self._select(
             "deleted_at IS NULL AND changed < %s ORDER BY changed DESC LIMIT %s", before or 2**63 - 1, size
         )
 
-    async def since(self, changed: int, size: int) -> list[Uploaded]:
-        """What changed after, deletes among it, in that order."""
-        return await self._all("changed > %s ORDER BY changed LIMIT %s", changed, size)
+    async def since(self, changed: int, size: int) -> list[Upload]:
+        """Return uploads that changed later, with deleted ones, in the order of their changes."""
+        return await self._select("changed > %s ORDER BY changed LIMIT %s", changed, size)
 
     async def last_change(self) -> int:
         with translated("uploads"):
             async with self.pool.connection() as connection:
                 cursor = await connection.execute(
-                    "SELECT coalesce(max(changed), 0) FROM uploads WHERE tenant = %s AND source = %s", self.me
+                    "SELECT coalesce(max(changed), 0) FROM uploads WHERE tenant = %s AND source = %s", self.instance
                 )
                 row = await cursor.fetchone()
                 return int(row[0]) if row else 0
 
-    async def used(self) -> Used:
+    async def usage(self) -> Usage:
         with translated("uploads"):
             async with self.pool.connection() as connection:
-                return await used_by(connection, self.me[0])
+                return await usage_of(connection, self.instance[0])
 
-    async def begun(self, external_ids: Collection[str]) -> None:
-        await self._do(
+    async def record_start(self, external_ids: Collection[str]) -> None:
+        """Record that these uploads are being read."""
+        await self._execute(
             "UPDATE uploads SET extracting_at = now() WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND extracted_at IS NULL",
-            *self.me,
+            *self.instance,
             list(external_ids),
         )
 
-    async def ended(self, one: Uploaded, code: str | None, problem: str | None) -> None:
-        """That version was read; what came meanwhile is not touched."""
-        await self._do(
+    async def record_end(self, upload: Upload, code: str | None, problem: str | None) -> None:
+        """Record that this version was read. A newer version is not changed."""
+        await self._execute(
             "UPDATE uploads SET extracted_at = now(), problem_code = %s, problem = %s WHERE id = %s AND version = %s",
             code,
             problem,
-            one.id,
-            one.version,
+            upload.id,
+            upload.version,
         )
 
-    async def uses(self, sha256: str) -> bool:
+    async def is_referenced(self, sha256: str) -> bool:
         """Whether an upload that is not deleted has this content."""
-        return bool(await self._all("sha256 = %s AND deleted_at IS NULL LIMIT 1", sha256))
+        return bool(await self._select("sha256 = %s AND deleted_at IS NULL LIMIT 1", sha256))
 
-    async def hashes(self) -> set[str]:
-        """Of all originals that are needed, after what is still changing that has ended, also where nobody waits for
-        it any more: a commit whose connection broke."""
+    async def referenced_hashes(self) -> set[str]:
+        """Return the hashes of all originals that are needed. Waits for changes in progress, including commits whose
+        connection broke."""
         with translated("uploads"):
             async with self.pool.connection() as connection:
-                await connection.execute(_IN_TURN, self.me)
+                await connection.execute(_LOCK_INSTANCE, self.instance)
                 cursor = await connection.execute(
                     "SELECT DISTINCT sha256 FROM uploads WHERE tenant = %s AND source = %s AND deleted_at IS NULL",
-                    self.me,
+                    self.instance,
                 )
                 return {sha256 for (sha256,) in await cursor.fetchall()}
 
-    async def forget(self) -> None:
-        """What was deleted long ago."""
-        await self._do(
+    async def purge(self) -> None:
+        """Delete the rows of uploads that were deleted before DELETED_RETENTION."""
+        await self._execute(
             "DELETE FROM uploads WHERE tenant = %s AND source = %s AND deleted_at < now() - %s::interval",
-            *self.me,
-            FORGOTTEN_AFTER,
+            *self.instance,
+            DELETED_RETENTION,
         )
 
-    async def _all(self, where: LiteralString, *parameters: object) -> list[Uploaded]:
+    async def _select(self, where: LiteralString, *parameters: object) -> list[Upload]:
         with translated("uploads"):
             async with (
                 self.pool.connection() as connection,
-                connection.cursor(row_factory=class_row(Uploaded)) as cursor,
+                connection.cursor(row_factory=class_row(Upload)) as cursor,
             ):
                 await cursor.execute(
                     f"SELECT {_COLUMNS} FROM uploads WHERE tenant = %s AND source = %s AND {where}",  # noqa: S608 — callers hand literals
-                    [*self.me, *parameters],
+                    [*self.instance, *parameters],
                 )
                 return await cursor.fetchall()
 
-    async def _changing(
+    async def _change(
         self,
         statement: LiteralString,
         *parameters: object,
         before: Callable[[Connection], Awaitable[None]] | None = None,
-    ) -> Uploaded | None:
-        """One at a time for an instance: who draws a number later commits later. before: in the same transaction."""
+    ) -> Upload | None:
+        """Execute a statement under the instance's lock, so that a later value of ``changed`` is committed later.
+        before: is called in the same transaction."""
         with translated("uploads"):
             async with (
                 self.pool.connection() as connection,
-                connection.cursor(row_factory=class_row(Uploaded)) as cursor,
+                connection.cursor(row_factory=class_row(Upload)) as cursor,
             ):
-                await cursor.execute(_IN_TURN, self.me)
+                await cursor.execute(_LOCK_INSTANCE, self.instance)
                 if before is not None:
                     await before(connection)
                 await cursor.execute(statement, parameters)
                 return await cursor.fetchone()
 
-    async def _do(self, statement: LiteralString, *parameters: object) -> None:
+    async def _execute(self, statement: LiteralString, *parameters: object) -> None:
         with translated("uploads"):
             async with self.pool.connection() as connection:
                 await connection.execute(statement, parameters)
 
 
-async def used_by(connection: Connection, tenant: str) -> Used:
+async def usage_of(connection: Connection, tenant: str) -> Usage:
     cursor = await connection.execute(
         "SELECT count(*) FILTER (WHERE tenant = %(me)s), coalesce(sum(size) FILTER (WHERE tenant = %(me)s), 0),"
         " count(*), coalesce(sum(size), 0) FROM uploads WHERE deleted_at IS NULL",
@@ -364,4 +375,4 @@ async def used_by(connection: Connection, tenant: str) -> Used:
     )
     row = await cursor.fetchone()
     assert row is not None
-    return Used(*(int(number) for number in row))
+    return Usage(*(int(number) for number in row))

@@ -20,7 +20,7 @@ from connectors.declared import Key
 from connectors.http import Parts, app
 from connectors.runner.instance import Instance
 from connectors.runner.plan import Plan, Services
-from connectors.uploads.intake import Desk
+from connectors.uploads.intake import Intake
 from connectors.uploads.options import UploadsOptions
 from connectors.uploads.source import Uploads
 from pipeline.kafka.client import producer
@@ -89,10 +89,10 @@ class Office:
                 await task
         self._tasks = []
 
-    def desk(self, name: str = "files") -> Desk:
+    def intake(self, name: str = "files") -> Intake:
         source = self.instances[name].source
         assert isinstance(source, Uploads)
-        return source.desk
+        return source.intake
 
     async def upload(self, data: bytes, name: str = "a.txt", **fields: Any) -> str:
         """Returns the id."""

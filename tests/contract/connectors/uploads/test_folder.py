@@ -130,5 +130,5 @@ async def test_files_that_stay_are_taken_once_follow_their_access_and_do_not_com
 
 
 def test_a_folder_for_what_is_done_within_the_drop_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="done lies within folder"):
+    with pytest.raises(ValueError, match="done is inside folder"):
         UploadsOptions(folder=tmp_path, done=tmp_path / "done")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from connectors.uploads.intake import sanitised
+from connectors.uploads.intake import sanitise_name
 from tests.support.connectors.pdf_files import Line, Sheet, typeset
 from tests.support.connectors.uploads_kit import Office, an_office, is_newer, until, upserts
 from tests.support.space import Space
@@ -92,7 +92,7 @@ async def test_the_same_again_publishes_nothing_and_other_access_publishes_only_
     [
         ({"acl_tags": ""}, "acl_tags: name who may read it"),
         ({"acl_tags": "[]"}, "acl_tags: name who may read it"),
-        ({"acl_tags": "[1]"}, "acl_tags: a list of tags"),
+        ({"acl_tags": "[1]"}, "acl_tags: is not a JSON list"),
         ({"acl_tags": "t" * 501}, "acl_tags"),
         ({"metadata": "{"}, "metadata: is not JSON"),
         ({"metadata": '{"a": {"b": 1}}'}, "metadata"),
@@ -157,7 +157,7 @@ async def test_bodies_that_are_no_form_or_too_much_of_one(office: Office) -> Non
     ],
 )
 def test_file_names(given: str, kept: str) -> None:
-    assert sanitised(given) == kept
+    assert sanitise_name(given) == kept
 
 
 # Whose it is

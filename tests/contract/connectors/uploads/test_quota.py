@@ -13,10 +13,10 @@ import pytest
 
 from connectors.declared import load
 from connectors.operate import look
-from connectors.uploads.intake import MAX_WRITING
+from connectors.uploads.intake import MAX_INCOMING_FILES
 from connectors.uploads.options import UploadsQuota
 from connectors.uploads.source import quota_share
-from connectors.uploads.store import Used
+from connectors.uploads.store import Usage
 from pipeline.core.errors import Misconfigured, Retryable
 from tests.support.connectors.uploads_kit import Office, an_office, until
 from tests.support.space import Space
@@ -128,7 +128,7 @@ async def test_of_files_that_come_while_postgres_reads_but_does_not_write_nothin
             "CREATE TRIGGER refuse BEFORE INSERT ON uploads FOR EACH ROW EXECUTE FUNCTION refuse_uploads()"
         )
     assert [(await handed_in(office, b"text %d" % n)).status_code for n in range(3)] == [503] * 3
-    await office.desk().measure()
+    await office.intake().measure()
     assert originals(office) == 1, "Postgres does not write yet"
     async with office.pool.connection() as connection:
         await connection.execute("DROP TRIGGER refuse ON uploads")
@@ -141,16 +141,16 @@ async def test_a_file_whose_commit_nobody_heard_of_keeps_its_original(
 ) -> None:
     office.declare()
     await office.start()
-    desk, put = office.desk(), office.desk().table.put
+    intake, put = office.intake(), office.intake().table.put
 
     async def unheard(*given: Any) -> None:
         await put(*given)
         raise Retryable("the connection broke")
 
     with monkeypatch.context() as broken:
-        broken.setattr(desk.table, "put", unheard)
+        broken.setattr(intake.table, "put", unheard)
         assert (await handed_in(office, b"text")).status_code == 503
-    await desk.measure()
+    await intake.measure()
     assert originals(office) == 1
     [upload] = (await office.client.get("/v1/uploads")).json()["uploads"]
     changed = await office.client.put(f"/v1/uploads/{upload['id']}", data={"title": "New"})
@@ -162,7 +162,7 @@ async def test_operators_see_what_is_in_use(office: Office, monkeypatch: pytest.
     office.declare()
     await office.start()
     await office.upload(b"text")
-    await office.desk().measure()
+    await office.intake().measure()
     assert quota_share(office.instances["files"], "tenant") == 0.25
     (tmp_path / "connectors.toml").write_text('[connector.files]\nkind = "uploads"\ntenant = "acme"\n')
     plan = load(tmp_path / "connectors.toml").plan("files")
@@ -175,7 +175,7 @@ async def test_a_drop_folder_waits_while_its_tenant_is_full(
     office: Office, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UPLOADS_TENANT_FILES", "1")
-    monkeypatch.setattr("connectors.uploads.drop.FULL_SECONDS", 0.1)
+    monkeypatch.setattr("connectors.uploads.drop.QUOTA_RETRY_SECONDS", 0.1)
     (tmp_path / "in").mkdir()
     office.declare(folder=(tmp_path / "in").resolve(), acl_tags=["staff"], settle_seconds=0.1, scan_seconds=0.1)
     await office.start()
@@ -197,8 +197,8 @@ async def test_a_drop_folder_waits_while_its_tenant_is_full(
 async def test_more_files_at_once_than_the_disk_is_reserved_for_are_asked_to_come_again(office: Office) -> None:
     office.declare()
     await office.start()
-    desk = office.desk()
-    writing = [desk.writing() for _ in range(MAX_WRITING)]
+    intake = office.intake()
+    writing = [intake.writing() for _ in range(MAX_INCOMING_FILES)]
     for file in writing:
         file.__enter__()
     answer = await handed_in(office, b"one more")
@@ -210,7 +210,7 @@ async def test_more_files_at_once_than_the_disk_is_reserved_for_are_asked_to_com
 
 def test_a_quota_of_nothing_is_none() -> None:
     quota = UploadsQuota(tenant_bytes=0, tenant_files=10, all_bytes=0, all_files=0)
-    used = Used(tenant_files=5, tenant_bytes=10**15, all_files=10**9, all_bytes=10**15)
+    used = Usage(tenant_files=5, tenant_bytes=10**15, all_files=10**9, all_bytes=10**15)
     used.require(quota)
     assert (used.share(quota, "tenant"), used.share(quota, "all")) == (0.5, 0.0)
 

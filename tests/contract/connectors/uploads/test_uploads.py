@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from connectors.extraction import ExtractionSettings, remote, sandbox, service
-from connectors.uploads.store import Uploaded, Words
+from connectors.uploads.store import Properties, Upload
 from tests.support.connectors.pdf_files import Sheet, encrypted_pdf, pdf_of, typeset
 from tests.support.connectors.uploads_kit import KEYS, Office, an_office, is_newer, search, until, upserts, word_file
 from tests.support.space import KEY_ENDS, Space
@@ -94,21 +94,21 @@ async def test_a_file_waits_for_an_extraction_service_that_is_away_and_is_read_w
     monkeypatch.setattr(sandbox, "from_environment", lambda: ExtractionSettings(url=url))
     office.declare()
     await office.start()
-    ids = [await office.upload(pdf_of([f"Words of {n}"]), f"{n}.pdf") for n in range(2)]
+    ids = [await office.upload(pdf_of([f"Properties of {n}"]), f"{n}.pdf") for n in range(2)]
     activity = office.instances["files"].activities["events"]
     await until(lambda: activity.status.state == "waiting" and "extraction service" in (activity.status.reason or ""))
     assert {(await office.status(id_))["state"] for id_ in ids} <= {"received", "extracting"}
     async with service.serving(ExtractionSettings(port=port)):
         for id_ in ids:
             await office.ended(id_)
-    assert sorted(one.content for one in upserts(await office.messages())) == ["Words of 0", "Words of 1"]
+    assert sorted(one.content for one in upserts(await office.messages())) == ["Properties of 0", "Properties of 1"]
     assert await office.space.query("SELECT 1 FROM connector_items WHERE problem_code IS NOT NULL") == []
 
 
 async def test_a_new_version_that_cannot_be_read_leaves_the_one_before_and_says_so(office: Office) -> None:
     office.declare()
     await office.start()
-    id_ = await office.upload(pdf_of(["Words that stay"]), "a.pdf")
+    id_ = await office.upload(pdf_of(["Properties that stay"]), "a.pdf")
     await office.ended(id_)
     await office.client.put(
         f"/v1/uploads/{id_}", files={"file": ("a.pdf", encrypted_pdf())}, data={"acl_tags": "board"}
@@ -135,16 +135,16 @@ async def test_what_was_accepted_survives_a_crash_and_nothing_is_published_twice
     await office.start()
     for n in range(5):
         await office.ended(await office.upload(b"text", f"{n}.txt"))
-    desk = office.desk()
-    while not desk.arrived.empty():
-        desk.arrived.get_nowait()
+    intake = office.intake()
+    while not intake.changed.empty():
+        intake.changed.get_nowait()
     await office.stop()
-    with desk.writing() as file:  # accepted, and then the worker was killed before it told of it
+    with intake.writing() as file:  # accepted, and then the worker was killed before it told of it
         file.write(b"late")
-        words = (await desk.table.newest(None, 1))[0]
-        late = await desk.hand_in(file, _words_like(words), external_id="late")
-    deleted = (await desk.table.named([words.external_id]))[0]
-    await desk.delete(deleted.id)
+        words = (await intake.table.newest(None, 1))[0]
+        late = await intake.add(file, _words_like(words), external_id="late")
+    deleted = (await intake.table.by_external_ids([words.external_id]))[0]
+    await intake.delete(deleted.id)
     office.instances.clear()
     office.declare(page_size=3)
     await office.start()
@@ -158,8 +158,8 @@ async def test_what_was_accepted_survives_a_crash_and_nothing_is_published_twice
     assert len(await office.messages()) == len(messages)
 
 
-def _words_like(one: Uploaded) -> Words:
-    return Words(
+def _words_like(one: Upload) -> Properties:
+    return Properties(
         file_name="late.txt", media_type=None, title=None, acl_tags=one.acl_tags, required_tags=[], metadata={}
     )
 
