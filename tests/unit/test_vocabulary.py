@@ -16,6 +16,8 @@ CLEAN: tuple[str, ...] = (
     "canary",
     "cli",
     "connectors/confluence",
+    "connectors/extraction",
+    "connectors/uploads",
     "deploy",
     "pipeline/diagnosis",
     "pipeline/generations",
