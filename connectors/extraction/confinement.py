@@ -49,7 +49,7 @@ READ = _READ_FILE | _READ_DIR
 RUN = READ | _EXECUTE
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
 CHANGE = ~(_EXECUTE | _MAKE_CHAR | _MAKE_SOCK | _MAKE_BLOCK)
-"""Everything but executing, and making devices (a disk's node opens that disk) and sockets."""
+"""All rights except executing and making devices (a device node opens the disk itself) and sockets."""
 
 
 def abi() -> int:
@@ -438,8 +438,8 @@ FOREIGN = tuple(
 )
 """Calls that no OCR program needs: for the network, other processes and the kernel's administration; for leaving its
 session, by which it is killed; for the rights, owners, attributes and times of files and the scheduling of other
-processes, which Landlock does not restrict; and for shared memory, semaphores and queues, which others may use and which
-outlive the program."""
+processes, which Landlock does not restrict; and for shared memory, semaphores and queues, which others may use and
+which outlive the program."""
 _NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h)."""
 
@@ -460,8 +460,8 @@ def allow_only(calls: Iterable[Call]) -> None:
 def refuse(calls: Iterable[Call]) -> None:
     """Make these calls fail with EPERM, and clone into new namespaces too; all others are allowed. clone3 fails with
     ENOSYS, because a filter cannot see its flags, which are in memory: C libraries then use clone. A process may change
-    its own resource limits only. Setting a priority has no effect but reports success, because programs that lower their
-    own would otherwise fail. Raises OSError."""
+    its own resource limits only. Setting a priority has no effect but reports success, because programs that lower
+    their own would otherwise fail. Raises OSError."""
     cloning = [
         *_rules([Call("clone", 0, without=_NEW_NAMESPACES)], _ALLOW),
         *_rules([Call("clone3")], _ERRNO | errno.ENOSYS),
@@ -652,7 +652,7 @@ def confine(readable: Sequence[Path] = ()) -> None:
     _be_private()
     try:
         restrict([(path, READ) for path in readable])
-        _give_up_capabilities()
+        _drop_capabilities()
         allow_only([*COMPUTING, *(READING if readable else ())])
     except OSError as error:
         raise Unconfined(str(error)) from error
@@ -666,7 +666,7 @@ def confine_program(program: Path, folder: Path) -> None:
     installed = [*map(Path, _SYSTEM_PATHS), *_matching(_SHARE_FOLDERS, _DATA_PATTERNS), *_program_folders(program)]
     try:
         restrict([*((path, RUN) for path in installed), (folder, CHANGE), (Path(os.devnull), CHANGE)])
-        _give_up_capabilities()
+        _drop_capabilities()
         refuse(FOREIGN)
     except OSError as error:
         raise Unconfined(str(error)) from error
@@ -705,9 +705,9 @@ def _require_one_thread() -> None:
         raise Unconfined(f"it has {count} threads")
 
 
-def _give_up_capabilities() -> None:
-    """Where it runs as root: neither it nor the program that it becomes may do what an ordinary user may not. (With
-    PR_SET_NO_NEW_PRIVS, which ``restrict`` sets, no program gives anything back.) Raises OSError."""
+def _drop_capabilities() -> None:
+    """Drop all capabilities, so that a process of root, and the program that it executes, may do no more than one of an
+    ordinary user. (PR_SET_NO_NEW_PRIVS, which ``restrict`` sets, keeps programs from regaining any.) Raises OSError."""
     _check(_libc().capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capset")
 
 
