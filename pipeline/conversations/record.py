@@ -186,7 +186,7 @@ class Conversations(Last):
             for sent in message.pairs:
                 question, answer = clean(sent.question), clean(sent.answer)
                 pair = Pair(question, answer, sent.asked_at, pair_digest(question, answer))
-                pairs[pair.digest] = min(pair, pairs.get(pair.digest, pair), key=lambda p: p.asked_at)
+                pairs[pair.digest] = min(pair, pairs.get(pair.digest, pair), key=lambda p: p.time)
                 mentions.append(
                     Mention(pair.digest, *place, sent.asked_at, message.observed_at, sent.id, sent.answer_id)
                 )

@@ -21,7 +21,7 @@ class Mention:
     digest: bytes
     source: str
     conversation: str
-    asked_at: datetime
+    time: datetime
     observed_at: datetime
     sent_id: str | None
     answer_id: UUID | None
@@ -107,7 +107,7 @@ async def add_pairs(connection: Connection, who: Member, pairs: Sequence[tuple[P
     await connection.cursor().executemany(
         "INSERT INTO conversation_pairs (tenant, member, digest, asked_at, tokens, question, answer)"
         " VALUES (%s, %s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-        [(who.tenant, who.member, p.digest, p.asked_at, tokens, p.question, p.answer) for p, tokens in pairs],
+        [(who.tenant, who.member, p.digest, p.time, tokens, p.question, p.answer) for p, tokens in pairs],
     )
 
 
@@ -128,7 +128,7 @@ async def add_mentions(connection: Connection, who: Member, mentions: Iterable[M
                 m.digest,
                 m.source,
                 m.conversation,
-                m.asked_at,
+                m.time,
                 m.observed_at,
                 m.sent_id,
                 m.answer_id,

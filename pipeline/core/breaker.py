@@ -1,4 +1,4 @@
-"""When a stage stands still because the world is down, and when it may try again. Pure: the caller tells the time."""
+"""When a stage stands still because a service is down, and when it may try again. Pure: the caller passes the time."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Literal
 from topics.messages import AccessChanged, DocumentDeleted, DocumentUpserted
 
 MARK = "canary."
-"""What their sources begin with: connectors may not be called so."""
+"""The prefix of their sources. No connector may have a name that begins with it."""
 PRINCIPAL = "penstock-canary"
 EXTERNAL_ID = "canary"
 LONGEST_SOURCE = 200

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def untrusted(text: str, *, authority: str, address: str) -> str | None:
-    """What OpenSSL's error says and what to do; None when it is about no certificate. authority, address: the settings
-    that name who signs, and the server."""
+    """Explain an error text of OpenSSL and say what to do. None when it is about no certificate. authority, address:
+    the names of the settings that hold the signing authority and the server's address."""
     if "CERTIFICATE_VERIFY_FAILED" not in text and "certificate verify failed" not in text:
         return None
     if "expired" in text:
@@ -18,7 +18,8 @@ def untrusted(text: str, *, authority: str, address: str) -> str | None:
 
 
 def refused_ours(text: str, *, setting: str) -> str | None:
-    """What a server's alert says of our own certificate; None when it is about no such thing."""
+    """Explain a TLS alert of a server that refused our client certificate. None when the text is no such alert.
+    setting: the name of the setting that holds our certificate."""
     alerts = ("certificate required", "certificate unknown", "unknown ca", "bad certificate", "certificate expired")
     spelled = text.lower().replace("_", " ")
     if "alert" not in spelled or not any(alert in spelled for alert in alerts):

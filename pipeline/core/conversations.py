@@ -26,12 +26,13 @@ Place = tuple[datetime, bytes]
 class Pair:
     question: str
     answer: str
-    asked_at: datetime
+    time: datetime
+    """When it was first asked."""
     digest: bytes
 
     @property
     def place(self) -> Place:
-        return self.asked_at, self.digest
+        return self.time, self.digest
 
     @property
     def text(self) -> str:
@@ -41,7 +42,7 @@ class Pair:
 @dataclass(frozen=True, slots=True)
 class Chunk:
     digest: bytes
-    """Of its pairs' digests. No two chunks of a member share a pair, so none has the digest of another."""
+    """SHA-256 of its pairs' digests. No two chunks of a member share a pair, so none has the digest of another."""
     position: int
     first_at: datetime
     last_at: datetime
@@ -71,7 +72,7 @@ def group(pairs: Iterable[Pair], *, first_position: int = 0) -> list[Chunk]:
         some = ordered[start : start + PAIRS_PER_CHUNK]
         digest = hashlib.sha256(b"".join(pair.digest for pair in some)).digest()
         text = "\n\n".join(pair.text for pair in some)
-        chunks.append(Chunk(digest, position, some[0].asked_at, some[-1].asked_at, text))
+        chunks.append(Chunk(digest, position, some[0].time, some[-1].time, text))
     return chunks
 
 

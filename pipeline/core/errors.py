@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 Service = Literal["postgres", "elasticsearch", "kafka", "embedding", "rerank", "chat", "dead-letters"]
-"""What we lean on. "dead-letters": our own limit against a flood of them."""
+"""The dependencies that can fail. "dead-letters" is our own limit on their number."""
 
 
 class PenstockError(Exception):
-    """Base of the errors that are shown to people: one line, what and where and what to do."""
+    """Base of the errors that are shown to people: one line that says what is wrong, where, and what to do."""
 
     tokens = 0
-    """Billed by a model for what it answered beside the failure."""
+    """Tokens that a model billed before the failure."""
 
 
 class Retryable(PenstockError):
@@ -23,7 +23,7 @@ class Retryable(PenstockError):
         self.retry_after = retry_after
         """Seconds that the other side asked us to wait, if it said so."""
         self.service = service
-        """What has to heal, where that is known."""
+        """The dependency that has to recover, where that is known."""
 
 
 class Deferred(Retryable):
@@ -65,4 +65,4 @@ class Misconfigured(PenstockError):
     def __init__(self, message: str, *, service: Service | None = None) -> None:
         super().__init__(message)
         self.service = service
-        """What refuses, where that is known."""
+        """The dependency that refuses, where that is known."""

@@ -15,8 +15,8 @@ State = Literal["open", "replaying", "rewinding"]
 yet; replaying: what was lost is being read again; open: the ledger has caught up."""
 
 Use = Literal["queries", "intake", "stores", "any"]
-"""What a connection is for. queries: showing documents; intake: writing what Kafka and the sources say into the ledger;
-stores: bringing the stores after the ledger; any: looking at the ledger itself, and recovering it."""
+"""The purpose of a connection. queries: showing documents; intake: writing what Kafka and the sources say into the
+ledger; stores: making the stores equal to the ledger; any: looking at the ledger itself, and recovering it."""
 
 NEEDS: dict[Use, tuple[State, ...]] = {
     "queries": ("open",),
@@ -38,7 +38,7 @@ RECOVERING = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Of a primary."""
+    """The identity of a primary."""
 
     system_identifier: int
     """Drawn by initdb; base backups and standbys have their primary's."""
@@ -48,7 +48,7 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What the ledger itself remembers."""
+    """The identity that the ledger was accepted on, as recorded in the ledger itself, and how far a recovery is."""
 
     identity: Identity
     state: State

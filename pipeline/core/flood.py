@@ -23,10 +23,10 @@ MOST_SCORE = 10
 """A source's records count up (valid) and down (bad) as far as this: ten of the other kind and it has changed sides,
 whatever it sent before."""
 MOST_SOURCES = 10_000
-"""That are remembered, those heard of last: a broken producer may invent a new name for each record."""
+"""Sources remembered, the latest ones: a broken producer may invent a new name for each record."""
 
-MOST_ASKED = 10_000
-"""Letters that are remembered, those asked for last: as many records as may be in flight."""
+MOST_LETTERS = 10_000
+"""Letters remembered, those requested last: as many records as may be in flight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Refusal:
 
 
 class Sources:
-    """Which sources get through and which fail, by their latest records."""
+    """Counts the sources that get through and those that fail, by their latest records."""
 
     def __init__(self) -> None:
         self._scores: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
@@ -82,7 +82,7 @@ class Flood:
         self._sources = Sources()
         self._admitted: deque[tuple[float, str]] = deque()
         self._ids: set[str] = set()
-        self._asked: OrderedDict[str, None] = OrderedDict()
+        self._requested: OrderedDict[str, None] = OrderedDict()
         self._until: float | None = None
         """The end of the last pause; None: there was none."""
         self._trips = 0
@@ -92,12 +92,12 @@ class Flood:
         self._sources.add(source, records, now)
 
     def admit(self, letter: str, source: Hashable, now: float) -> Refusal | None:
-        """None: send it. A letter that is asked for again says nothing new of its source."""
-        if letter not in self._asked:
+        """None: send it. A letter that is requested again says nothing new of its source."""
+        if letter not in self._requested:
             self._sources.add(source, -1, now)
-            self._asked[letter] = None
-            if len(self._asked) > MOST_ASKED:
-                self._asked.popitem(last=False)
+            self._requested[letter] = None
+            if len(self._requested) > MOST_LETTERS:
+                self._requested.popitem(last=False)
         while self._admitted and now - self._admitted[0][0] >= WINDOW_SECONDS:
             self._ids.discard(self._admitted.popleft()[1])
         if letter in self._ids or self._confined(now):

@@ -1,4 +1,4 @@
-"""What one event does to one document: the pure heart of detect.
+"""The effect of one event on one document: the pure heart of detect.
 
 Content is ordered by (version, observed_at, content_hash, meta_hash); a delete's observed_at is a floor below which
 upserts are ignored; access is ordered by observed_at alone, and at a tie the narrower wins. Docs: docs/wire.md.
@@ -44,7 +44,7 @@ Event = Upsert | Delete | Access
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the ledger knows of a document. All None: a stub, or a document never heard of."""
+    """A document as the ledger knows it. All None: a stub, or a document never heard of."""
 
     version: int | None = None
     observed_at: datetime | None = None
@@ -62,8 +62,8 @@ class State:
         return self.version is not None and self.deleted_at is None
 
     @property
-    def wanted(self) -> bool:
-        """Its chunks shall stand in the stores: alive, and somebody may read it."""
+    def desired(self) -> bool:
+        """Whether the stores shall hold its chunks: it is alive, and somebody may read it."""
         return self.alive and bool(self.acl_tags)
 
 
@@ -72,7 +72,8 @@ class Step:
     state: State
     outcome: Outcome
     changes: frozenset[Change] = frozenset()
-    """What the stores must follow. Empty: no sequence number is drawn (version and observed_at may still advance)."""
+    """The changes that the stores must follow. Empty: no sequence number is drawn (version and observed_at may still
+    advance)."""
 
 
 def fold(state: State, event: Event) -> Step:

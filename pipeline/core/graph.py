@@ -6,32 +6,33 @@ from dataclasses import dataclass
 from typing import Literal
 
 FRONT_ROWS = 4_000
-"""Most rows that shall wait outside of the graph where no live change is late: each query reads them all, in about 28
-ms (7 µs a row of 1,536 dimensions; 3 where a quiet, vacuumed table is read whole. What follows says the worse, with
-processors that are free: beside a load it may be several times that). Beyond it the backfill lane of a table that is
-too large to be read whole writes straight into the graph; live changes never do."""
+"""Most rows that wait outside of the graph while no live change is late: each query reads them all, in about 28 ms
+(7 µs a row of 1,536 dimensions; 3 µs where a quiet, vacuumed table is read whole; the times below assume 7 µs and idle
+processors, and may be several times that under load). Beyond it the backfill lane of a table that is too large to be
+read whole writes straight into the graph; live changes never do."""
 GRAPH_FROM_ROWS = 5_000
 """A smaller table needs no graph: it is read whole in 15–35 ms."""
 READ_WHOLE_ROWS = 50_000
-"""About 350 ms a query: a table of so many may lose its graph and get another one, and so many rows may wait outside
-of one while live changes are late, or while it is built."""
+"""About 350 ms a query. A table of at most so many rows may lose its graph and get another one, and so many rows may
+wait outside of a graph while live changes are late, or while it is built."""
 LOAD_ROWS = 200_000
-"""About 1.4 s a query: a table of more is built its graph at once and by all processors, whoever waits."""
+"""About 1.4 s a query. The graph of a larger table is built at once and by all processors, even while other work
+waits."""
 BUSY_DOCUMENTS = 20
-"""While more wait for a store, they go first: a graph takes processors from the stores that somebody waits for, and
-what it is built of may be replaced meanwhile."""
+"""While more documents wait for a store, they go first: building a graph takes processors from the stores, and the rows
+that it is built of may be replaced meanwhile."""
 BUSY_AT_MOST_SECONDS = 120.0
-"""Whatever waits longer goes first no more: perhaps its store is away."""
+"""A document that has waited longer no longer goes first: its store may have an outage."""
 LATE_SECONDS = 3.0
-"""A live change that has waited so long for a store is late: the graph takes no processor from it …"""
+"""A live change that has waited so long for a store is late, and the graph takes no processor from it."""
 LATE_FOR_SECONDS = 15.0
-"""… and for so long afterwards."""
+"""Live changes count as late for so long after the last late one."""
 BUILT_AT_LATEST_SECONDS = 120.0
-"""So long a table that is never at rest is read whole: a load is over by then, or it has 100,000 rows and a query takes
-0.3–0.7 s. A graph that is built of what a load has brought costs a third of one that grows with it."""
+"""A table that is never at rest is read whole for so long: a load is over by then, or it has 100,000 rows and a query
+takes 0.3–0.7 s. A graph that is built after a load costs a third of one that grows with it."""
 BUILT_FASTER = 4
-"""A row costs 6 ms in a graph that is there and 1.2–2.5 ms in one that is built, all the others included: moving more
-than a quarter of a table's rows takes longer than building its graph anew."""
+"""Adding a row to an existing graph costs 6 ms, building a graph 1.2–2.5 ms a row: moving more than a quarter of a
+table's rows takes longer than building its graph anew."""
 
 Step = Literal["rest", "move", "build", "drop", "rename"]
 
@@ -48,7 +49,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A chunk table and its graphs, as the keeper finds them."""
+    """A chunk table and its graphs, as the vectors worker that maintains them sees them."""
 
     own: Graph | None
     """The one that queries use."""
@@ -61,25 +62,25 @@ class Table:
     waiting: int
     """Rows outside of the graph, counted as far."""
     loaded: bool
-    """Whether it has more than LOAD_ROWS, about."""
+    """It has more than about LOAD_ROWS."""
     busy: bool
-    """Whether more than BUSY_DOCUMENTS wait for a store, for no longer than BUSY_AT_MOST_SECONDS."""
+    """More than BUSY_DOCUMENTS wait for a store, for no longer than BUSY_AT_MOST_SECONDS."""
     late: bool
-    """Whether live changes are late, or were a moment ago."""
+    """Live changes are late, or were within LATE_FOR_SECONDS."""
     without_seconds: float
-    """How long it has been without a graph, and large enough for one, as far as the keeper has seen."""
+    """How long it has been observed without a graph, and large enough for one."""
     builds: bool
-    """Whether graphs are built here: the table is ours, and no command is filling it or building an index on it."""
+    """Graphs may be built here: the table is ours, and no command is filling it or building an index on it."""
 
     @property
     def builds_alone(self) -> bool:
-        """Whether its graph is built by one process, so that who waits keeps the other processors."""
+        """Whether one process builds its graph, so that waiting work has the other processors."""
         return self.busy and not self.loaded
 
 
 def next_step(table: Table) -> tuple[Step, Graph | None]:
-    """What to do now, and with which graph (build: None; drop and rename: that one). Each step leaves searches right,
-    and whoever is killed over one goes on from what the catalogue says."""
+    """The next step, and its graph (build: None; drop and rename: that graph). Each step leaves searches correct, and
+    after a crash the next one follows from the state of the catalogue."""
     own, successor = table.own, table.successor
     if table.builds and successor is not None:
         if not successor.valid or (own is not None and own.valid and own.partial):

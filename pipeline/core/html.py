@@ -26,9 +26,9 @@ _SPACE = re.compile(r"[\t \r\n]+")
 _MAX_HTML_DEPTH = 150
 """Deeper elements are flattened to their text: the Markdown converter is recursive."""
 _MAX_NUMBER = 999_999_999
-"""Of a list's item, as Markdown has it (CommonMark, "List items")."""
+"""The largest number of a list item in Markdown (CommonMark, "List items")."""
 _MAX_COLUMNS = 1_000
-"""Of one cell, as browsers have it (the HTML standard, "Attributes common to td and th elements")."""
+"""The most columns that one cell spans in browsers (the HTML standard, "Attributes common to td and th elements")."""
 MAX_MARKDOWN = 16 * 1024**2
 """Characters. Quotations in quotations and cells of many columns grow: four times the most that a page may have."""
 
@@ -97,9 +97,9 @@ class _Converter(MarkdownConverter):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._items: Counter[int] = Counter()
-        """Of each list that is being converted, by its element's identity."""
+        """The items so far of each list that is being converted, by its element's identity."""
         self._with_head: dict[int, bool] = {}
-        """Whether a table has a ``thead``, likewise."""
+        """Tables that have a ``thead``, by their element's identity."""
 
     def process_tag(self, node: Tag, parent_tags: set[str] | None = None) -> str:
         text = str(super().process_tag(node, parent_tags))  # type: ignore[misc]
@@ -169,9 +169,9 @@ def _columns(cell: Tag) -> int:
 
 
 def _number(value: Any, default: int, most: int) -> int:
-    """Of an attribute that ought to hold one."""
-    told = str(value or "")
-    return min(int(told[:20]), most) if told.isascii() and told.isdigit() else default
+    """The number in an attribute, at most ``most``; the default when it holds none."""
+    text = str(value or "")
+    return min(int(text[:20]), most) if text.isascii() and text.isdigit() else default
 
 
 def to_markdown(html: str) -> str:

@@ -13,8 +13,8 @@ from functools import lru_cache
 LONGEST = 200
 """Characters. Longer ones are base64, not names."""
 MOST_TERMS = 2_000
-"""Of one text; more is a listing that nobody looks up line by line."""
-WORDS_KEPT = 10_000
+"""The most terms of one text; a text of more is a listing that nobody looks up line by line."""
+MOST_CACHED_WORDS = 10_000
 """Words that were taken apart: the same quoted or hyphenated ones come again and again."""
 
 _APART = re.compile(r"""[\s"'`´“”„‘’«»(){}\[\]<>,;|=*!?&…]+|(?<!:):(?!:)|:?//""")
@@ -49,40 +49,40 @@ _WORD = re.compile(r"[^\W_]{2,}")
 
 
 def identifiers(text: str) -> tuple[str, ...]:
-    """Those that stand in a text, whole, in lower case, in their order, each once."""
-    found: dict[str, None] = {}
+    """The identifiers of a text, whole, in lower case, in their order, each once."""
+    names: dict[str, None] = {}
     for word in text.split():
         if word.rstrip(_STOPS).isalpha():
             continue  # most are: taking them apart costs ten times as much as seeing that
-        found.update(dict.fromkeys((_in_short if len(word) <= LONGEST else _in_word)(word)))
-    return tuple(found)
+        names.update(dict.fromkeys((_in_short if len(word) <= LONGEST else _in_word)(word)))
+    return tuple(names)
 
 
 def _in_word(word: str) -> tuple[str, ...]:
     pieces = (piece for piece in _APART.split(word) if piece and len(piece) <= LONGEST)
-    return tuple(one for piece in pieces if not _PLAIN.fullmatch(piece) and (one := _recognised(piece)))
+    return tuple(name for piece in pieces if not _PLAIN.fullmatch(piece) and (name := _recognised(piece)))
 
 
-_in_short = lru_cache(WORDS_KEPT)(_in_word)
+_in_short = lru_cache(MOST_CACHED_WORDS)(_in_word)
 
 
 def terms(text: str) -> list[str]:
-    """What a text can be found by: its identifiers whole, the ends of its paths (``app/main.py``, ``main.py``), and
+    """The terms that match a text: its identifiers whole, the ends of its paths (``app/main.py``, ``main.py``), and
     the words they are made of. Sorted, at most MOST_TERMS."""
     whole = identifiers(text)
-    found = set(whole)
-    for one in whole:
-        if len(found) >= MOST_TERMS:
+    result = set(whole)
+    for name in whole:
+        if len(result) >= MOST_TERMS:
             break
-        found.update(_ends(one))
-        found.update(_WORD.findall(one))
-    return sorted(found)[:MOST_TERMS]
+        result.update(_ends(name))
+        result.update(_WORD.findall(name))
+    return sorted(result)[:MOST_TERMS]
 
 
-def held(text: str) -> set[str]:
-    """The identifiers that a text holds exactly, as the ends of its paths too."""
+def exact_names(text: str) -> set[str]:
+    """The identifiers that a text holds exactly, and the ends of its paths."""
     whole = identifiers(text)
-    return {*whole, *(end for one in whole for end in _ends(one))}
+    return {*whole, *(end for name in whole for end in _ends(name))}
 
 
 def _recognised(piece: str) -> str | None:
@@ -104,11 +104,10 @@ def _is_path(name: str, *, rooted: bool) -> bool:
     return rooted or len(segments) > 2 or bool(_FILE_NAME.fullmatch(segments[-1]))
 
 
-def _ends(one: str) -> list[str]:
-    """Of a path: what is left when folders are taken from the front, as far as that still is a name. A version without
-    its v."""
-    if re.match(r"v\d+\.\d", one):
-        return [one[1:]]
-    segments = one.split("/")
+def _ends(name: str) -> list[str]:
+    """The ends of a path that still are names, when folders are taken from its front; a version without its v."""
+    if re.match(r"v\d+\.\d", name):
+        return [name[1:]]
+    segments = name.split("/")
     ends = ["/".join(segments[n:]) for n in range(1, len(segments))]
     return [end for end in ends if "/" in end or _KINDS.fullmatch(end) or _KINDS.fullmatch(end.upper())]

@@ -74,7 +74,7 @@ def access_digest(acl_tags: Sequence[str], required_tags: Sequence[str]) -> byte
 
 
 def keyword_hash(*fields: object) -> int:
-    """What a keyword entry was made of, as a signed 64-bit number (Postgres bigint)."""
+    """A hash of the fields that a keyword entry was made of, as a signed 64-bit number (Postgres bigint)."""
     digest = hashlib.blake2b(
         json.dumps(fields, sort_keys=True, ensure_ascii=False, default=str).encode(), digest_size=8
     )

@@ -20,15 +20,15 @@ class Witness(NamedTuple):
     offset: int
     sent_ms: int
     digest: int
-    """Of timestamp, key and value; 64 bits, signed."""
+    """A hash of timestamp, key and value; 64 bits, signed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a consumer group remembers of a partition."""
+    """The records that a consumer group remembers of a partition."""
 
     log_id: str
-    """Of the cluster and the topic; another one when the topic was made anew."""
+    """Identifies the cluster and the topic; it changes when the topic is created again."""
     witnesses: Sequence[Witness] = ()
     """Handled records by ascending offset; everything before each of them was handled as well."""
 
@@ -41,7 +41,7 @@ class Log:
     begin: int
     end: int
     records: Mapping[int, Witness]
-    """What stands at the offsets asked for; an offset that holds no record is absent."""
+    """The records at the requested offsets; an offset that holds no record is absent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +87,8 @@ def expired(unread: Iterable[tuple[int, int]], begin: int) -> int:
 def thinned(witnesses: Sequence[Witness]) -> list[Witness]:
     """Some of them, by ascending offset: the newest, and before it ever fewer, about one for each fourfold distance.
     After a loss so little more is read again than was lost; 10^10 records keep at most 18."""
-    kept: dict[int, Witness] = {}
-    for one in sorted(set(witnesses)):
-        kept.setdefault((witnesses[-1].offset - one.offset).bit_length() // 2, one)
+    by_distance: dict[int, Witness] = {}
+    for record in sorted(set(witnesses)):
+        by_distance.setdefault((witnesses[-1].offset - record.offset).bit_length() // 2, record)
     newest = witnesses[-1:]
-    return sorted({*kept.values(), *newest})
+    return sorted({*by_distance.values(), *newest})

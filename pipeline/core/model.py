@@ -50,7 +50,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What one generation wants of one document: its chunks, in reading order."""
+    """The desired chunks of one document in one generation, in reading order."""
 
     content_hash: bytes
     chunk_ids: tuple[UUID, ...] = ()
@@ -68,7 +68,7 @@ class EmbeddingService:
     send_dimensions: bool = True
     encoding_format: Literal["float", "base64"] = "base64"
     price_per_million_tokens: float | None = None
-    """None: what the settings say."""
+    """None: the price in the settings."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ RECORD_SEPARATOR = "\x1e"
 _HTML = frozenset({"text/html", "application/xhtml+xml"})
 
 _UNUSUAL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
-"""What the next three are about: most texts hold none, and one set of characters is looked for four times as fast."""
+"""The characters of the next three patterns: most texts hold none, and one set is searched four times as fast."""
 _LINE_ENDS = re.compile("\r\n|[\r\x0b\x0c\x85\u2028\u2029]")
 _CONTROLS = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f]")
 _CONTROLS_BUT_RS = re.compile("[\x00-\x08\x0e-\x1d\x1f\x7f-\x9f]")
@@ -28,7 +28,7 @@ _JOINERS = re.compile("[\u200c\u200d]+")
 _HIDDEN = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff\ufff9-\ufffb\U000e0000-\U000e01ef]"
 )
-"""What the last four are about."""
+"""The characters of the last four patterns."""
 _JOINING = "\u0590"
 """Scripts from here on (and emoji) may need joiners; between Latin, Greek or Cyrillic letters they only hide a word."""
 

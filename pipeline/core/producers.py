@@ -1,4 +1,4 @@
-"""Who may publish for which tenants and sources. Pure: the caller tells the time.
+"""The producers that may publish, and for which tenants and sources. Pure: the caller passes the time.
 
 A pattern is ``tenant/source``; in either part ``*`` stands for any characters, none included. A canary's source
 (pipeline.core.canary) is matched only by a pattern whose source begins as such a source does.
@@ -16,8 +16,7 @@ from pipeline.core.canary import is_canary
 from pipeline.core.errors import Poison
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
-"""What a producer may be called."""
-
+"""The names that a producer may have."""
 
 CODES = ("unsigned", "unknown_key", "key_not_in_force", "bad_signature", "not_allowed")
 """Why a record is refused."""

@@ -1,4 +1,4 @@
-"""Which offset of each partition may be committed: only the *done prefix*, whatever order work finishes in."""
+"""The offset of each partition that may be committed: only the *done prefix*, whatever order work finishes in."""
 
 from __future__ import annotations
 

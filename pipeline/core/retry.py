@@ -23,19 +23,19 @@ def backoff(attempt: int, *, base: float, cap: float, retry_after: float | None 
 
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: datetime) -> float | None:
-    """What a response asks us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or as an HTTP date.
+    """Seconds that a response asks us to wait: ``retry-after-ms``, or ``Retry-After`` in seconds or as an HTTP date.
 
     headers: case-insensitive, or with names in lower case. None where there is none or it makes no sense. No longer
     than LONGEST_RETRY_AFTER_SECONDS: one wrong header shall not stop a worker for good.
     """
-    asked = _asked(headers, now=now)
-    return None if asked is None else min(asked, LONGEST_RETRY_AFTER_SECONDS)
+    seconds = _retry_after(headers, now=now)
+    return None if seconds is None else min(seconds, LONGEST_RETRY_AFTER_SECONDS)
 
 
 LONGEST_RETRY_AFTER_SECONDS = 3600.0
 
 
-def _asked(headers: Mapping[str, str], *, now: datetime) -> float | None:
+def _retry_after(headers: Mapping[str, str], *, now: datetime) -> float | None:
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
         return milliseconds / 1000
     value = headers.get("retry-after")

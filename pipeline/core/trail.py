@@ -43,7 +43,7 @@ class Record:
     access: tuple[str, ...] = ()
     """On whose access, where the actor named it: ``user:NAME`` or ``tag:NAME``."""
     object: str = ""
-    """What it was done to, where that is no document that was shown: ``KIND:NAME``."""
+    """The object of the action, where that is no document that was shown: ``KIND:NAME``."""
     documents: tuple[UUID, ...] = ()
     """Those that were shown, the first one first."""
     decision: Decision = "allowed"
@@ -86,7 +86,7 @@ class Head:
     """At this moment that chain had so many records, and ended so."""
 
     number: int
-    """Of the head, among those of all chains, from 1."""
+    """The number of the head among those of all chains, from 1."""
     at: datetime
     day: date
     chain: UUID
@@ -215,7 +215,7 @@ MEANS: Mapping[Kind, str] = {
 class Finding:
     kind: Kind
     where: str
-    """Which record, chain or head."""
+    """The record, chain or head."""
 
     @property
     def line(self) -> str:

@@ -9,7 +9,7 @@ from heapq import nsmallest
 from itertools import pairwise
 from uuid import UUID
 
-from pipeline.core.identifiers import held
+from pipeline.core.identifiers import exact_names
 from pipeline.core.model import Span
 from query.access.verify import Detail
 from query.model import Passage, Ranker, Result
@@ -70,7 +70,7 @@ def exact_first(hits: Sequence[Hit], named: Sequence[str]) -> list[Hit]:
     def count(hit: Hit) -> int:
         text = f"{hit.passage.title}\n{hit.text}"
         looked_at = text.lower().replace("\\", "/")
-        return len(wanted & held(text)) if any(name in looked_at for name in wanted) else 0
+        return len(wanted & exact_names(text)) if any(name in looked_at for name in wanted) else 0
 
     return sorted(hits, key=lambda hit: -count(hit))
 
@@ -165,7 +165,7 @@ class _Said:
         shingles = zip(*(words[n:] for n in range(min(SHINGLE, len(words)))), strict=False)
         hashes = frozenset(map(hash, shingles))
         numbers = frozenset(
-            (*held(text), *(word for word in words if not word.isalpha() and any(map(str.isdigit, word))))
+            (*exact_names(text), *(word for word in words if not word.isalpha() and any(map(str.isdigit, word))))
         )
         return cls(hashes, nsmallest(SKETCH, hashes), numbers)
 

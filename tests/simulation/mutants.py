@@ -303,10 +303,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "an entry is deleted only if it was confirmed",
         _DIFF,
-        "(set(claimed) | set(confirmed)) - set(wanted)",
-        "set(confirmed) - set(wanted)",
+        "(set(claimed) | set(confirmed)) - set(desired)",
+        "set(confirmed) - set(desired)",
     ),
-    Mutant("a confirmed entry is not compared by its hash", _DIFF, "confirmed.get(i) != made_of", "i not in confirmed"),
+    Mutant(
+        "a confirmed entry is not compared by its hash", _DIFF, "confirmed.get(i) != entry_hash", "i not in confirmed"
+    ),
     Mutant(
         "the keyword hash leaves out access",
         "pipeline.ledger.entry",

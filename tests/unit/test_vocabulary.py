@@ -19,6 +19,7 @@ CLEAN: tuple[str, ...] = (
     "connectors/extraction",
     "connectors/uploads",
     "deploy",
+    "pipeline/core",
     "pipeline/diagnosis",
     "pipeline/generations",
     "pipeline/stages",

@@ -1,4 +1,4 @@
-"""Which boundaries become chunk boundaries: a greedy independent set in the order of rank and local hash.
+"""The choice of chunk boundaries: a greedy independent set in the order of rank and local hash.
 
 Boundaries are taken best first (rank, then the hash of the text around them), each unless a taken one is nearer than
 ``distance`` tokens. Neither an offset nor the previous boundary has a say: whether x is taken depends only on
@@ -77,20 +77,20 @@ def spaced(
 ) -> list[int]:
     """Take the units of one rank, best first, that keep the distance from all taken. With a capacity: only in gaps
     larger than that."""
-    found = [cuts[0]]
+    result = [cuts[0]]
     for a, b in pairwise(cuts):
         size = positions[b] - positions[a]
         if size >= 2 * distance and (capacity is None or size > capacity(a)):
             first = bisect_left(positions, positions[a] + distance, a + 1, b)
             last = bisect_right(positions, positions[b] - distance, first, b)
             group = units[bisect_left(units, first) : bisect_left(units, last)]
-            found.extend(greedy(group, positions, distance, priority))
-        found.append(b)
-    return found
+            result.extend(greedy(group, positions, distance, priority))
+        result.append(b)
+    return result
 
 
 def greedy(group: Sequence[int], positions: Sequence[int], distance: int, priority: Callable[[int], int]) -> list[int]:
-    """Of the sorted units in a group those that are taken when the best goes first and all keep the distance."""
+    """The units of a sorted group that are taken when the best goes first and all keep the distance."""
     if len(group) < 2 or positions[group[-1]] - positions[group[0]] < distance:
         return [min(group, key=priority)] if group else []
     taken: list[int] = []
@@ -109,7 +109,7 @@ def _balanced(
 ) -> list[int]:
     """Halve what is too large at the most even boundary of one rank. A piece under ``smallest`` is cut off only when
     what remains then fits."""
-    found = [cuts[0]]
+    result = [cuts[0]]
     gaps = [*pairwise(cuts)][::-1]
     while gaps:
         a, b = gaps.pop()
@@ -123,5 +123,5 @@ def _balanced(
                 if min(left, right) >= (1 if fits else smallest):
                     gaps += [(best, b), (a, best)]
                     continue
-        found.append(b)
-    return found
+        result.append(b)
+    return result

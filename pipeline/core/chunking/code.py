@@ -70,8 +70,8 @@ _STEPS_AFTER_ERROR = 4
 """Progress reports that the parser may make by the time it has come so far, those of error recovery weighed by their
 cost. Real code needs 2 to 9 a kilobyte; a file that needs far more is given up after a second or so."""
 _PARSE_SECONDS = 5.0
-"""Of processor time. What a step costs is bounded by no count: errors with comments between them take the longer, the
-more of them came before. Real code of _MAX_BYTES takes a tenth of this: only a hostile file may be cut otherwise the
+"""Seconds of processor time. No count bounds what a step costs: errors with comments between them take the longer, the
+more of them came before. Real code of _MAX_BYTES takes a tenth of this: only a hostile file may be cut differently the
 next time."""
 _READ = 1024
 _READS_PER_KILOBYTE = 32

@@ -102,20 +102,20 @@ def overlaps(
     text: str, units: Units, blocks: Sequence[Block], cuts: Sequence[int], window: Window, count_tokens: CountTokens
 ) -> dict[int, Overlap]:
     """The overlap of every chunk that has one, by the unit where the chunk's own text begins."""
-    found: dict[int, Overlap] = {}
+    chosen: dict[int, Overlap] = {}
     searches: dict[int, _Search] = {}
     if window.most:
         for previous, cut in pairwise(cuts[:-1]):
             if may_overlap(cut, units, blocks):
                 result = _whole_units(units, blocks, previous, cut, window)
                 if isinstance(result, Overlap):
-                    found[cut] = result
+                    chosen[cut] = result
                 else:
                     searches[cut] = result
     for _ in range(_ROUNDS):
-        searches = _advance(text, searches, window, count_tokens, found)
-    found.update((cut, search.best) for cut, search in searches.items() if search.best)
-    return found
+        searches = _advance(text, searches, window, count_tokens, chosen)
+    chosen.update((cut, search.best) for cut, search in searches.items() if search.best)
+    return chosen
 
 
 def _whole_units(units: Units, blocks: Sequence[Block], previous: int, cut: int, window: Window) -> Overlap | _Search:
@@ -145,7 +145,7 @@ def _whole_units(units: Units, blocks: Sequence[Block], previous: int, cut: int,
 
 
 def _advance(
-    text: str, searches: dict[int, _Search], window: Window, count_tokens: CountTokens, found: dict[int, Overlap]
+    text: str, searches: dict[int, _Search], window: Window, count_tokens: CountTokens, chosen: dict[int, Overlap]
 ) -> dict[int, _Search]:
     """One round for all: count from the place guessed, and guess again from what that says. Returns who goes on."""
     reach = _CHARS_PER_TOKEN * (window.most - window.least) // 2
@@ -156,7 +156,7 @@ def _advance(
         if place > search.low:
             tried.append((cut, search, place))
         elif search.best and (search.best.tokens <= window.most or not search.by_word):
-            found[cut] = search.best
+            chosen[cut] = search.best
         elif search.by_word:
             search.by_grapheme(window)
             left[cut] = search
@@ -164,7 +164,7 @@ def _advance(
     for (cut, search, place), count in zip(tried, counts, strict=True):
         overlap = Overlap(place, search.behind + count)
         if window.least <= overlap.tokens <= window.most:
-            found[cut] = overlap
+            chosen[cut] = overlap
         else:
             search.learn(overlap, window)
             left[cut] = search

@@ -95,13 +95,13 @@ class _Packing:
         return room - self.window.most if may_overlap(unit, self.units, self.blocks) else room
 
     def _prefixes(self) -> dict[tuple[Span, ...], tuple[tuple[Span, ...], int]]:
-        """Of every prefix the part that is repeated, and its tokens: as many of the innermost spans as stay a mere
-        reminder, at most a third of a chunk."""
+        """The repeated part of every prefix, and its tokens: as many of the innermost spans as fit a third of a
+        chunk."""
         spans = list({span: None for block in self.blocks for span in block.prefix})
         counts = dict(zip(spans, self.count_tokens([self.text[a:b] for a, b in spans]), strict=True)) if spans else {}
-        kept: dict[tuple[Span, ...], tuple[tuple[Span, ...], int]] = {}
+        repeated: dict[tuple[Span, ...], tuple[tuple[Span, ...], int]] = {}
         for block in self.blocks:
-            if block.prefix and block.prefix not in kept:
+            if block.prefix and block.prefix not in repeated:
                 used: list[Span] = []
                 tokens = 0
                 for span in reversed(block.prefix):
@@ -109,8 +109,8 @@ class _Packing:
                         break
                     used.insert(0, span)
                     tokens += counts[span]
-                kept[block.prefix] = tuple(used), tokens
-        return kept
+                repeated[block.prefix] = tuple(used), tokens
+        return repeated
 
     def drafts(self, cuts: Sequence[int]) -> list[_Draft]:
         repeated = overlaps(self.text, self.units, self.blocks, cuts, self.window, self.count_tokens)
@@ -129,8 +129,8 @@ class _Packing:
             if overlap is not None:
                 start = _trimmed(text, overlap.start, end)[0]
                 tokens += overlap.tokens
-            elif wanted := self.blocks[units.blocks[first]].prefix:
-                prefix, prefix_tokens = self.prefixes[wanted]
+            elif whole := self.blocks[units.blocks[first]].prefix:
+                prefix, prefix_tokens = self.prefixes[whole]
                 tokens += prefix_tokens
         torn = bisect_left(self.torn, last) > bisect_left(self.torn, first + (overlap is None))
         return _Draft(first, last, prefix, start, end, tokens, last - first + len(prefix) + 2, torn)
@@ -167,15 +167,15 @@ class _Packing:
 
     def cut_again(self, cuts: Sequence[int], too_large: Iterable[_Draft]) -> list[int]:
         """Halve what turned out too large; a single unit gives up what it repeats."""
-        found = set(cuts)
+        cut_units = set(cuts)
         for draft in too_large:
             if draft.last - draft.first > 1:
-                found.add(halve(self.units.ranks, self.positions, draft.first, draft.last))
+                cut_units.add(halve(self.units.ranks, self.positions, draft.first, draft.last))
             elif draft.first in self.bare:
                 raise AssertionError("a unit that was counted to fit does not fit")
             else:
                 self.bare.add(draft.first)
-        return sorted(found)
+        return sorted(cut_units)
 
     def _spans(self, draft: _Draft) -> tuple[Span, ...]:
         return (*draft.prefix, (draft.start, draft.end))

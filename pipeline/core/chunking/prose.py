@@ -43,7 +43,7 @@ _UNSPACED = "\u2e80"
 """CJK scripts and emoji begin here."""
 _MANY = 4096
 _THIN = 1 << 29
-"""Of very many places only those are looked at whose hash is below this: one of eight, enough to choose from."""
+"""Among more than _MANY places only those with a hash below this are considered: one of eight."""
 
 
 def paragraphs(text: str) -> list[Block]:
@@ -101,14 +101,15 @@ def cut_long(text: str, start: int, end: int, size: int) -> list[tuple[int, int]
     for rank, places in _LEVELS:
         left: list[tuple[int, int]] = []
         for a, b in gaps:
-            found = places(text, a, b, a + distance, b - distance)
-            if len(found) > _MANY:
-                thin = [place for place in found if local_hash(text, place) < _THIN]
-                found = thin if 0 < len(thin) < len(found) // 2 else found[:: max(1, distance // 8)]  # a pattern
-            taken = greedy(found, everywhere, distance, key)
+            candidates = places(text, a, b, a + distance, b - distance)
+            if len(candidates) > _MANY:
+                thin = [place for place in candidates if local_hash(text, place) < _THIN]
+                is_thinner = 0 < len(thin) < len(candidates) // 2  # otherwise the text is a repeated pattern
+                candidates = thin if is_thinner else candidates[:: max(1, distance // 8)]
+            taken = greedy(candidates, everywhere, distance, key)
             if not taken and places is _word_ends:  # rather an uneven piece than a torn word
-                found = places(text, a, b, a + 1, b - 1)
-                taken = [min(found, key=lambda place: abs(2 * place - a - b))] if found else []
+                candidates = places(text, a, b, a + 1, b - 1)
+                taken = [min(candidates, key=lambda place: abs(2 * place - a - b))] if candidates else []
             done += [(place, rank) for place in taken]
             left += [(x, y) for x, y in pairwise([a, *taken, b]) if y - x > size]
         gaps = left
@@ -126,14 +127,14 @@ def _matches(pattern: re.Pattern[str]) -> _Places:
     """Where a pattern's matches end. (One that begins more than 12 characters before ``low`` may be missed.)"""
 
     def places(text: str, start: int, end: int, low: int, high: int) -> list[int]:
-        found = []
+        ends = []
         for match in pattern.finditer(text, max(start, low - 12), end):
             place = match.end()
             if place > high:
                 break
             if place >= low:
-                found.append(place)
-        return found
+                ends.append(place)
+        return ends
 
     return places
 

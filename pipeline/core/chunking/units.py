@@ -1,4 +1,4 @@
-"""What a structure parser says about a text: blocks, and between them boundaries of different worth.
+"""The output of a structure parser: the blocks of a text, and between them boundaries of different worth.
 
 A document is a gapless sequence of blocks, and later of smaller *units* (sentences, lines, statements, rows). A chunk
 is a run of units. Where a chunk may begin is a matter of the unit's *rank*: the lower, the better a place to begin.
