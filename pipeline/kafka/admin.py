@@ -55,42 +55,42 @@ async def retention_ms(
     admin = AIOKafkaAdminClient(
         bootstrap_servers=bootstrap, request_timeout_ms=REQUEST_TIMEOUT_MS, **dict(security or {})
     )
-    wanted = {f"{prefix}{topic.name}": {"retention.ms": ""} for topic in TOPICS if topic.cleanup == "delete"}
+    keys = {f"{prefix}{topic.name}": {"retention.ms": ""} for topic in TOPICS if topic.cleanup == "delete"}
     try:
         await admin.start()
-        found = await _configs(admin, wanted)
-        return {name.removeprefix(prefix): int(configs["retention.ms"]) for name, configs in found.items()}
+        present = await _configs(admin, keys)
+        return {name.removeprefix(prefix): int(configs["retention.ms"]) for name, configs in present.items()}
     except (KafkaError, TimeoutError, OSError) as error:
         raise TopicsNotReady(f"Kafka at {bootstrap}: {type(error).__name__}; is it running and reachable?") from error
     finally:
         await admin.close()
 
 
-async def _ensure(admin: Any, wanted: Mapping[str, Topic], replication: int) -> list[str]:
-    before = await _partitions(admin, wanted)
-    missing = [name for name in wanted if name not in before]
-    created = await _create(admin, {name: wanted[name] for name in missing}, replication)
-    found = {name: topic for name, topic in wanted.items() if name not in created}  # the rest is as it should be
-    partitions = await _led(admin, wanted)
-    lines = [f"topic {name}: created ({wanted[name].partitions} partitions)" for name in created]
-    for name, topic in found.items():
+async def _ensure(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
+    before = await _partitions(admin, topics)
+    missing = [name for name in topics if name not in before]
+    created = await _create(admin, {name: topics[name] for name in missing}, replication)
+    existing = {name: topic for name, topic in topics.items() if name not in created}
+    partitions = await _partitions_with_leaders(admin, topics)
+    lines = [f"topic {name}: created ({topics[name].partitions} partitions)" for name in created]
+    for name, topic in existing.items():
         lines += differing_partitions(name, topic, partitions[name], replication)
-    lines += unequal_counts({topic.name: (name, len(partitions[name])) for name, topic in wanted.items()})
-    lines += await _differing_configs(admin, found, replication)
+    lines += unequal_counts({topic.name: (name, len(partitions[name])) for name, topic in topics.items()})
+    lines += await _differing_configs(admin, existing, replication)
     return lines
 
 
-async def _partitions(admin: Any, wanted: Iterable[str]) -> dict[str, Partitions]:
-    """The partitions of those of our topics that exist. (All topics are asked for: asking by name would create them
+async def _partitions(admin: Any, names: Iterable[str]) -> dict[str, Partitions]:
+    """The partitions of the named topics that exist. (All topics are described: describing by name would create them
     on brokers with ``auto.create.topics.enable``.)"""
-    names = set(wanted)
+    ours = set(names)
     return {
-        topic["topic"]: topic["partitions"] for topic in await admin.describe_topics(None) if topic["topic"] in names
+        topic["topic"]: topic["partitions"] for topic in await admin.describe_topics(None) if topic["topic"] in ours
     }
 
 
 async def _create(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
-    """Returns the names that we created: another process may have been faster with some."""
+    """Create topics. Returns the names that we created: another process may have created some before us."""
     if not topics:
         return []
     answer = await admin.create_topics(
@@ -109,15 +109,15 @@ async def _create(admin: Any, topics: Mapping[str, Topic], replication: int) -> 
     return created
 
 
-async def _led(admin: Any, wanted: Iterable[str]) -> dict[str, Partitions]:
-    """The partitions of all of them, once every one has a leader."""
+async def _partitions_with_leaders(admin: Any, names: Iterable[str]) -> dict[str, Partitions]:
+    """The partitions of these topics, once every one has a leader. Raises TopicsNotReady."""
     try:
         async with asyncio.timeout(LEADER_SECONDS):
             while True:
-                found = await _partitions(admin, wanted)
-                late = [name for name in wanted if not _has_leaders(found.get(name, ()))]
+                partitions = await _partitions(admin, names)
+                late = [name for name in names if not _has_leaders(partitions.get(name, ()))]
                 if not late:
-                    return found
+                    return partitions
                 await asyncio.sleep(0.2)
     except TimeoutError as error:
         raise TopicsNotReady(
@@ -132,23 +132,24 @@ def _has_leaders(partitions: Partitions) -> bool:
 async def _differing_configs(admin: Any, topics: Mapping[str, Topic], replication: int) -> list[str]:
     if not topics:
         return []
-    wanted = {name: topic.configs(replication=replication) for name, topic in topics.items()}
-    found = await _configs(admin, wanted)
+    desired = {name: topic.configs(replication=replication) for name, topic in topics.items()}
+    present = await _configs(admin, desired)
     return [
-        f"topic {name}: {key} is {found[name].get(key)}, this version wants {value}; change it with"
+        f"topic {name}: {key} is {present[name].get(key)}, this version wants {value}; change it with"
         f" `kafka-configs --alter --topic {name} --add-config {key}={value}`, or leave it"
-        for name, configs in wanted.items()
+        for name, configs in desired.items()
         for key, value in configs.items()
-        if found[name].get(key) != value
+        if present[name].get(key) != value
     ]
 
 
-async def _configs(admin: Any, wanted: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    """By topic, the present values of the settings in ``wanted``. A broker may learn of a new topic a little late."""
+async def _configs(admin: Any, keys: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """The present values of the settings whose names are the keys of ``keys[topic]``, by topic. Waits up to
+    LEADER_SECONDS, because a broker may learn of a new topic a little late."""
     async with asyncio.timeout(LEADER_SECONDS):
         while True:
             answers = await admin.describe_configs(
-                [ConfigResource(ConfigResourceType.TOPIC, name, dict(configs)) for name, configs in wanted.items()]
+                [ConfigResource(ConfigResourceType.TOPIC, name, dict(configs)) for name, configs in keys.items()]
             )
             resources = [resource for answer in answers for resource in answer.resources]
             failed = [(name, for_code(code), message) for code, message, _, name, _ in resources if code]
@@ -166,7 +167,7 @@ def _refuse(what: str, kind: type[KafkaError], message: str | None) -> None:
 
 
 def differing_partitions(name: str, topic: Topic, partitions: Partitions, replication: int) -> list[str]:
-    """Lines about an existing topic with fewer partitions or replicas than wanted. More of them are an operator's
+    """Lines about an existing topic with fewer partitions or replicas than desired. More of them are an operator's
     choice."""
     lines = []
     if len(partitions) < topic.partitions:
@@ -185,10 +186,10 @@ def unequal_counts(counts: Mapping[str, tuple[str, int]]) -> list[str]:
     full name and its number of partitions."""
     lines = []
     for first, second in COPARTITIONED:
-        (one, n), (other, m) = counts[first.name], counts[second.name]
+        (name, n), (other, m) = counts[first.name], counts[second.name]
         if n != m:
             lines.append(
-                f"topics {one} ({n} partitions) and {other} ({m}) must have equally many: a document's events would"
+                f"topics {name} ({n} partitions) and {other} ({m}) must have equally many: a document's events would"
                 " be handled by two workers at once"
             )
     return lines

@@ -94,7 +94,7 @@ async def reader(kafka: KafkaSettings, topic: Topic) -> AsyncIterator[Reader]:
         raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
 
 
-ASK_SECONDS = 10.0
+CONNECT_SECONDS = 10.0
 
 
 def security(kafka: KafkaSettings) -> dict[str, Any]:
@@ -128,23 +128,23 @@ def _context(kafka: KafkaSettings) -> ssl.SSLContext:
 
 
 async def refusal(kafka: KafkaSettings) -> Misconfigured | None:
-    """Why Kafka does not let us in, where only other settings help: asked of one server after another. None when it
-    does, or when none can be reached."""
+    """Connect to one bootstrap server after another and explain why Kafka refuses us, where only other settings help.
+    None when one accepts us, or when none can be reached."""
     options = security(kafka)
     for server in kafka.bootstrap.split(","):
         host, _, port = server.strip().rpartition(":")
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 connection = await create_conn(host, int(port), client_id="penstock", **options)
         except (kafka_errors.KafkaError, OSError, EOFError, ValueError) as error:
-            if why := await _explained(kafka, host, port, error):
+            if why := await _explanation(kafka, host, port, error):
                 return Misconfigured(f"Kafka at {server.strip()}: {why}", service="kafka")
             continue
         try:
-            async with asyncio.timeout(ASK_SECONDS):
+            async with asyncio.timeout(CONNECT_SECONDS):
                 await connection.send(MetadataRequest([]))  # a listener that wants a login closes only now
         except (kafka_errors.KafkaError, OSError, EOFError) as error:
-            if why := await _explained(kafka, host, port, error):
+            if why := await _explanation(kafka, host, port, error):
                 return Misconfigured(f"Kafka at {server.strip()}: {why}", service="kafka")
             continue
         finally:
@@ -153,8 +153,8 @@ async def refusal(kafka: KafkaSettings) -> Misconfigured | None:
     return None
 
 
-async def _explained(kafka: KafkaSettings, host: str, port: str, error: BaseException) -> str | None:
-    text = " ".join(str(one) for one in (error, error.__cause__, error.__context__) if one)
+async def _explanation(kafka: KafkaSettings, host: str, port: str, error: BaseException) -> str | None:
+    text = " ".join(str(cause) for cause in (error, error.__cause__, error.__context__) if cause)
     with_tls = kafka.security_protocol.endswith("SSL")
     if why := untrusted(text, authority="PENSTOCK_KAFKA_SSL_CAFILE", address="PENSTOCK_KAFKA_BOOTSTRAP"):
         return why
@@ -180,11 +180,11 @@ async def _explained(kafka: KafkaSettings, host: str, port: str, error: BaseExce
 
 
 async def _speaks_tls(host: str, port: str) -> bool:
-    """Whoever it is: nothing is sent there."""
+    """Whether a TLS handshake succeeds. The certificate is not checked, because nothing is sent."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
-        async with asyncio.timeout(ASK_SECONDS):
+        async with asyncio.timeout(CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, int(port), ssl=context)
     except (OSError, TimeoutError):
         return False

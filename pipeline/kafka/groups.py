@@ -1,4 +1,4 @@
-"""Consumer groups: who is in them, how far they have come, and taking them back to a moment."""
+"""Consumer groups: their members, their committed offsets, and resetting the offsets to a point in time."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from pipeline.runtime.settings import KafkaSettings
 
 REQUEST_SECONDS = 30.0
 SETTLE_SECONDS = 6.0
-"""A coordinator that is being made, or elected, is waited for. Kafka took 2.5 s for a cluster's first when tried."""
-ASK_AGAIN_SECONDS = 0.1
+"""How long to wait for a coordinator that is being created or elected. Measured for a cluster's first: 2.5 s."""
+POLL_SECONDS = 0.1
 SETTLING = (GroupLoadInProgressError, NotCoordinatorForGroupError)
 
 
@@ -36,7 +36,7 @@ class OffsetsUnavailable(Exception):
 
 
 class GroupBusy(Exception):
-    """The group has members: what is committed for it now, they would overwrite."""
+    """The group has members, which would overwrite offsets that are committed for it now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +44,17 @@ class Log:
     """One partition, in offsets."""
 
     begin: int
-    """Of the oldest record that is still kept."""
+    """The offset of the oldest record that Kafka still has."""
     oldest: datetime | None
     """When that record was sent; None: the partition is empty."""
     since: int
-    """Of the first record sent at the moment asked for or later; the end if there is none."""
+    """The offset of the first record sent at the requested moment or later; the end if there is none."""
     end: int
-    """Where the next record will stand."""
+    """The offset of the next record."""
 
     def behind(self, committed: int | None) -> int:
-        """How many records a group has still to read that goes on from ``committed`` (None: it never committed). What
-        Kafka no longer keeps cannot be read any more and does not count."""
+        """How many records a group that continues at ``committed`` (None: it never committed) has still to read.
+        Records that Kafka has deleted cannot be read any more and do not count."""
         return max(0, self.end - max(self.begin, committed or 0))
 
 
@@ -84,7 +84,7 @@ class Groups:
         }
         self._admin: Any = AIOKafkaAdminClient(**self._options)
         self._patience = settle_seconds
-        """That is left, for all groups together."""
+        """Seconds of waiting that are left, for all groups together."""
 
     async def __aenter__(self) -> Self:
         """Raises OffsetsUnavailable."""
@@ -112,27 +112,27 @@ class Groups:
         return [str(member[2]).lstrip("/") for member in members]
 
     async def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """(topic, partition) → the offset that the group goes on from. One that it never committed is absent."""
+        """(topic, partition) → the offset at which the group continues. One that it never committed is absent."""
         if await self._described(group) is None:
             return {}
-        # aiokafka takes a coordinator that is not ready for one without offsets: that it is has just been seen.
+        # aiokafka takes a coordinator that is not ready for one without offsets; _described has seen that it is ready.
         async with self._explained():
-            found = await self._admin.list_consumer_group_offsets(self._prefix + group)
+            offsets = await self._admin.list_consumer_group_offsets(self._prefix + group)
         return {
-            (tp.topic.removeprefix(self._prefix), tp.partition): o.offset for tp, o in found.items() if o.offset >= 0
+            (tp.topic.removeprefix(self._prefix), tp.partition): o.offset for tp, o in offsets.items() if o.offset >= 0
         }
 
     async def logs(self, topics: Collection[str], moment: datetime) -> dict[tuple[str, int], Log]:
         """Each partition of these topics. Raises OffsetsUnavailable."""
         async with self._explained(), self._consumer(None) as kafka:
-            wanted = {self._prefix + topic for topic in topics}
+            names = {self._prefix + topic for topic in topics}
             partitions = [
                 TopicPartition(topic["topic"], partition["partition"])
                 for topic in await self._admin.describe_topics(None)
-                if topic["topic"] in wanted
+                if topic["topic"] in names
                 for partition in topic["partitions"]
             ]
-            if missing := wanted - {tp.topic for tp in partitions}:
+            if missing := names - {tp.topic for tp in partitions}:
                 raise OffsetsUnavailable(f"Kafka at {self._bootstrap} has no topic {min(missing)}: `penstock migrate`")
             ends = await kafka.end_offsets(partitions)
             begins = await kafka.beginning_offsets(partitions)
@@ -149,21 +149,21 @@ class Groups:
         }
 
     async def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Let the group go on from these offsets. Raises GroupBusy, OffsetsUnavailable."""
+        """Let the group continue at these offsets. Raises GroupBusy, OffsetsUnavailable."""
         if not offsets:
             return
         if hosts := await self.members(group):
             raise GroupBusy(f"{self._prefix}{group} has {len(hosts)} members (on {', '.join(sorted(set(hosts)))})")
-        wanted = {TopicPartition(self._prefix + topic, n): offset for (topic, n), offset in offsets.items()}
+        prefixed = {TopicPartition(self._prefix + topic, n): offset for (topic, n), offset in offsets.items()}
         async with self._explained(), self._consumer(self._prefix + group) as kafka:
-            kafka.assign(list(wanted))
-            await kafka.commit(wanted)
+            kafka.assign(list(prefixed))
+            await kafka.commit(prefixed)
 
     async def _described(self, group: str) -> Sequence[Any] | None:
-        """Kafka's own words on the group: its code, …, its members, once there is a coordinator to ask. None: the
-        cluster has never had a group. Whoever asks first has Kafka make the topic that it keeps groups in, which takes
-        it a few seconds: until then any group is somebody else's, or being loaded. Raises OffsetsUnavailable when that
-        takes too long: nothing committed would be another thing to say."""
+        """Kafka's description of the group (its code, …, its members) once its coordinator is ready. None: the cluster
+        has never had a group. The first request makes Kafka create the topic in which it stores groups, which takes a
+        few seconds; until then it reports any group as loading or as another coordinator's. Raises OffsetsUnavailable
+        when that takes too long, because "nothing committed" would be a wrong answer."""
         while True:
             async with self._explained():
                 try:
@@ -178,8 +178,8 @@ class Groups:
                 raise OffsetsUnavailable(f"Kafka at {self._bootstrap}: {why}; its groups are not ready yet, try again")
             if self._patience <= 0:
                 return None
-            self._patience -= ASK_AGAIN_SECONDS
-            await asyncio.sleep(ASK_AGAIN_SECONDS)
+            self._patience -= POLL_SECONDS
+            await asyncio.sleep(POLL_SECONDS)
 
     @asynccontextmanager
     async def _consumer(self, group: str | None) -> AsyncIterator[Any]:
@@ -209,15 +209,15 @@ def group(stage: str) -> str:
 @asynccontextmanager
 async def groups(kafka: KafkaSettings) -> AsyncIterator[Groups]:
     """Raises Retryable when Kafka is away, Misconfigured when it does not let us in."""
-    found = Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka))
+    client = Groups(kafka.bootstrap, kafka.topic_prefix, security(kafka))
     try:
-        await found.__aenter__()
+        await client.__aenter__()
     except OffsetsUnavailable as error:
         raise await refusal(kafka) or Retryable(str(error), service="kafka") from error
     try:
-        yield found
+        yield client
     finally:
-        await found.__aexit__(None, None, None)
+        await client.__aexit__(None, None, None)
 
 
 @contextmanager

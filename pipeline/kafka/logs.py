@@ -30,10 +30,10 @@ LOOK_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 """aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 FETCH_BYTES = 1024
-"""Kafka gives a whole batch of records even so."""
+"""The smallest useful fetch: Kafka returns a whole batch of records even so."""
 FETCH_WAIT_MS = 20
-"""aiokafka asks for what follows a record as soon as it has it: at the end of a log Kafka would hold back the next
-answer for so long."""
+"""aiokafka fetches what follows a record as soon as it has it: at the end of a log Kafka holds back that response for
+so long."""
 
 Place = tuple[str, int]
 """Topic, with its prefix, and partition."""
@@ -53,7 +53,7 @@ class SentRecord:
 @dataclass(slots=True)
 class LogNow:
     log_id: str
-    """Of the cluster and the topic: a topic that was deleted and made anew has another one."""
+    """Identifies the cluster and the topic: a topic that was deleted and created again has another one."""
     begin: int
     end: int
     records: dict[int, SentRecord] = field(default_factory=dict)
@@ -61,11 +61,11 @@ class LogNow:
 
 
 async def look(
-    wanted: Mapping[Place, Collection[int]], bootstrap: str, security: Mapping[str, object] | None = None
+    offsets: Mapping[Place, Collection[int]], bootstrap: str, security: Mapping[str, object] | None = None
 ) -> dict[Place, LogNow]:
-    """Look at partitions, and at the records at some offsets of each. A partition that does not exist, has no leader
-    now, or was not looked at within LOOK_SECONDS, is absent. security: aiokafka's TLS and SASL options. Raises
-    LogsUnavailable when there is none left."""
+    """Read the state of partitions, and the records at these offsets of each. A partition that does not exist, has no
+    leader now, or was not reached within LOOK_SECONDS, is absent. security: aiokafka's TLS and SASL options. Raises
+    LogsUnavailable when none was reached."""
     kafka = AIOKafkaConsumer(
         bootstrap_servers=bootstrap,
         group_id=None,
@@ -80,7 +80,7 @@ async def look(
     try:
         async with asyncio.timeout(LOOK_SECONDS):
             await kafka.start()
-            await _look(kafka, wanted, logs)
+            await _look(kafka, offsets, logs)
         return logs
     except (KafkaError, TimeoutError, OSError) as error:
         if logs:
@@ -90,27 +90,27 @@ async def look(
         await _close(kafka)
 
 
-async def _look(kafka: Any, wanted: Mapping[Place, Collection[int]], logs: dict[Place, LogNow]) -> None:
-    ids = await _identities(kafka, {topic for topic, _ in wanted})
-    places = [TopicPartition(*place) for place in sorted(wanted) if place in ids]
+async def _look(kafka: Any, offsets: Mapping[Place, Collection[int]], logs: dict[Place, LogNow]) -> None:
+    ids = await _identities(kafka, {topic for topic, _ in offsets})
+    places = [TopicPartition(*place) for place in sorted(offsets) if place in ids]
     if not places:
         return
     begins, ends = await kafka.beginning_offsets(places), await kafka.end_offsets(places)
     for at in places:
         now = LogNow(ids[at.topic, at.partition], begins[at], ends[at])
-        for offset in sorted(n for n in set(wanted[at.topic, at.partition]) if now.begin <= n < now.end):
+        for offset in sorted(n for n in set(offsets[at.topic, at.partition]) if now.begin <= n < now.end):
             if at not in kafka.assignment():
                 kafka.assign([at])
             kafka.seek(at, offset)
-            found = await kafka.getone(at)
-            if found.offset == offset:
-                now.records[offset] = SentRecord(found.timestamp, found.key, found.value)
+            record = await kafka.getone(at)
+            if record.offset == offset:
+                now.records[offset] = SentRecord(record.timestamp, record.key, record.value)
         logs[at.topic, at.partition] = now
 
 
 async def _close(kafka: Any) -> None:
-    """Each step in a task of its own: aiokafka's stop() lets the cancellation of its own tasks out, which would end
-    whoever waits for it, and then leaves its connections open."""
+    """Run each step in a task of its own: aiokafka's stop() lets the cancellation of its own tasks escape, which would
+    cancel the caller and leave the connections open."""
     for end in (kafka.stop, kafka._client.close):
         ending = asyncio.ensure_future(end())
         _, late = await asyncio.wait([ending], timeout=CLOSE_SECONDS)

@@ -40,7 +40,7 @@ _HARMLESS = (
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Where a delivered record stands."""
+    """The position of a delivered record."""
 
     partition: int
     offset: int
@@ -198,7 +198,7 @@ class Producer:
             self._retire(kafka)
             if not delivery.done():
                 delivery.set_exception(self._explained(error, topic))
-                delivery.exception()  # retrieved: who only flushes never looks at it
+                delivery.exception()  # marks it as retrieved: a caller that only flushes never reads it
         elif not delivery.done():
             delivery.set_result(Stored(sent.result().partition, sent.result().offset))
 

@@ -1,4 +1,4 @@
-"""Single records, read from where they stand."""
+"""Reads single records by partition and offset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics.registry import Topic
 
 READ_SECONDS = 30.0
 FETCH_BYTES = 1024 * 1024
-"""Of one fetch; a larger record comes alone. Neighbours that are read next are then here already."""
+"""The size of one fetch; a larger record comes alone. The next records are then already in memory."""
 CLOSE_SECONDS = 2.0
 """aiokafka can miss the first request to stop when it comes soon after a change of partition."""
 
@@ -43,9 +43,9 @@ class Reader:
             **dict(security or {}),
         )
         self._next: int | None = None
-        """The offset that the consumer stands at in the partition it is assigned to."""
+        """The consumer's position in its assigned partition."""
         self._end = 0
-        """That partition's end, when last asked."""
+        """The end of that partition, as last requested."""
 
     async def __aenter__(self) -> Self:
         """Raises ReadFailed."""
@@ -66,7 +66,7 @@ class Reader:
         await self._close()
 
     async def read(self, partition: int, offset: int) -> RawRecord | None:
-        """The record there; None when it is not (or no longer) there. Raises ReadFailed."""
+        """The record at an offset; None when there is none, or none any more. Raises ReadFailed."""
         try:
             async with asyncio.timeout(READ_SECONDS):
                 return await self._read(TopicPartition(self._topic, partition), offset)
@@ -90,9 +90,9 @@ class Reader:
             if offset < (await self._kafka.beginning_offsets([at]))[at]:
                 return None
             self._kafka.seek(at, offset)
-        found = await self._kafka.getone(at)
-        self._next = found.offset + 1
-        return RawRecord(found.key, found.value, list(found.headers)) if found.offset == offset else None
+        record = await self._kafka.getone(at)
+        self._next = record.offset + 1
+        return RawRecord(record.key, record.value, list(record.headers)) if record.offset == offset else None
 
     async def _close(self) -> None:
         try:

@@ -213,7 +213,7 @@ async def _open_bulk(connection: Connection, index: str, plans: Sequence[_Plan])
 def _versions_ahead(plan: _Plan, outcomes: Mapping[UUID, Outcome]) -> list[int]:
     """Versions above ours that the index holds for this document's entries, although nothing newer was accepted."""
     stale = [outcomes[w.id] for w in plan.writes if outcomes[w.id].result == "stale"]
-    return [max(o.found or 0, plan.work.want_seq) for o in stale]
+    return [max(o.newer_version or 0, plan.work.want_seq) for o in stale]
 
 
 def _plan(generation: Generation, w: Work, body: str, metadata: Mapping[str, object]) -> _Plan:

@@ -64,8 +64,8 @@ MAPPING: Mapping[str, Any] = {
 """One entry a chunk; ``_id`` is the chunk id, ``_version`` the ledger's seq. Frozen: other teams read it."""
 
 REFRESH_INTERVAL = "30s"
-"""Whoever writes refreshes, and says so only then (pipeline.stores.refresh). The server's own refresh is for what
-nobody waits for; each second, as by default, it would make one segment more for nothing."""
+"""Writers refresh explicitly before they report success (pipeline.stores.refresh). The server's own refresh serves
+changes that nobody waits for; at its default of one second it would create a needless segment each second."""
 
 GC_DELETES = "10m"
 """How long Elasticsearch remembers the version of a deleted entry (its default: 60 s). Longer than a bulk of a worker
@@ -73,10 +73,10 @@ that died normally takes to arrive, and than twice the pause after which deletes
 (pipeline.stages.keywords.CHECK_SECONDS). 300 deletes a second for ten minutes are about 40 MB of heap."""
 
 MERGE_POLICY: Mapping[str, Any] = {"deletes_pct_allowed": 40, "floor_segment": "200kb"}
-"""Merging was the most that Elasticsearch did at 100 edits a second. Every edit supersedes entries, and for each that
-is merged away the others of its segment are written again: fewer, the more may stay (the server's default: 20). And a
-second's segment is smaller than the default floor of 2 MB, below which all count as equal: large ones were merged over
-and over with small ones. Entries merged for 6,000 that were written: 51,000 by default, now 22,000."""
+"""Merging dominated Elasticsearch's work at 100 edits a second. Every edit supersedes entries, and merging one away
+rewrites the others of its segment: a higher share of deletes (the server's default: 20) rewrites fewer. A second's
+segment is smaller than the default floor of 2 MB, below which all segments count as equal, so that large ones were
+merged again and again with small ones. Entries merged for 6,000 that were written: 51,000 by default, now 22,000."""
 
 
 def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
@@ -104,7 +104,7 @@ def connect(settings: ElasticsearchSettings) -> AsyncElasticsearch:
 
 
 def _context(settings: ElasticsearchSettings) -> ssl.SSLContext:
-    """Of our own making: the client's own takes a certificate of any host where the address is a number."""
+    """A TLS context that checks host names: the client's own accepts any host's certificate for a numeric address."""
     context = ssl.create_default_context(cafile=settings.ca_certs)
     if settings.client_cert:
         context.load_cert_chain(settings.client_cert, settings.client_key, "")  # or OpenSSL asks a terminal
@@ -153,7 +153,7 @@ def _refused(text: str) -> str | None:
 
 
 def from_api_error(error: ApiError, doing: str) -> Retryable | Misconfigured:
-    """What an answer other than 2xx to a whole request means."""
+    """Translate a response other than 2xx to a whole request."""
     status, kind = error.status_code, error_type(error.body)
     if status == 429 or status == 408 or status >= 500:
         kind_of_error = Deferred if status == 429 else Retryable
@@ -232,8 +232,8 @@ async def create_index(
 
 async def _check_index(es: AsyncElasticsearch, index: str) -> None:
     """Raise Misconfigured unless the existing index is as ``create_index`` would make it (shards and tuning apart)."""
-    found = await es.indices.get(index=index)
-    body = next(iter(found.body.values()))
+    response = await es.indices.get(index=index)
+    body = next(iter(response.body.values()))
     settings = body["settings"]["index"]
     pairs = {
         **{

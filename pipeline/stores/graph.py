@@ -18,17 +18,17 @@ def own_name(generation: Generation) -> str:
 
 
 def successor_name(generation: Generation) -> str:
-    """Of a graph that is built beside an older version's."""
+    """The name of a graph that is built while an older version's is still in use."""
     return f"{generation.chunk_table}_hnsw_new"
 
 
 def older_name(generation: Generation) -> str:
-    """Of a graph over all rows, made for an older version's return (docs/upgrade.md)."""
+    """The name of a graph over all rows, made for the return to an older version (docs/upgrade.md)."""
     return f"{generation.chunk_table}_hnsw_all"
 
 
 async def graphs(connection: Connection, generation: Generation) -> dict[str, Graph]:
-    """The HNSW indexes of the chunk table, by name, those too that are being built."""
+    """The HNSW indexes of the chunk table, by name, including those that are being built."""
     cursor = await connection.execute(
         "SELECT c.relname, i.indisvalid, i.indpred IS NOT NULL FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid"
         " JOIN pg_am a ON a.oid = c.relam WHERE i.indrelid = to_regclass(%s) AND a.amname = 'hnsw'",
@@ -69,11 +69,11 @@ async def _count(connection: Connection, generation: Generation, condition: sql.
 
 
 async def writes_outside(connection: Connection, generation: Generation, lanes: Collection[Lane]) -> set[Lane]:
-    """Those of these lanes whose new rows wait outside of the graph; the others' are in it at once. A backfill of a
-    large table writes into the graph, slowly, when as many wait already as a query can read besides. One that is being
-    built would have to take in each of those rows at its end: there it may be as many as a table that is read whole.
-    Where there is no graph of those that say in_graph, none waits: they are in the next one that is built, and in an
-    older version's is every row."""
+    """The lanes whose new rows wait outside of the graph; rows of the other lanes enter it at once.
+
+    A backfill of a large table writes into the graph, slowly, once FRONT_ROWS wait. While a graph is being built,
+    READ_WHOLE_ROWS may wait, because the build would have to add each new row at its end. Without a partial graph no
+    row waits: the next graph that is built takes all rows, and an older version's graph has every row."""
     if not lanes:
         return set()
     partial = [graph for graph in (await graphs(connection, generation)).values() if graph.partial]
@@ -90,7 +90,7 @@ async def writes_outside(connection: Connection, generation: Generation, lanes: 
 
 
 async def is_above(connection: Connection, generation: Generation, rows: int) -> bool:
-    """Whether the table has more rows, by Postgres's own count, about."""
+    """Whether the table has more than ``rows`` rows, by Postgres's own estimate."""
     cursor = await connection.execute(
         "SELECT greatest(pg_stat_get_live_tuples(oid), reltuples) > %s FROM pg_class WHERE oid = to_regclass(%s)",
         [rows, f'"{generation.chunk_table}"'],
@@ -100,8 +100,9 @@ async def is_above(connection: Connection, generation: Generation, rows: int) ->
 
 
 async def move(connection: Connection, generation: Generation, *, limit: int) -> int:
-    """Let so many of the waiting rows enter the graph; returns how many did. Rows that a sink holds are left alone, so
-    this waits for nobody; a sink that wants one of these waits for the end of the transaction."""
+    """Add up to ``limit`` waiting rows to the graph; returns how many were added. Rows that a sink has locked are
+    skipped, so this waits for no lock; a sink that writes one of the added rows waits for the end of the
+    transaction."""
     cursor = await connection.execute(
         sql.SQL(
             "UPDATE {table} SET in_graph = true WHERE id = ANY(ARRAY("
@@ -113,7 +114,7 @@ async def move(connection: Connection, generation: Generation, *, limit: int) ->
 
 
 async def is_building(connection: Connection, generation: Generation) -> bool:
-    """Whether somebody is building an index on the table, as far as we may see."""
+    """Whether an index on the table is being built, as far as this role may see."""
     cursor = await connection.execute(
         "SELECT EXISTS (SELECT FROM pg_stat_progress_create_index WHERE relid = to_regclass(%s))",
         [f'"{generation.chunk_table}"'],
@@ -123,7 +124,7 @@ async def is_building(connection: Connection, generation: Generation) -> bool:
 
 
 async def may_build(connection: Connection, generation: Generation) -> bool:
-    """Whether this role may make and drop the table's indexes (deploy/roles: a worker may not)."""
+    """Whether this role may create and drop the table's indexes (deploy/roles: a worker may not)."""
     cursor = await connection.execute(
         "SELECT pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(c.relnamespace, 'CREATE')"
         " FROM pg_class c WHERE c.oid = to_regclass(%s)",
@@ -134,7 +135,7 @@ async def may_build(connection: Connection, generation: Generation) -> bool:
 
 
 async def drop_graph(connection: Connection, name: str) -> None:
-    """Outside a transaction; writers and queries go on."""
+    """Drop an index. Not in a transaction; writers and queries continue meanwhile."""
     await connection.execute(sql.SQL("DROP INDEX CONCURRENTLY IF EXISTS {}").format(sql.Identifier(name)))
 
 
@@ -145,9 +146,9 @@ async def rename_graph(connection: Connection, name: str, new: str) -> None:
 async def create_graph(
     connection: Connection, generation: Generation, *, name: str | None = None, concurrently: bool = False
 ) -> None:
-    """The HNSW index over the generation's rows that say in_graph, and before it the one that finds the others.
-    Repeats are harmless. ``concurrently`` (outside a transaction): writers are not held up, and what an interrupted
-    attempt left is removed first."""
+    """Create the HNSW index over the generation's rows with in_graph, and before it the index of the other rows.
+    Repeats are harmless. ``concurrently`` (not in a transaction): writers are not blocked, and the remains of an
+    interrupted attempt are removed first."""
     table = generation.chunk_table
     await _create(
         connection,

@@ -1,7 +1,7 @@
 """Whether an Elasticsearch index is still the one that the ledger filled.
 
-The ledger believes what it confirmed: entries that a restored snapshot, a stale primary or an index made anew lacks
-would never be written again, and what it holds too much would never be deleted. See
+The ledger relies on what it confirmed: entries that are missing after a restored snapshot, from a stale primary or a
+recreated index would never be written again, and surplus ones never deleted. See
 docs/adr/0043-a-keyword-index-that-changed.md.
 """
 
@@ -35,22 +35,22 @@ class Shard(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What the ledger remembers of an index."""
+    """An index as the ledger remembers it."""
 
     index: str
     uuid: str
     shards: Mapping[int, Shard]
     changes: int = 0
     change: Change | None = None
-    """Set: it is another one than the ledger filled, and is not searched."""
+    """Not None: the index is another one than the ledger filled, and is not searched."""
     changed_at: datetime | None = None
     position: UUID | None = None
-    """Up to which document it was compared since then."""
+    """The last document that was compared since the change."""
     compared: bool = False
-    """Every document was."""
+    """Every document was compared since the change."""
 
     def __str__(self) -> str:
-        """For people, of one that changed."""
+        """A line for people about an index that changed."""
         # Document ids are as good as random, so that their place among all ids is the share that was compared.
         share = 1.0 if self.compared else self.position.int / 2**128 if self.position else 0.0
         return f"{self.index} changed ({self.change}, {self.changed_at:%Y-%m-%d %H:%M} UTC), {share:.0%} compared"
@@ -58,7 +58,7 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What Elasticsearch says of it now. A shard whose primary has not started is absent: nothing is known of it."""
+    """An index as Elasticsearch reports it now. A shard whose primary has not started is absent."""
 
     uuid: str
     shards: Mapping[int, Shard]
@@ -67,7 +67,8 @@ class Seen:
 
 
 def change(known: Known, now: Seen) -> Change | None:
-    """Why it is not the index that is known; None: nothing says so. ``known`` was read before ``now``. Pure."""
+    """How the index differs from the known one; None: nothing shows a change. ``known`` was read before ``now``.
+    Pure."""
     if now.uuid != known.uuid:
         return "recreated"
     both = known.shards.keys() & now.shards.keys()
@@ -79,13 +80,13 @@ def change(known: Known, now: Seen) -> Change | None:
 
 
 def require_all(known: Known, now: Seen) -> None:
-    """Raises Retryable when a shard that is known is not there at the moment: nothing is known of it. Pure."""
+    """Raises Retryable when a known shard is missing at the moment, so that it cannot be compared. Pure."""
     if known.shards.keys() - now.shards.keys():
         raise Retryable(f"look at index {known.index}: some of its shards have not started", service="elasticsearch")
 
 
 def further(known: Known, now: Seen) -> dict[int, Shard]:
-    """What is to be remembered: of each shard the highest checkpoint that was seen in its history. Pure."""
+    """The shards to remember, each with the highest checkpoint that was seen in its history. Pure."""
     shards = {**known.shards, **now.shards}
     for n in known.shards.keys() & now.shards.keys():
         before, after = known.shards[n], now.shards[n]
@@ -95,8 +96,8 @@ def further(known: Known, now: Seen) -> dict[int, Shard]:
 
 
 _STARTED = ("STARTED", "RELOCATING")
-"""While a primary starts it replays its translog: its highest operation may be below what it has kept. One that is
-being moved serves until it has been."""
+"""A primary that starts replays its translog, so that its highest operation may be below the one it has stored. One
+that is being moved serves until the move is done."""
 
 
 async def look(es: AsyncElasticsearch, index: str) -> Seen:
@@ -116,19 +117,19 @@ async def look(es: AsyncElasticsearch, index: str) -> Seen:
     )
     if not answer.body:
         raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
-    told, *others = answer["indices"].values()
+    stats, *others = answer["indices"].values()
     if others:
         raise Misconfigured(f"{index} is an alias of several indexes: keep one", service="elasticsearch")
     primaries = {
         int(number): copy
-        for number, copies in told.get("shards", {}).items()
+        for number, copies in stats.get("shards", {}).items()
         for copy in copies
         if copy["routing"]["primary"] and copy["routing"]["state"] in _STARTED and "seq_no" in copy and "commit" in copy
     }
     if not primaries:
         raise Retryable(f"look at index {index}: its shards have not started", service="elasticsearch")
     return Seen(
-        told["uuid"],
+        stats["uuid"],
         {
             n: Shard(p["commit"]["user_data"]["history_uuid"], p["seq_no"]["global_checkpoint"])
             for n, p in primaries.items()
@@ -142,7 +143,7 @@ _KNOWN = """k.index_uuid, k.shards, k.changes, k.change, k.changed_at AT TIME ZO
 
 
 async def load(connection: Connection, index: str) -> Known | None:
-    """None: nobody has looked at it yet."""
+    """The remembered index; None: it was never recorded."""
     cursor = await connection.execute(f"SELECT {_KNOWN} FROM keyword_indexes k WHERE k.keyword_index = %s", [index])  # noqa: S608 — constants of this module
     row = await cursor.fetchone()
     if row is None:
@@ -152,18 +153,18 @@ async def load(connection: Connection, index: str) -> Known | None:
 
 
 async def fenced(connection: Connection) -> list[Known]:
-    """The indexes of generations that are not retired that are not searched; what queries use first."""
+    """The indexes of living generations that are not searched, the active generation's first."""
     cursor = await connection.execute(
         "SELECT keyword_index FROM keyword_indexes JOIN generations USING (keyword_index)"
         " WHERE change IS NOT NULL AND state <> 'retired'"
         " GROUP BY keyword_index ORDER BY bool_or(state = 'active') DESC, keyword_index"
     )
-    found = [await load(connection, index) for (index,) in await cursor.fetchall()]
-    return [known for known in found if known is not None and known.change is not None]
+    loaded = [await load(connection, index) for (index,) in await cursor.fetchall()]
+    return [known for known in loaded if known is not None and known.change is not None]
 
 
 async def require(known: Known, es: AsyncElasticsearch) -> None:
-    """Raises IndexFenced when the index is not the one that the ledger filled; whatever ``look`` raises."""
+    """Raises IndexFenced when the index is not the one that the ledger filled, and the errors of ``look``."""
     if known.change is not None:
         raise IndexFenced
     now = await look(es, known.index)
@@ -173,7 +174,7 @@ async def require(known: Known, es: AsyncElasticsearch) -> None:
 
 
 async def accept_first(connection: Connection, index: str, now: Seen) -> None:
-    """Nobody knows the index yet: it is taken for the one that the ledger fills."""
+    """Record an index that was never recorded, as the one that the ledger fills."""
     await connection.execute(
         "INSERT INTO keyword_indexes (keyword_index, index_uuid, shards) VALUES (%s, %s, %s)"
         " ON CONFLICT (keyword_index) DO NOTHING",
@@ -182,7 +183,8 @@ async def accept_first(connection: Connection, index: str, now: Seen) -> None:
 
 
 async def remember(connection: Connection, known: Known, now: Seen) -> None:
-    """It is the same index, further on. Where another worker has said so meanwhile, the next look adds to that."""
+    """Record the progress of the same index. Where another worker has recorded it meanwhile, the next look adds to
+    that."""
     shards = further(known, now)
     if shards != known.shards:
         await connection.execute(
@@ -192,7 +194,8 @@ async def remember(connection: Connection, known: Known, now: Seen) -> None:
 
 
 async def fence(connection: Connection, known: Known, now: Seen, why: Change) -> bool:
-    """It is another one: nothing of it is believed from now on. Returns whether nobody else has said so before."""
+    """Record that the index is another one: from now on nothing that was confirmed counts. Returns whether this is the
+    first process that recorded it."""
     shards = now.shards if why == "recreated" else further(known, now)
     cursor = await connection.execute(
         "UPDATE keyword_indexes SET index_uuid = %s, shards = %s, changes = changes + 1, change = %s,"
@@ -214,8 +217,9 @@ async def compared(connection: Connection, known: Known, position: UUID | None) 
 
 
 async def accept(connection: Connection, known: Known) -> bool:
-    """Search it again, if everything was compared and what was pending then has been written since. Returns whether
-    that is so. What was set aside does not hold it up: the ledger knows that it is missing."""
+    """Let the index be searched again, if everything was compared and the work pending then has been written since.
+    Returns whether that is so. Documents that were set aside do not delay it: the ledger knows that they are
+    missing."""
     cursor = await connection.execute(
         "UPDATE keyword_indexes k SET change = NULL, changed_at = NULL, position = NULL, compared_at = NULL"
         " WHERE k.keyword_index = %s AND k.changes = %s AND k.compared_at IS NOT NULL AND NOT EXISTS ("

@@ -27,9 +27,9 @@ MAX_REQUEST_BYTES = 1_000_000
 (aiohttp warns of bodies above 2**20 bytes, which -W error turns into a failed connection)."""
 MAX_REQUEST_OPERATIONS = 1_000
 PATIENT_AT_ONCE = 3
-"""Requests of a backfill under way from one process. What the server has queued it does in order: behind a megabyte
-from each of eight lanes the first live edits took five to six seconds, behind three of them three and a half
-(docs/performance.md). Three keep two processors at work."""
+"""Concurrent backfill requests of one process. The server handles its queue in order: behind a megabyte from each of
+eight lanes the first live edits took five to six seconds, behind three of them three and a half (docs/performance.md).
+Three keep two processors busy."""
 RETRY_SECONDS = 20.0
 """How long one ``apply`` waits in all for an overloaded server before it gives the work back."""
 BACKOFF_BASE, BACKOFF_CAP = 0.5, 8.0
@@ -50,16 +50,17 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one Write: done, lost to a newer version (``found``, where the server named it), or impossible."""
+    """The result of one Write: done, lost to a newer version, or impossible."""
 
     result: Literal["written", "stale", "refused"]
-    found: int | None = None
+    newer_version: int | None = None
+    """The version that a stale Write lost to, where the server named it."""
     reason: str = ""
-    """Of a refusal: the server's error type and the field, never its text (it quotes content)."""
+    """Why it was refused: the server's error type and the field, never its text (it quotes content)."""
     removed: bool = field(default=False, compare=False)
-    """Of a delete: there was an entry."""
+    """A delete removed an entry."""
     unsure: bool = field(default=False, compare=False)
-    """An earlier sending of the same operation had no certain answer, and may still arrive."""
+    """An earlier request with the same operation had no certain response, and may still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ class _Operation:
 class Keywords:
     """Law: after ``apply``, each entry is as the Write of the highest version says. Repeats are harmless.
 
-    A delete's version is remembered for ``index.gc_deletes`` only: whoever may be slower than that has to look at the
-    ledger again after writing, and a write that may arrive later than that is undone by ``pipeline.stages.keywords``.
+    A delete's version is remembered for ``index.gc_deletes`` only: a caller that may be slower than that has to compare
+    with the ledger again after writing, and ``pipeline.stages.keywords`` undoes a write that may arrive later.
     """
 
     def __init__(self, es: AsyncElasticsearch, *, retry_seconds: float = RETRY_SECONDS) -> None:
@@ -85,8 +86,8 @@ class Keywords:
     async def apply(
         self, writes: Sequence[Write], *, patient: bool = False, send_before: float = math.inf
     ) -> list[Outcome]:
-        """Write and delete, in as few requests as fit. Returns one Outcome a Write, in order. patient: few requests of
-        such at once. send_before: on time.monotonic(); no request is sent after it.
+        """Write and delete, in as few requests as fit. Returns one Outcome a Write, in order. patient: at most
+        PATIENT_AT_ONCE such requests run at a time. send_before: on time.monotonic(); no request is sent after it.
 
         Raises Retryable when the server is away or stays overloaded: the outcome of all writes is then unknown, and
         sending all of them again is right. Raises Misconfigured when an index is missing or access is refused.
@@ -105,8 +106,8 @@ class Keywords:
         patience: _Patience,
         places: AbstractAsyncContextManager[None],
     ) -> None:
-        """One request, and again for those of its items that an overloaded server put off. places: a request under way
-        has one; who waits for the next try has none."""
+        """Send one request, and again the items that an overloaded server put off. places: a running request holds
+        one; a request that waits for its next try holds none."""
         unsure = False
         while operations:
             try:
@@ -161,15 +162,15 @@ class Keywords:
         return [next(iter(item.values())) for item in response["items"]]
 
     async def refreshed(self, index: str, *, patient: bool = False) -> None:
-        """Return once a refresh that started after this call has finished: what was applied before is then found.
+        """Return once a refresh that started after this call has finished: searches then see what was applied before.
 
-        Callers share refreshes: two a second at most, on the average, and one where all of them are patient and others
+        Callers share refreshes: at most two a second on average, and one where all callers are patient and others
         still write. Raises Retryable or Misconfigured.
         """
         await self._refresher(index).refreshed(patient=patient)
 
     def writing(self, index: str) -> AbstractContextManager[None]:
-        """Around ``apply`` and ``refreshed``: who is patient waits for others as long as any of them still write."""
+        """Around ``apply`` and ``refreshed``: patient callers wait for the others while any of them still writes."""
         return self._refresher(index).writing()
 
     def _refresher(self, index: str) -> Refresher:
@@ -181,12 +182,12 @@ class Keywords:
         """An entry's version and body as they stand now, refreshed or not."""
         with translated(f"read {index}"):
             try:
-                found = await self._es.get(index=index, id=str(id))
+                entry = await self._es.get(index=index, id=str(id))
             except NotFoundError as error:
                 if error_type(error.body) == "index_not_found_exception":
                     raise
                 return None
-        return found["_version"], found["_source"]
+        return entry["_version"], entry["_source"]
 
     async def versions(self, index: str, document_id: UUID) -> dict[UUID, int]:
         """Every entry of a document that a search finds → its version. One consistent view, however many there are."""
@@ -210,7 +211,7 @@ class Keywords:
                 await self._es.close_point_in_time(id=pit)
 
     async def _page(self, query: Mapping[str, Any], pit: str) -> dict[UUID, int]:
-        found: dict[UUID, int] = {}
+        versions: dict[UUID, int] = {}
         after: list[Any] | None = None
         while True:
             page = await self._es.search(
@@ -225,9 +226,9 @@ class Keywords:
                 allow_partial_search_results=False,
             )
             hits = page["hits"]["hits"]
-            found |= _versions(hits)
+            versions |= _versions(hits)
             if len(hits) < PAGE:
-                return found
+                return versions
             after = hits[-1]["sort"]
 
     async def count(self, index: str) -> int:
@@ -253,7 +254,7 @@ class Keywords:
 
 
 class _TooLarge(Exception):
-    """413: less in one request."""
+    """The server answered 413: the request has to be divided."""
 
 
 class _Patience:
@@ -319,7 +320,7 @@ _FIELD = re.compile(r"(?:field|introduction of) \[([\w.]{1,100})\]")
 
 
 def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
-    """What the server's answer to one item means; None when the item must be sent again. Raises Misconfigured."""
+    """The outcome of one item of a bulk response; None when the item must be sent again. Raises Misconfigured."""
     status, kind = int(answer["status"]), error_type(answer)
     if kind in _UNUSABLE:  # whatever its status: a delete's 404 is a success only where the index is there
         # Of this index alone, so no service is named: another one that is being built goes on.
@@ -330,7 +331,7 @@ def _outcome(write: Write, answer: Mapping[str, Any]) -> Outcome | None:
             return Outcome("written", removed=answer.get("result") == "deleted")
         case "stale":
             current = _CURRENT.search(reason)
-            return Outcome("stale", found=int(current[1]) if current else None)
+            return Outcome("stale", newer_version=int(current[1]) if current else None)
         case "retry":
             return None
         case "poison":

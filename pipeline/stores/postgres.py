@@ -38,81 +38,83 @@ two minutes in all."""
 
 MIGRATIONS_LOCK = 7_300_001
 GENERATIONS_LOCK = 7_300_002
-"""Shared by every writer of manifests and of a store's rows; exclusive for whoever adds, activates or retires a
-generation."""
+"""Shared by every writer of manifests and of a store's rows; exclusive while a generation is added, activated or
+retired."""
 SWEEPER_LOCK = 7_300_003
 BUILD_LOCK = 7_300_004
 """Held by the one command that builds a generation, for as long as it runs."""
 AUDIT_LOCK = 7_300_005
 """Held by the one worker that is reading a page for the background audit."""
 VITALS_LOCK = 7_300_006
-"""Held by the one worker that shows how the whole system is."""
+"""Held by the one worker that measures the state of the whole system."""
 GRAPH_LOCK = 7_300_007
-"""Held by the one worker that brings rows into the graphs and builds them."""
+"""Held by the one worker that moves rows into the graphs and builds them."""
 INDEX_LOCK = 7_300_008
 """Held by the one worker that compares a page of the ledger with a keyword index that changed."""
 
 RETENTION_LOCK = 7_300_038
-"""Held by the one worker that erases what was kept long enough."""
+"""Held by the one worker that erases rows whose retention has passed."""
 
-_SILENCE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
-"""A server that vanishes without a word is given up after 30 s (libpq's names; the last one in milliseconds)."""
-_CLIENTS_SILENCE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
-"""For the server: what a machine that vanishes without a word has locked is free after 30 s, not after two hours."""
+_KEEPALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 4, "tcp_user_timeout": 30_000}
+"""A server that vanishes silently is given up after 30 s (libpq's names; the last one in milliseconds)."""
+_SERVER_KEEPALIVE = "-c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=4"
+"""For the server: the locks of a client that vanishes silently are released after 30 s, not after two hours."""
 
 FENCE_SECONDS = 2.0
-"""A connection is given out when the fence was asked on it at most so long ago. Its server's timeline cannot change
-while it is open, unless a pooler stands between."""
+"""How long a check of the fence on a connection holds. Its server's timeline cannot change while the connection is
+open, unless a pooler stands between."""
 
 Connection = AsyncConnection[TupleRow]
 Pool = AsyncConnectionPool[Connection]
 
 
-_GIVING: set[asyncio.Future[None]] = set()
+_RETURNS: set[asyncio.Future[None]] = set()
 
 
-async def _to_its_end(giving_back: Coroutine[Any, Any, None]) -> None:
-    """Whatever happens to the caller."""
-    giving = asyncio.ensure_future(giving_back)
-    _GIVING.add(giving)  # the loop itself holds tasks weakly
-    giving.add_done_callback(_GIVING.discard)
-    await asyncio.shield(giving)
+async def _shielded(returning: Coroutine[Any, Any, None]) -> None:
+    """Finish returning a connection even if the caller is cancelled."""
+    task = asyncio.ensure_future(returning)
+    _RETURNS.add(task)  # the loop itself holds tasks weakly
+    task.add_done_callback(_RETURNS.discard)
+    await asyncio.shield(task)
 
 
 class _Pool(AsyncConnectionPool[Connection]):
-    """When one connection comes back dead, those that lie idle are replaced too: after a cut all are dead, and each
-    would cost a breaker's trial its turn (minutes, as the trials come later and later; psycopg's own check before
-    giving one out waits as long, 1 + 2 + 4 … seconds for each dead one).
+    """A pool that replaces psycopg's behaviour in four cases.
 
-    Whoever is cancelled while giving a connection back has given it back all the same: psycopg's own way out of a
+    When one connection is returned dead, the idle ones are replaced too: after a cut all are dead, and each would cost
+    a breaker's trial its turn (minutes, as trials come ever later; psycopg's own check before handing one out waits as
+    long, 1 + 2 + 4 … seconds for each dead one).
+
+    A caller that is cancelled while it returns a connection has returned it all the same: psycopg's own handling of a
     cancelled return loses the connection, and the pool counts it for ever.
 
-    A pipeline that is cancelled while it ends stays switched on (psycopg 3.3, about one in a hundred): the next one's
-    statements would go unanswered until something is fetched. Such a connection is closed when it would be given out:
-    earlier, while whoever was cancelled is still on the way out, psycopg's generators would meet a closed one.
+    A pipeline that is cancelled while it ends stays switched on (psycopg 3.3, about one in a hundred), and the next
+    one's statements would go unanswered until something is fetched. Such a connection is closed before it would be
+    handed out; earlier, while the cancelled caller still unwinds, psycopg's generators would meet a closed one.
 
-    No connection to a server on which the ledger was not accepted is given out: whoever asks is Fenced until it is."""
+    No connection to a server on which the ledger was not accepted is handed out: callers get Fenced until it is."""
 
     def __init__(self, conninfo: str, *, use: Use, on_fence: Callable[[bool], None], **options: Any) -> None:
-        """on_fence: told at every look whether the ledger is refused."""
+        """on_fence: called at every check of the fence, with whether the ledger is refused."""
         super().__init__(conninfo, **options)
         self._use: Use = use
         self._on_fence = on_fence
-        self._looked: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
+        self._checked_at: WeakKeyDictionary[Connection, float] = WeakKeyDictionary()
 
     async def getconn(self, timeout: float | None = None) -> Connection:
         while (conn := await super().getconn(timeout)).pgconn.pipeline_status != PipelineStatus.OFF:
             await conn.close()
-            await _to_its_end(super().putconn(conn))
-        if monotonic() - self._looked.get(conn, float("-inf")) > FENCE_SECONDS:
+            await _shielded(super().putconn(conn))
+        if monotonic() - self._checked_at.get(conn, float("-inf")) > FENCE_SECONDS:
             try:
-                await self._look(conn)
+                await self._check_fence(conn)
             except BaseException:
                 await self.putconn(conn)
                 raise
         return conn
 
-    async def _look(self, conn: Connection) -> None:
+    async def _check_fence(self, conn: Connection) -> None:
         try:
             await fence.require(conn, self._use)
         except Fenced:
@@ -120,12 +122,12 @@ class _Pool(AsyncConnectionPool[Connection]):
             raise
         await conn.rollback()
         self._on_fence(False)
-        self._looked[conn] = monotonic()
+        self._checked_at[conn] = monotonic()
 
     async def putconn(self, conn: Connection) -> None:
-        await _to_its_end(self._give_back(conn))
+        await _shielded(self._return(conn))
 
-    async def _give_back(self, conn: Connection) -> None:
+    async def _return(self, conn: Connection) -> None:
         dead = conn.closed
         await super().putconn(conn)
         if dead and not self.closed:
@@ -136,8 +138,9 @@ class _Pool(AsyncConnectionPool[Connection]):
 async def open_pool(
     settings: PostgresSettings, use: Use = "intake", *, on_fence: Callable[[bool], None] = lambda refused: None
 ) -> AsyncIterator[Pool]:
-    """A pool whose connections know vectors and carry timeouts. Each is Fenced while the ledger must not be used for
-    this; on_fence is told. Raises Misconfigured when migrations have not run."""
+    """A pool whose connections know vectors and carry timeouts. Taking one raises Fenced while the ledger must not be
+    used for this; on_fence is called with the result of each check. Raises Misconfigured when migrations have not
+    run."""
     timeout_ms = int(settings.statement_timeout_seconds * 1000)
     pool = _Pool(
         settings.dsn.get_secret_value(),
@@ -148,9 +151,9 @@ async def open_pool(
         open=False,
         configure=_configure,
         kwargs={
-            **_SILENCE,
+            **_KEEPALIVE,
             "options": f"-c statement_timeout={timeout_ms} -c idle_in_transaction_session_timeout=60000 -c jit=off"
-            f" {_CLIENTS_SILENCE}",
+            f" {_SERVER_KEEPALIVE}",
             "application_name": f"penstock {use}",
         },
     )
@@ -165,14 +168,14 @@ async def open_pool(
 
 @asynccontextmanager
 async def unlimited(settings: PostgresSettings, name: str) -> AsyncIterator[Connection]:
-    """A connection of its own without time limit, each statement a transaction of its own. name: what Postgres shows.
-    Raises Retryable, Misconfigured; Fenced while the stores must not be brought after the ledger."""
+    """A separate connection without time limit, each statement its own transaction. name: the name that Postgres
+    shows. Raises Retryable, Misconfigured; Fenced while the stores must not follow the ledger."""
     alone = make_conninfo(
         settings.dsn.get_secret_value(),
-        **_SILENCE,
+        **_KEEPALIVE,
         application_name=f"penstock {name}",
         connect_timeout=10,
-        options=f"-c jit=off {_CLIENTS_SILENCE}",
+        options=f"-c jit=off {_SERVER_KEEPALIVE}",
     )
     with translated(name):
         async with await AsyncConnection.connect(alone, autocommit=True) as connection:
@@ -193,8 +196,8 @@ async def _configure(connection: Connection) -> None:
 
 
 async def require_migrated(settings: PostgresSettings) -> None:
-    """Raises Misconfigured when this version's migrations have not all run, or when a newer version's have taken away
-    what this one uses. What newer ones added does not matter."""
+    """Raises Misconfigured when this version's migrations have not all run, or when a newer version's have removed
+    something that this one uses. Additions of newer ones do not matter."""
     async with await AsyncConnection.connect(settings.dsn.get_secret_value(), connect_timeout=10) as connection:
         row = await (await connection.execute("SELECT to_regclass('public.schema_migrations')::text")).fetchone()
         applied: dict[str, str | None] = {}
@@ -202,7 +205,7 @@ async def require_migrated(settings: PostgresSettings) -> None:
             # As JSON: the column is missing where the last version to migrate did not have it yet.
             cursor = await connection.execute("SELECT name, to_jsonb(m) ->> 'needs' FROM schema_migrations m")
             applied = dict(await cursor.fetchall())
-        if why := refusal([one.name for one in migrations()], applied):
+        if why := refusal([migration.name for migration in migrations()], applied):
             raise Misconfigured(why)
 
 
@@ -253,26 +256,27 @@ async def migrate(settings: PostgresSettings) -> list[str]:
             await _add_needs(connection)
             cursor = await connection.execute("SELECT name FROM schema_migrations")
             applied = {name for (name,) in await cursor.fetchall()}
-            for one in migrations():
-                if one.name not in applied:
-                    await _apply(connection, one)
-                    done.append(one.name)
+            for migration in migrations():
+                if migration.name not in applied:
+                    await _apply(connection, migration)
+                    done.append(migration.name)
             # The version before, taken back for a while, makes tables as it knows them.
             await _change(connection, "of chunk tables", ("SELECT complete_chunk_tables()", None))
     return done
 
 
 async def divide_rows(settings: PostgresSettings) -> list[str]:
-    """By tenant, in the server itself (migration 0041), a table at a time: each is locked for a moment. Repeats are
-    harmless. Returns what was done, or why it was not, in a line. Raises Retryable when a table stays locked."""
-    said: list[str] = []
+    """Divide rows by tenant in the server itself (migration 0041), a table at a time: each is locked for a moment.
+    Repeats are harmless. Returns lines that say what was done, or why it was not. Raises Retryable when a table stays
+    locked."""
+    notices: list[str] = []
     divided = 0
     with translated("dividing rows by tenant"):
         async with await AsyncConnection.connect(settings.dsn.get_secret_value(), autocommit=True) as connection:
-            connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+            connection.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
             while now := await _divide_table(connection):
                 divided += now
-    return [*said, *([f"rows are divided by tenant in {divided} tables more"] if divided else [])]
+    return [*notices, *([f"rows are divided by tenant in {divided} tables more"] if divided else [])]
 
 
 async def _divide_table(connection: Connection) -> int:
@@ -290,8 +294,8 @@ async def _divide_table(connection: Connection) -> int:
 
 
 async def _add_needs(connection: Connection) -> None:
-    """Databases of the first versions lack this column. It is looked for first: ADD COLUMN locks everybody out even
-    where there is nothing to add, and so waits for a backup to end."""
+    """Add the column ``needs``, which databases of the first versions lack. Its presence is checked first: ADD COLUMN
+    takes an exclusive lock even where there is nothing to add, and so waits for a backup to end."""
     cursor = await connection.execute(
         "SELECT FROM pg_attribute"
         " WHERE attrelid = 'schema_migrations'::regclass AND attname = 'needs' AND NOT attisdropped"
@@ -300,14 +304,14 @@ async def _add_needs(connection: Connection) -> None:
         await _change(connection, "schema_migrations", ("ALTER TABLE schema_migrations ADD COLUMN needs text", None))
 
 
-async def _apply(connection: Connection, one: Migration) -> None:
+async def _apply(connection: Connection, migration: Migration) -> None:
     done = "INSERT INTO schema_migrations (name, needs) VALUES (%s, %s)"
-    await _change(connection, one.name, (one.statements, None), (done, [one.name, one.needs]))
+    await _change(connection, migration.name, (migration.statements, None), (done, [migration.name, migration.needs]))
 
 
 async def _change(connection: Connection, name: str, *statements: tuple[str, Sequence[str | None] | None]) -> None:
-    """Whoever comes to a table behind a migration that waits for it waits too: so it waits briefly, and tries again.
-    statements: with their parameters, in one transaction."""
+    """Run statements (each with its parameters) in one transaction. Every later query on a table waits behind a
+    migration that waits for its lock, so the migration waits briefly and tries again."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             async with connection.transaction():
@@ -409,8 +413,8 @@ _REFUSALS = (
     (r"role .* (does not exist|is not permitted to log in)", "it does not know that user: PENSTOCK_POSTGRES_USERNAME"),
     (r"permission denied for database", "that user may not use that database: deploy/roles/postgres/1-roles.sql"),
 )
-"""What libpq and the server say to whoever is not let in (no SQLSTATE comes with it), and what helps. The first that
-fits counts."""
+"""Patterns of the errors with which libpq and the server refuse a client (without SQLSTATE), and what helps. The first
+match counts."""
 
 
 def refused(text: str) -> str | None:
@@ -430,16 +434,16 @@ class Migration:
 
 
 def migration(name: str, statements: str) -> Migration:
-    found = _NEEDS.search(statements)
-    return Migration(name, statements, found.group(1) if found else None)
+    needs = _NEEDS.search(statements)
+    return Migration(name, statements, needs.group(1) if needs else None)
 
 
 def migrations() -> list[Migration]:
-    """In their order."""
+    """All migrations of this version, in their order."""
     folder = files("pipeline.stores") / "migrations"
     return sorted(
         (migration(f.name.removesuffix(".sql"), f.read_text()) for f in folder.iterdir() if f.name.endswith(".sql")),
-        key=lambda one: one.name,
+        key=lambda migration: migration.name,
     )
 
 

@@ -1,4 +1,4 @@
-"""Refreshes of one Elasticsearch index, shared by everyone in the process who waits for one."""
+"""Refreshes of one Elasticsearch index, shared by all tasks of the process that wait for one."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pipeline.core.errors import Retryable
 from pipeline.stores.elasticsearch import translated
 
 INTERVAL_SECONDS = 0.5
-"""Between the starts of two refreshes, on the average: each one costs the index a new segment. Where all who wait are
-patient, twice as long, as long as others still write: for a first load of 1,000 documents that spares an eighth of the
-time. When all who write have come to wait, nobody else can join, and it starts."""
+"""Average time between the starts of two refreshes, each of which costs the index a new segment. It is doubled while
+all waiting tasks are patient and others still write: for a first load of 1,000 documents that saves an eighth of the
+time. When all writing tasks wait, nobody else can join, and the refresh starts."""
 AT_ONCE, AT_ONCE_INTERVALS = 2, 0.2
-"""After a pause so many more may follow so soon: ten documents that were changed together come in several lanes, and
-those who miss the first one's refresh by a few milliseconds would wait half a second. Saved up at one an interval."""
+"""After a pause, so many more refreshes may follow at this fraction of the interval: ten documents that were changed
+together come in several lanes, and those that miss the first refresh by a few milliseconds would wait half a second."""
 
 
 class Refresher:
@@ -29,50 +29,50 @@ class Refresher:
         self._index = index
         self._interval = interval_seconds
         self._running = asyncio.Lock()
-        self._coming: asyncio.Task[None] | None = None
-        """The refresh that has not started yet: whoever comes now waits for it."""
+        self._next: asyncio.Task[None] | None = None
+        """The refresh that has not started yet; new callers wait for it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = -math.inf
         self._due = -math.inf
-        """When the next one would start at an even pace."""
+        """When the next refresh would start at an even pace."""
         self._writing = 0
         self._waiting = 0
-        """For the coming one …"""
+        """Callers that wait for the next refresh."""
         self._impatient = False
-        """… and one of them in a hurry."""
+        """One of these callers is not patient."""
         self._go = asyncio.Event()
-        """Nothing is gained by more patience: somebody is in a hurry, or all who might join wait."""
+        """Waiting longer gains nothing: a caller is not patient, or all that might join already wait."""
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Around writes and the wait for their refresh: patient ones wait for each other."""
         self._writing += 1
-        self._look_round()
+        self._update_go()
         try:
             yield
         finally:
             self._writing -= 1
-            self._look_round()
+            self._update_go()
 
-    def _look_round(self) -> None:
+    def _update_go(self) -> None:
         if self._impatient or (self._waiting and self._waiting >= self._writing):
             self._go.set()
         else:
             self._go.clear()
 
     async def refreshed(self, *, patient: bool = False) -> None:
-        if self._coming is None:
-            self._coming = asyncio.create_task(self._tick(), name=f"refresh {self._index}")
-            self._tasks.add(self._coming)
-            self._coming.add_done_callback(self._done)
-        mine = self._coming
+        if self._next is None:
+            self._next = asyncio.create_task(self._tick(), name=f"refresh {self._index}")
+            self._tasks.add(self._next)
+            self._next.add_done_callback(self._done)
+        mine = self._next
         self._waiting += 1
         self._impatient |= not patient
-        self._look_round()
+        self._update_go()
         try:
             await asyncio.wait([mine])  # my cancellation is not the other callers'
         except asyncio.CancelledError:
-            if self._coming is mine:
+            if self._next is mine:
                 self._waiting -= 1
             raise
         if mine.cancelled():
@@ -89,7 +89,7 @@ class Refresher:
                     await self._go.wait()
             self._waiting, self._impatient = 0, False
             self._go.clear()
-            self._coming = None
+            self._next = None
             self._began = loop.time()
             self._due = max(self._due, self._began) + self._interval
             await self._refresh()
@@ -114,7 +114,7 @@ class Refresher:
             task.exception()  # seen by the callers, if any is left
 
     async def aclose(self) -> None:
-        """Stop what has not finished; its callers get Retryable."""
+        """Cancel the refreshes that have not finished; their callers get Retryable."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

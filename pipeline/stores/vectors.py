@@ -23,8 +23,8 @@ def value(generation: Generation, vector: NDArray[np.float32]) -> HalfVector | V
 async def of_texts(
     connection: Connection, generation: Generation, texts: Sequence[str]
 ) -> dict[str, NDArray[np.float32]]:
-    """The vectors of those of these texts that stand in the table already, whichever document they belong to: a
-    renamed document, a twin or a row lost beside its twin costs no embedding. float32 (dimensions,) each."""
+    """The stored vectors of these texts, whichever document they belong to: a renamed document or a copy of another one
+    costs no embedding. A text without a row is absent. float32 (dimensions,) each."""
     cursor = await connection.execute(
         sql.SQL(
             "SELECT wanted.text, found.embedding::real[] FROM unnest(%s::text[]) AS wanted (text)"
@@ -38,6 +38,7 @@ async def of_texts(
 
 
 async def present(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, set[UUID]]:
+    """The ids of the chunks that stand in the table, by document."""
     cursor = await connection.execute(
         sql.SQL("SELECT document_id, id FROM {} WHERE document_id = ANY(%s)").format(
             sql.Identifier(generation.chunk_table)
@@ -74,8 +75,8 @@ async def delete(connection: Connection, generation: Generation, ids: Sequence[U
 async def restamp_access(
     connection: Connection, generation: Generation, access: Mapping[UUID, int | None], *, limit: int
 ) -> bool:
-    """access_id on the rows is a hint for filtering: follow the document's, ``limit`` rows at a time. Returns whether
-    any rows may be left. Rows that have it already are not touched."""
+    """Copy each document's access_id to its rows, where it is a hint for filtering, at most ``limit`` rows at a time.
+    Returns whether rows may be left. Rows that have it already are not touched."""
     if not access:
         return False
     table = sql.Identifier(generation.chunk_table)

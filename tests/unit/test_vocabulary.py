@@ -22,7 +22,9 @@ CLEAN: tuple[str, ...] = (
     "pipeline/core",
     "pipeline/diagnosis",
     "pipeline/generations",
+    "pipeline/kafka",
     "pipeline/stages",
+    "pipeline/stores",
     "pipeline/stream",
     "pipeline/trail.py",
 )

@@ -186,8 +186,8 @@ async def test_the_same_version_passes_and_an_older_one_loses(index: str, store:
     chunk = uuid4()
     assert await store.apply([Write(index, chunk, 7, entry("first"))]) == [WRITTEN]
     assert await store.apply([Write(index, chunk, 7, entry("retried"))]) == [WRITTEN]
-    assert await store.apply([Write(index, chunk, 6, entry("late"))]) == [Outcome("stale", found=7)]
-    assert await store.apply([Write(index, chunk, 6, None)]) == [Outcome("stale", found=7)]
+    assert await store.apply([Write(index, chunk, 6, entry("late"))]) == [Outcome("stale", newer_version=7)]
+    assert await store.apply([Write(index, chunk, 6, None)]) == [Outcome("stale", newer_version=7)]
     stands = await store.get(index, chunk)
     assert stands is not None
     assert (stands[0], stands[1]["text"]) == (7, "retried")
@@ -197,7 +197,7 @@ async def test_a_late_write_loses_to_a_delete(index: str, store: Keywords) -> No
     chunk = uuid4()
     await store.apply([Write(index, chunk, 3, entry("old"))])
     assert await store.apply([Write(index, chunk, 5, None)]) == [WRITTEN]
-    assert await store.apply([Write(index, chunk, 4, entry("late"))]) == [Outcome("stale", found=5)]
+    assert await store.apply([Write(index, chunk, 4, entry("late"))]) == [Outcome("stale", newer_version=5)]
     assert await store.get(index, chunk) is None
     assert await store.apply([Write(index, chunk, 5, None)]) == [WRITTEN]  # a repeat
 
@@ -205,7 +205,7 @@ async def test_a_late_write_loses_to_a_delete(index: str, store: Keywords) -> No
 async def test_deleting_what_was_never_there_is_done_and_remembered(index: str, store: Keywords) -> None:
     chunk = uuid4()
     assert await store.apply([Write(index, chunk, 9, None)]) == [WRITTEN]
-    assert await store.apply([Write(index, chunk, 8, entry("late"))]) == [Outcome("stale", found=9)]
+    assert await store.apply([Write(index, chunk, 8, entry("late"))]) == [Outcome("stale", newer_version=9)]
 
 
 async def test_one_call_may_hold_several_writes_of_one_chunk(index: str, store: Keywords) -> None:
@@ -213,7 +213,7 @@ async def test_one_call_may_hold_several_writes_of_one_chunk(index: str, store: 
     outcomes = await store.apply(
         [Write(index, chunk, 2, entry("b")), Write(index, chunk, 1, entry("a")), Write(index, chunk, 3, None)]
     )
-    assert outcomes == [WRITTEN, Outcome("stale", found=2), WRITTEN]
+    assert outcomes == [WRITTEN, Outcome("stale", newer_version=2), WRITTEN]
     assert await store.apply([]) == []
 
 
@@ -597,8 +597,8 @@ async def test_a_server_that_is_killed_loses_nothing_acknowledged(stack: Stack, 
         starting = asyncio.create_task(asyncio.to_thread(stack.start, "elasticsearch"))
     outcomes = await sent_until_done(store, [Write(index, write.id, 4, None) for write in before[:10]])
     await starting
-    assert outcomes == [Outcome("stale", found=5)] * 10
+    assert outcomes == [Outcome("stale", newer_version=5)] * 10
     # A delete's version outlives the server too: it stands in the translog.
-    assert await store.apply([Write(index, gone, 8, entry("late"))]) == [Outcome("stale", found=9)]
+    assert await store.apply([Write(index, gone, 8, entry("late"))]) == [Outcome("stale", newer_version=9)]
     await store.refreshed(index)
     assert await store.count(index) == 500

@@ -46,12 +46,12 @@ class Kept:
 
     def change(self, added: Sequence[Pair], removed: Sequence[Pair] = ()) -> None:
         touched = {p.digest for p in (*added, *removed)}
-        before = {d: p.asked_at for d, p in self.pairs.items() if d in touched}
+        before = {d: p.time for d, p in self.pairs.items() if d in touched}
         for p in removed:
             self.pairs.pop(p.digest, None)
         for p in added:
-            self.pairs[p.digest] = min(p, self.pairs.get(p.digest, p), key=lambda one: one.asked_at)
-        after = {d: p.asked_at for d, p in self.pairs.items() if d in touched}
+            self.pairs[p.digest] = min(p, self.pairs.get(p.digest, p), key=lambda one: one.time)
+        after = {d: p.time for d, p in self.pairs.items() if d in touched}
         place = first_change(before, after)
         if place is None:
             return
@@ -107,7 +107,7 @@ def test_appending_changes_no_chunk_but_the_last(there: int, more: int) -> None:
 @given(numbered)
 def test_chunks_hold_every_pair_once_in_time_order(asked: list[tuple[int, int]]) -> None:
     chunks = group(pair(n, minutes) for n, minutes in asked)
-    ordered = sorted((pair(n, minutes) for n, minutes in asked), key=lambda p: (p.asked_at, p.digest))
+    ordered = sorted((pair(n, minutes) for n, minutes in asked), key=lambda p: (p.time, p.digest))
     assert "\n\n".join(chunk.text for chunk in chunks) == "\n\n".join(p.text for p in ordered)
     assert [chunk.position for chunk in chunks] == list(range(len(chunks)))
     assert all(chunk.text.count("Question: ") == PAIRS_PER_CHUNK for chunk in chunks[:-1])
@@ -120,7 +120,7 @@ def test_a_late_pair_moves_what_comes_after_it_and_nothing_before() -> None:
     late = pair(99, minutes=14)
     before, after = group(pairs), group([*pairs, late])
     assert after[0] == before[0]
-    assert first_change({}, {late.digest: late.asked_at}) == late.place
+    assert first_change({}, {late.digest: late.time}) == late.place
     assert regroup_from(15) == (1, 10)
 
 
