@@ -1,4 +1,5 @@
-"""Permissions of Drive as access sets, and the members of their principals. What is not certain grants nothing.
+"""Converts permissions of Drive to access sets, and reads the members of their principals. What is uncertain grants
+nothing.
 
 https://developers.google.com/workspace/drive/api/reference/rest/v3/permissions. Readers come from the file itself where
 it lists them, otherwise from as few requests as are exact. Members of groups and users of domains come from the Admin
@@ -26,7 +27,7 @@ Permission = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How sharing that names no account is taken; see GoogleDriveOptions."""
+    """How sharing that names no account is treated; see GoogleDriveOptions."""
 
     anyone_tag: str | None = None
     domain_links: bool = False
@@ -34,12 +35,14 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class Access:
+    """An access set, and how long it is valid."""
+
     tags: frozenset[str] = frozenset()
-    until: datetime | None = None
-    """When the first of the grants ends, if any does."""
+    expires_at: datetime | None = None
+    """When the first of its grants expires, if any does."""
 
 
-NOBODY = Access()
+NO_ACCESS = Access()
 
 
 def drive_tag(drive: str) -> str:
@@ -47,31 +50,31 @@ def drive_tag(drive: str) -> str:
 
 
 def tag_of(permission: Permission, sharing: Sharing, now: datetime) -> str | None:
-    """Whom it lets read, as a tag; None: nobody, for certain or for lack of certainty."""
+    """Return the tag of those who may read by this permission; None: nobody, or it is uncertain."""
     if permission.get("deleted") or permission.get("view") is not None:
-        return None  # a view opens less than the document: its metadata, or what was published of it
-    if "expirationTime" in permission and _ended(permission, now):
+        return None  # a view grants less than the document: its metadata, or its published version
+    if "expirationTime" in permission and _is_expired(permission, now):
         return None
     match permission.get("type"):
         case "user" | "group" as kind:
             address = str(permission.get("emailAddress") or "").lower()
             return f"{kind}:{address}" if "@" in address else None
         case "domain":
-            found = permission.get("allowFileDiscovery") is True or sharing.domain_links
+            is_open = permission.get("allowFileDiscovery") is True or sharing.domain_links
             domain = str(permission.get("domain") or "").lower()
-            return f"domain:{domain}" if found and domain else None
+            return f"domain:{domain}" if is_open and domain else None
         case "anyone":
             return sharing.anyone_tag
     return None
 
 
-def _ended(permission: Permission, now: datetime) -> bool:
-    end = ends(permission)
+def _is_expired(permission: Permission, now: datetime) -> bool:
+    end = expiry(permission)
     return end is None or end <= now
 
 
-def ends(permission: Permission) -> datetime | None:
-    """None for one that does not end, and for an end that cannot be read."""
+def expiry(permission: Permission) -> datetime | None:
+    """Return when a permission expires; None if it does not, or if the time cannot be parsed."""
     try:
         moment = datetime.fromisoformat(str(permission.get("expirationTime", "")))
     except ValueError:
@@ -80,8 +83,9 @@ def ends(permission: Permission) -> datetime | None:
 
 
 def own_access(permissions: Iterable[Permission], sharing: Sharing, now: datetime) -> Access:
-    """Of a file outside of shared drives, or of a shared drive itself: each permission for itself."""
-    granted = [(tag, ends(one)) for one in permissions if (tag := tag_of(one, sharing, now)) is not None]
+    """Return the access of a file outside of shared drives, or of a shared drive itself: each permission counts by
+    itself."""
+    granted = [(tag, expiry(grant)) for grant in permissions if (tag := tag_of(grant, sharing, now)) is not None]
     return Access(frozenset(tag for tag, _ in granted), min((end for _, end in granted if end), default=None))
 
 
@@ -93,39 +97,40 @@ def shared_access(
     sharing: Sharing,
     now: datetime,
 ) -> Access:
-    """Of a file in a shared drive: the drive's members as one tag where all of them reach it, else one by one.
+    """Return the access of a file in a shared drive: one tag for the drive's members if all of them may read it, else a
+    tag for each.
 
-    members: the drive's own permissions. Where a folder above has inheritance switched off, only organizers still come
-    through; a drive whose members are all organizers therefore proves nothing, and is named one by one, lest a member
-    added tomorrow be let in.
+    members: the drive's own permissions. Where a folder above has inheritance switched off, only organizers still
+    inherit. If all members of a drive are organizers, it is therefore uncertain whether a folder restricts access, and
+    each gets a tag: a member who is added later would not inherit.
     """
-    from_drive = {str(one.get("id")) for one in permissions if _comes_from(one, drive)}
-    whole = {str(one.get("id")): one for one in members if tag_of(one, sharing, now) is not None}
+    from_drive = {str(grant.get("id")) for grant in permissions if _is_inherited(grant, drive)}
+    whole = {str(member.get("id")): member for member in members if tag_of(member, sharing, now) is not None}
     inherits = (
         file.get("inheritedPermissionsDisabled") is not True
         and whole.keys() <= from_drive
-        and any(one.get("role") != "organizer" for one in whole.values())
+        and any(member.get("role") != "organizer" for member in whole.values())
     )
     if not inherits:
         return own_access(permissions, sharing, now)
-    others = own_access((one for one in permissions if not _comes_from_drive_alone(one, drive)), sharing, now)
-    return Access(others.tags | {drive_tag(drive)}, others.until)
+    others = own_access((grant for grant in permissions if not _is_only_inherited(grant, drive)), sharing, now)
+    return Access(others.tags | {drive_tag(drive)}, others.expires_at)
 
 
 def _details(permission: Permission) -> list[Mapping[str, Any]]:
-    found = permission.get("permissionDetails")
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    details = permission.get("permissionDetails")
+    return [detail for detail in details if isinstance(detail, Mapping)] if isinstance(details, list) else []
 
 
 def _is_membership(detail: Mapping[str, Any], drive: str) -> bool:
     return detail.get("permissionType") == "member" and detail.get("inheritedFrom") in (drive, None)
 
 
-def _comes_from(permission: Permission, drive: str) -> bool:
+def _is_inherited(permission: Permission, drive: str) -> bool:
     return any(_is_membership(detail, drive) for detail in _details(permission))
 
 
-def _comes_from_drive_alone(permission: Permission, drive: str) -> bool:
+def _is_only_inherited(permission: Permission, drive: str) -> bool:
     details = _details(permission)
     return bool(details) and all(_is_membership(detail, drive) for detail in details)
 
@@ -134,28 +139,29 @@ Key = tuple[object, ...]
 
 
 class Vanished(Exception):
-    """The file was there a moment ago."""
+    """A file was deleted while it was being read."""
 
 
-class Readers:
-    """Good for one page: what was read for one file serves others that must have the same, and no longer."""
+class AccessReader:
+    """Reads the access of the files of one page. Permissions are cached for files that must have the same ones, so an
+    instance is not used for longer."""
 
-    def __init__(self, api: Api, sharing: Sharing, now: Callable[[], datetime], unknown: Callable[[], None]) -> None:
-        """unknown: told of a file whose sharing the account may not see."""
+    def __init__(self, api: Api, sharing: Sharing, now: Callable[[], datetime], on_hidden: Callable[[], None]) -> None:
+        """on_hidden: called for a file whose sharing the account may not see."""
         self._api = api
         self._sharing = sharing
         self._now = now
-        self._unknown = unknown
-        self._read: dict[Key, list[Json]] = {}
-        self._reading: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._on_hidden = on_hidden
+        self._cache: dict[Key, list[Json]] = {}
+        self._locks: defaultdict[Key, asyncio.Lock] = defaultdict(asyncio.Lock)
 
-    async def of(self, file: Json) -> Access:
-        """Raises Vanished."""
+    async def access(self, file: Json) -> Access:
+        """Return a file's access. Raises Vanished."""
         drive = file.get("driveId")
         if not drive:
-            if "permissions" not in file:  # Google shows them to those only who may share the file
-                self._unknown()
-                return NOBODY
+            if "permissions" not in file:  # Google shows them only to accounts that may share the file
+                self._on_hidden()
+                return NO_ACCESS
             return own_access(file["permissions"], self._sharing, self._now())
         try:
             permissions = await self._list(str(file["id"]), self._key(file))
@@ -163,13 +169,13 @@ class Readers:
         except Missing as error:
             raise Vanished from error
         except (Denied, Rejected):
-            self._unknown()
-            return NOBODY
+            self._on_hidden()
+            return NO_ACCESS
         return shared_access(file, permissions, members, str(drive), self._sharing, self._now())
 
     def _key(self, file: Json) -> Key:
-        """Files of one folder that have no permissions of their own and are open to the same have the same ones, ends
-        and origins included: all come down from that folder."""
+        """Return the same key for files that have the same permissions, including expiry and origin: files of one
+        folder that have no permissions of their own and the same ids inherit all of them from that folder."""
         if file.get("hasAugmentedPermissions") is not False or not file.get("permissionIds"):
             return ("file", file["id"])
         return (
@@ -181,43 +187,44 @@ class Readers:
         )
 
     async def _list(self, id_: str, key: Key) -> Sequence[Json]:
-        async with self._reading[key]:
-            if key not in self._read:
-                self._read[key] = await self._api.permissions(id_)
-            return self._read[key]
+        async with self._locks[key]:
+            if key not in self._cache:
+                self._cache[key] = await self._api.permissions(id_)
+            return self._cache[key]
 
 
-AT_ONCE = 8
-"""Groups asked for at the same time."""
+MAX_CONCURRENT_GROUPS = 8
+"""Groups whose members are read at the same time."""
 _INACTIVE = frozenset({"SUSPENDED", "ARCHIVED"})
 
 
-class Holders:
-    """Whoever cannot be listed holds nothing, and that is told once an instance; what cannot be listed *now* raises."""
+class Memberships:
+    """Reads the members of tags. A group that may not be listed has no members, which is reported once for an instance;
+    one that cannot be listed at the moment raises Retryable."""
 
     def __init__(
-        self, api: Api, options: GoogleDriveOptions, now: Callable[[], datetime], tell: Callable[[str, str], None]
+        self, api: Api, options: GoogleDriveOptions, now: Callable[[], datetime], report: Callable[[str, str], None]
     ) -> None:
-        """tell: (code, message) of what somebody should look at."""
+        """report: called with the code and message of a problem."""
         self._api = api
         self._options = options
         self._sharing = Sharing(options.anyone_tag, options.domain_links)
         self._now = now
-        self._tell = tell
+        self._report = report
 
-    async def of(self, tags: Collection[str], *, inner: bool) -> AsyncIterator[Group]:
-        """inner: also the groups that these are made of."""
-        waiting, met = sorted(tags, reverse=True), set(tags)
-        while waiting:
-            some, waiting = waiting[-AT_ONCE:], waiting[:-AT_ONCE]
-            for group in await gather_or_cancel(*(self._group(tag) for tag in reversed(some))):
+    async def groups(self, tags: Collection[str], *, nested: bool) -> AsyncIterator[Group]:
+        """Yield the groups of these tags. nested: also the groups within them."""
+        pending, seen = sorted(tags, reverse=True), set(tags)
+        while pending:
+            batch, pending = pending[-MAX_CONCURRENT_GROUPS:], pending[:-MAX_CONCURRENT_GROUPS]
+            for group in await gather_or_cancel(*(self._group(tag) for tag in reversed(batch))):
                 if group is None:
                     continue
                 yield group
-                if inner:
-                    more = {tag for tag in group.of if not tag.startswith("user:")} - met
-                    met |= more
-                    waiting += sorted(more, reverse=True)
+                if nested:
+                    new = {tag for tag in group.of if not tag.startswith("user:")} - seen
+                    seen |= new
+                    pending += sorted(new, reverse=True)
 
     async def _group(self, tag: str) -> Group | None:
         kind, _, name = tag.partition(":")
@@ -229,45 +236,53 @@ class Holders:
             if kind == "group":
                 return await self._members(tag, name)
         except Missing:
-            self._tell("unknown_group", f"{kind}s that Google does not know, or not to us: nobody reads through them")
+            self._report(
+                "unknown_group", f"{kind}s that Google does not show to the account: nobody reads through them"
+            )
         except Denied as error:
-            self._tell("directory", f"Google does not say who is in {kind}s ({error.code}): {_needs(self._options)}")
+            self._report(
+                "directory",
+                f"Google does not list the members of {kind}s ({error.code}): {_required_role(self._options)}",
+            )
         except Misconfigured as error:
             if kind == "drive":
                 raise
-            self._tell("directory", str(error))
+            self._report("directory", str(error))
         return None
 
     async def _drive(self, tag: str, drive: str) -> Group:
-        held = await self._api.permissions(drive)
-        tags = {found for one in held if (found := tag_of(one, self._sharing, self._now())) is not None}
-        people = {found.removeprefix("user:") for found in tags if found.startswith("user:")}
-        return Group(tag, people, {found for found in tags if not found.startswith("user:")})
+        permissions = await self._api.permissions(drive)
+        now = self._now()
+        members = {member for grant in permissions if (member := tag_of(grant, self._sharing, now)) is not None}
+        people = {member.removeprefix("user:") for member in members if member.startswith("user:")}
+        return Group(tag, people, {member for member in members if not member.startswith("user:")})
 
     async def _domain(self, tag: str, domain: str) -> Group | None:
         if domain not in self._options.domains:
-            self._tell(
+            self._report(
                 "domain", "something is shared with a domain that is not among `domains`: nobody reads through it"
             )
             return None
         people = {
-            str(one["primaryEmail"]).lower()
-            async for one in self._api.users(domain)
-            if not one.get("suspended") and not one.get("archived") and one.get("primaryEmail")
+            str(user["primaryEmail"]).lower()
+            async for user in self._api.users(domain)
+            if not user.get("suspended") and not user.get("archived") and user.get("primaryEmail")
         }
         return Group(tag, people)
 
     async def _members(self, tag: str, address: str) -> Group | None:
         if not self._options.directory:
-            self._tell("directory", "groups are not asked for (directory = false): nobody reads through them")
+            self._report(
+                "directory", "the members of groups are not read (directory = false): nobody reads through them"
+            )
             return None
         people: set[str] = set()
         everybody = False
-        async for one in self._api.members(address):
-            everybody |= one.get("type") == "CUSTOMER"
-            if _is_person(one):
-                people.add(str(one["email"]).lower())
-        # All users of the company, whom the list does not name: those of its domains that we may list are among them.
+        async for member in self._api.members(address):
+            everybody |= member.get("type") == "CUSTOMER"
+            if _is_person(member):
+                people.add(str(member["email"]).lower())
+        # CUSTOMER is all users of the company, without their names: the users of the configured domains are among them.
         return Group(tag, people, [f"domain:{domain}" for domain in self._options.domains] if everybody else ())
 
 
@@ -275,6 +290,6 @@ def _is_person(member: Json) -> bool:
     return bool(member.get("email")) and member.get("type") != "GROUP" and member.get("status") not in _INACTIVE
 
 
-def _needs(options: GoogleDriveOptions) -> str:
-    who = options.directory_subject or options.subject or "the service account"
-    return f"{who} needs an administrator role with the privilege Groups > Read"
+def _required_role(options: GoogleDriveOptions) -> str:
+    account = options.directory_subject or options.subject or "the service account"
+    return f"{account} needs an administrator role with the privilege Groups > Read"

@@ -1,8 +1,7 @@
-"""Push channels, and the work that an instance starts without a request.
+"""Push channels, and the work that an instance starts by itself: sweeps, groups and documents whose grants expire.
 
 https://developers.google.com/workspace/drive/api/guides/push. A channel lives a week at most and cannot be prolonged:
-before it ends another one with a new id takes over. Changes may call for sweeps and groups, and grants end at their
-time.
+before it expires, another one with a new id replaces it.
 """
 
 from __future__ import annotations
@@ -21,24 +20,25 @@ from typing import Any
 import structlog
 
 from connectors.google_drive.client import Api
-from connectors.google_drive.reading import Corpus, Kept
+from connectors.google_drive.reading import AccessMemory, Corpus
 from connectors.source import Memory, Reaction, Refused, Request
 from connectors.web import Answered, Missing
 from pipeline.core.errors import Misconfigured, Retryable
 
 CHANNELS = "channels"
-LIFE = timedelta(days=7)
-"""The longest that Google grants a channel on changes; by itself it would be an hour."""
+CHANNEL_LIFETIME = timedelta(days=7)
+"""The longest lifetime that Google grants a channel on changes; the default is an hour."""
 RENEW_BEFORE = timedelta(hours=12)
-SHORT = 0.2
-"""Google may grant less than was asked for: then the last fifth is left for renewing."""
-REMEMBERED = 1_000
-"""Message numbers of a channel, for telling duplicates. Forgetting one costs a poll."""
+RENEWAL_SHARE = 0.2
+"""A channel whose lifetime is short is renewed when this share of it remains."""
+MAX_REMEMBERED_MESSAGES = 1_000
+"""Message numbers of a channel that are remembered to detect duplicates. Forgetting one costs a poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """As kept in Memory: of its secret only the digest, so that reading the table lets nobody speak for Google."""
+    """A channel as it is stored in Memory. Only a digest of its secret is stored, so that nobody who reads the table
+    can send notifications in Google's name."""
 
     id: str
     corpus: str
@@ -55,7 +55,7 @@ class Channel:
     @property
     def renewal(self) -> datetime:
         opened = datetime.fromisoformat(self.opened)
-        return self.end - min(RENEW_BEFORE, (self.end - opened) * SHORT)
+        return self.end - min(RENEW_BEFORE, (self.end - opened) * RENEWAL_SHARE)
 
 
 def digest(secret: str) -> str:
@@ -63,7 +63,7 @@ def digest(secret: str) -> str:
 
 
 class Channels:
-    """One channel for each log of changes."""
+    """Opens, renews and stops the channels, one for each corpus."""
 
     def __init__(self, api: Api, memory: Memory, now: Callable[[], datetime]) -> None:
         self._api = api
@@ -71,49 +71,53 @@ class Channels:
         self._now = now
         self._seen: dict[str, deque[str]] = {}
 
-    async def _kept(self) -> list[Channel]:
-        return [Channel(**one) for one in await self._memory.get(CHANNELS) or []]
+    async def _load(self) -> list[Channel]:
+        return [Channel(**fields) for fields in await self._memory.get(CHANNELS) or []]
 
-    async def _keep(self, channels: Sequence[Channel]) -> None:
-        await self._memory.put(CHANNELS, [asdict(one) for one in channels] or None)
+    async def _save(self, channels: Sequence[Channel]) -> None:
+        await self._memory.put(CHANNELS, [asdict(channel) for channel in channels] or None)
 
     async def renew(self, corpora: Collection[Corpus], address: str) -> datetime | None:
-        """Opens what is missing or about to end, then stops what is no longer needed; returns when to come again.
-        Raises the first refusal, when all the others are open."""
-        kept, now = await self._kept(), self._now()
+        """Open missing and expiring channels, then stop those that are no longer needed. Return when to call again.
+        Raises the first refusal, after all other channels are open."""
+        stored, now = await self._load(), self._now()
         keys = {corpus.key for corpus in corpora}
-        good = [one for one in kept if one.address == address and one.corpus in keys and one.renewal > now]
+        current = [old for old in stored if old.address == address and old.corpus in keys and old.renewal > now]
         refused: dict[str, Answered] = {}
         for corpus in corpora:
-            if all(one.corpus != corpus.key for one in good):
+            if all(channel.corpus != corpus.key for channel in current):
                 try:
                     opened = await self._open(corpus, address)
                 except Answered as error:
                     refused[corpus.key] = error
                     continue
-                good.append(opened)
-                kept.append(opened)
-                await self._keep(kept)  # before anything else can fail: it has to be stopped one day
-        for old in [one for one in kept if one not in good and one.corpus not in refused]:
+                current.append(opened)
+                stored.append(opened)
+                await self._save(stored)  # before anything else can fail: an unknown channel could not be stopped
+        for old in [channel for channel in stored if channel not in current and channel.corpus not in refused]:
             await self._stop(old)
-            kept.remove(old)
-            await self._keep(kept)
+            stored.remove(old)
+            await self._save(stored)
         if refused:
             raise next(iter(refused.values()))
-        return min((one.renewal for one in good), default=None)
+        return min((channel.renewal for channel in current), default=None)
 
     async def _open(self, corpus: Corpus, address: str) -> Channel:
         secret, id_, now = secrets.token_urlsafe(32), str(uuid.uuid4()), self._now()
         token = str((await self._api.start_page_token(corpus.drive))["startPageToken"])
-        asked = {
+        requested = {
             "id": id_,
             "type": "web_hook",
             "address": address,
             "token": secret,
-            "expiration": str(int((now + LIFE).timestamp() * 1000)),
+            "expiration": str(int((now + CHANNEL_LIFETIME).timestamp() * 1000)),
         }
-        answer: Mapping[str, Any] = await self._api.watch(corpus.drive, token, asked)
-        end = datetime.fromtimestamp(int(answer["expiration"]) / 1000, UTC) if "expiration" in answer else now + LIFE
+        answer: Mapping[str, Any] = await self._api.watch(corpus.drive, token, requested)
+        end = (
+            datetime.fromtimestamp(int(answer["expiration"]) / 1000, UTC)
+            if "expiration" in answer
+            else now + CHANNEL_LIFETIME
+        )
         return Channel(
             id=id_,
             corpus=corpus.key,
@@ -130,20 +134,20 @@ class Channels:
         try:
             await self._api.stop(channel.id, channel.resource)
         except Missing:
-            return  # it has ended by itself
+            return  # it has expired
 
     async def reaction(self, request: Request) -> Reaction:
-        """Raises Refused."""
+        """Return the reaction to a notification. Raises Refused."""
         id_ = request.headers.get("x-goog-channel-id", "")
         secret = digest(request.headers.get("x-goog-channel-token", ""))
-        channel = next((one for one in await self._kept() if one.id == id_), None)
-        proven = hmac.compare_digest(secret, channel.digest if channel else digest(""))
-        if channel is None or not proven or channel.end <= self._now():
-            raise Refused("not a notification of a channel of ours: its id or its token is another, or it has ended")
+        channel = next((stored for stored in await self._load() if stored.id == id_), None)
+        is_authentic = hmac.compare_digest(secret, channel.digest if channel else digest(""))
+        if channel is None or not is_authentic or channel.end <= self._now():
+            raise Refused("not a notification of an open channel: its id or token is unknown, or it has ended")
         if request.headers.get("x-goog-resource-state") == "sync":
-            return Reaction()  # "the channel is open"
+            return Reaction()  # the first notification, which says only that the channel is open
         number = request.headers.get("x-goog-message-number", "")
-        seen = self._seen.setdefault(id_, deque(maxlen=REMEMBERED))
+        seen = self._seen.setdefault(id_, deque(maxlen=MAX_REMEMBERED_MESSAGES))
         if number and number in seen:
             return Reaction()
         seen.append(number)
@@ -154,65 +158,67 @@ log = structlog.get_logger()
 
 React = Callable[[Reaction], Awaitable[None]]
 Renew = Callable[[], Awaitable[datetime | None]]
-"""Keeps the channels open, and says when to be called again."""
+"""Renews the channels, and returns when to call it again."""
 
-LOOK_SECONDS = 15.0
-"""How often the end of a grant is looked for: a reader keeps an ended grant about so long."""
-AGAIN = timedelta(minutes=5)
-"""Until a document that should have been read again is asked for again, and a refused channel is tried again."""
+EXPIRY_CHECK_SECONDS = 15.0
+"""Time between two checks for expired grants; a reader keeps an expired grant for about so long."""
+RETRY_AFTER = timedelta(minutes=5)
+"""Time until a document whose grant has expired is requested again, and a refused channel is retried."""
 
 
 class Listener:
+    """Collects requests for groups and sweeps, and passes them to the runner with documents whose grants expire."""
+
     def __init__(self) -> None:
         self._groups: set[str] = set()
         self._sweep = False
-        self._wish = asyncio.Event()
-        self._asked: dict[str, datetime] = {}
+        self._wakeup = asyncio.Event()
+        self._requested: dict[str, datetime] = {}
 
     def groups(self, tags: Collection[str]) -> None:
         self._groups |= set(tags)
-        self._wish.set()
+        self._wakeup.set()
 
     def sweep(self) -> None:
         self._sweep = True
-        self._wish.set()
+        self._wakeup.set()
 
     async def run(
         self,
         react: React,
-        kept: Kept,
+        memory: AccessMemory,
         now: Callable[[], datetime],
         renew: Renew | None,
         *,
         source: str,
-        look_seconds: float = LOOK_SECONDS,
+        expiry_check_seconds: float = EXPIRY_CHECK_SECONDS,
     ) -> None:
-        """Until cancelled. renew None: nothing can be sent to us."""
+        """Run until cancelled. renew: None if the instance has no address for notifications."""
         renewal: datetime | None = None
         while True:
             if renew is not None and (renewal is None or renewal <= now()):
-                renewal = await _renewed(renew, source) or now() + AGAIN
-            ended = self._not_asked(await kept.due(now()), now())
+                renewal = await _try_renew(renew, source) or now() + RETRY_AFTER
+            expired = self._new_requests(await memory.expired(now()), now())
             groups, sweep = self._groups, self._sweep
             self._groups, self._sweep = set(), False
-            self._wish.clear()
-            if ended or groups or sweep:
-                await react(Reaction(ids=ended, groups=groups, sweep=sweep))
+            self._wakeup.clear()
+            if expired or groups or sweep:
+                await react(Reaction(ids=expired, groups=groups, sweep=sweep))
             try:
-                async with asyncio.timeout(look_seconds):
-                    await self._wish.wait()
+                async with asyncio.timeout(expiry_check_seconds):
+                    await self._wakeup.wait()
             except TimeoutError:
                 continue
 
-    def _not_asked(self, ids: Sequence[str], now: datetime) -> list[str]:
-        self._asked = {id_: at for id_, at in self._asked.items() if now - at < AGAIN}
-        new = [id_ for id_ in ids if id_ not in self._asked]
-        self._asked |= dict.fromkeys(new, now)
+    def _new_requests(self, ids: Sequence[str], now: datetime) -> list[str]:
+        self._requested = {id_: at for id_, at in self._requested.items() if now - at < RETRY_AFTER}
+        new = [id_ for id_ in ids if id_ not in self._requested]
+        self._requested |= dict.fromkeys(new, now)
         return new
 
 
-async def _renewed(renew: Renew, source: str) -> datetime | None:
-    """None: not now. Polling goes on in any case."""
+async def _try_renew(renew: Renew, source: str) -> datetime | None:
+    """Renew the channels, or return None if that fails: polling continues in any case."""
     try:
         return await renew()
     except (Retryable, Misconfigured, Answered) as error:

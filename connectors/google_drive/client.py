@@ -1,4 +1,4 @@
-"""The calls of Drive v3 and of the Admin SDK's directory, each with exactly the fields that are used, and access
+"""Client of Drive v3 and of the Admin SDK's directory, which requests exactly the fields that are used, and its access
 tokens.
 
 https://developers.google.com/workspace/drive/api/reference/rest/v3
@@ -31,26 +31,26 @@ DRIVE_SCOPE = f"{SCOPES}drive.readonly"
 MEMBER_SCOPE = f"{SCOPES}admin.directory.group.member.readonly"
 USER_SCOPE = f"{SCOPES}admin.directory.user.readonly"
 
-GRANT = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+GRANT_TYPE = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 ASSERTION_SECONDS = 3600
-"""The longest that Google takes."""
-SPARE_SECONDS = 120
-"""A token this near to its end is not used any more."""
+"""The longest lifetime that Google accepts."""
+TOKEN_MARGIN_SECONDS = 120
+"""A token is renewed so long before it expires."""
 
 
 class ServiceAccount:
-    """A parsed key. It shows its address and nothing else."""
+    """A parsed service account key. Its repr shows the address only."""
 
     def __init__(self, text: str) -> None:
-        """text: the JSON, or the path of the file that holds it. Raises Misconfigured, quoting nothing of it."""
-        found = _parsed(text)
-        self.email = str(found.get("client_email", ""))
-        self.token_uri = str(found.get("token_uri", ""))
-        where = urlsplit(self.token_uri)
-        if where.scheme != "https" and where.hostname not in ("127.0.0.1", "localhost", "::1"):
-            raise Misconfigured("the service account key's token_uri is no https address: create a new key")
-        self._key_id = found.get("private_key_id")
-        key = _private_key(str(found.get("private_key", "")))
+        """text: the JSON, or the path of the file that holds it. Raises Misconfigured without quoting the text."""
+        fields = _parse(text)
+        self.email = str(fields.get("client_email", ""))
+        self.token_uri = str(fields.get("token_uri", ""))
+        parts = urlsplit(self.token_uri)
+        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "localhost", "::1"):
+            raise Misconfigured("the service account key's token_uri is not an https address: create a new key")
+        self._key_id = fields.get("private_key_id")
+        key = _private_key(str(fields.get("private_key", "")))
         if not self.email or key is None:
             raise Misconfigured("the service account key lacks client_email or private_key, or they are damaged")
         self._key: RSAPrivateKey = key
@@ -59,7 +59,7 @@ class ServiceAccount:
         return f"ServiceAccount({self.email!r})"
 
     def assertion(self, scopes: str, subject: str | None, now: float) -> str:
-        """A signed claim (RS256) to act with these scopes, separated by spaces, as itself or as the subject."""
+        """Return a signed claim (RS256) to act with these scopes, separated by spaces, as itself or as the subject."""
         claims: dict[str, Any] = {
             "iss": self.email,
             "scope": scopes,
@@ -72,7 +72,7 @@ class ServiceAccount:
         return jwt.encode(claims, self._key, algorithm="RS256", headers={"kid": self._key_id} if self._key_id else None)
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         try:
             text = Path(text.strip()).expanduser().read_text()
@@ -81,38 +81,38 @@ def _parsed(text: str) -> dict[str, Any]:
                 "service_account_key is neither a JSON key nor the path of a file that can be read"
             ) from None
     try:
-        found = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
         raise Misconfigured("the service account key is not valid JSON: it may have been cut or quoted") from None
-    if not isinstance(found, dict) or found.get("type") != "service_account":
+    if not isinstance(fields, dict) or fields.get("type") != "service_account":
         raise Misconfigured("the key is not that of a service account (its type is another): create one of that kind")
-    return found
+    return fields
 
 
 def _private_key(pem: str) -> RSAPrivateKey | None:
     try:
         key = load_pem_private_key(pem.encode(), None)
     except (ValueError, TypeError):
-        return None  # its text could hold the key
+        return None  # the error's text could hold the key
     return key if isinstance(key, RSAPrivateKey) else None
 
 
 class Bearer(httpx.Auth):
-    """Puts an access token on every request; asks for a new one shortly before the old one ends, or when it is refused.
+    """Adds an access token to every request, and renews it shortly before it expires or when it is refused.
 
-    Raises Misconfigured when Google will give none; the text says what has to be granted where.
+    Raises Misconfigured when Google issues none; the message says what has to be granted where.
     """
 
     def __init__(self, account: ServiceAccount, scope: str, subject: str | None, name: str, limits: Limits) -> None:
         self._account = account
         self._scope = scope
         self._subject = subject
-        where = urlsplit(account.token_uri)
-        self._path = where.path
-        self._web = Web(f"{where.scheme}://{where.netloc}", name=name, limits=limits)
+        parts = urlsplit(account.token_uri)
+        self._path = parts.path
+        self._web = Web(f"{parts.scheme}://{parts.netloc}", name=name, limits=limits)
         self._lock = asyncio.Lock()
         self._token: str | None = None
-        self._ends = 0.0
+        self._expires_at = 0.0
 
     def __repr__(self) -> str:
         return f"Bearer({self._account!r}, {self._scope!r}, {self._subject!r})"
@@ -130,16 +130,21 @@ class Bearer(httpx.Auth):
 
     async def token(self, refused: str | None = None) -> str:
         async with self._lock:
-            if self._token is None or self._token == refused or time.monotonic() > self._ends - SPARE_SECONDS:
+            if (
+                self._token is None
+                or self._token == refused
+                or time.monotonic() > self._expires_at - TOKEN_MARGIN_SECONDS
+            ):
                 self._token = None
-                asked = time.monotonic()
-                answer = await self._ask()
-                self._token, self._ends = str(answer["access_token"]), asked + float(answer.get("expires_in", 3599))
+                requested_at = time.monotonic()
+                answer = await self._request_token()
+                self._token = str(answer["access_token"])
+                self._expires_at = requested_at + float(answer.get("expires_in", 3599))
             return self._token
 
-    async def _ask(self) -> dict[str, Any]:
+    async def _request_token(self) -> dict[str, Any]:
         assertion = self._account.assertion(self._scope, self._subject, time.time())
-        form = {"grant_type": GRANT, "assertion": assertion}
+        form = {"grant_type": GRANT_TYPE, "assertion": assertion}
         try:
             answer = await self._web.json("POST", self._path, data=form)
         except Answered as error:
@@ -165,32 +170,36 @@ class Bearer(httpx.Auth):
 Json = dict[str, Any]
 
 FOLDER = "application/vnd.google-apps.folder"
-USER = "(displayName,emailAddress)"
-PERMISSION = (
+USER_FIELDS = "(displayName,emailAddress)"
+PERMISSION_FIELDS = (
     "id,type,role,emailAddress,domain,expirationTime,deleted,allowFileDiscovery,view,"
     "permissionDetails(permissionType,inherited,inheritedFrom)"
 )
-ACCESS = f"driveId,parents,permissionIds,hasAugmentedPermissions,inheritedPermissionsDisabled,permissions({PERMISSION})"
-FILE = (
-    f"id,name,mimeType,trashed,version,modifiedTime,md5Checksum,headRevisionId,size,webViewLink,owners{USER},"
-    f"lastModifyingUser{USER},capabilities(canDownload),clientEncryptionDetails(encryptionState),{ACCESS}"
+ACCESS_FIELDS = (
+    "driveId,parents,permissionIds,hasAugmentedPermissions,inheritedPermissionsDisabled,"
+    f"permissions({PERMISSION_FIELDS})"
 )
-PLACE = "id,mimeType,trashed,driveId,parents"
+FILE_FIELDS = (
+    f"id,name,mimeType,trashed,version,modifiedTime,md5Checksum,headRevisionId,size,webViewLink,owners{USER_FIELDS},"
+    f"lastModifyingUser{USER_FIELDS},capabilities(canDownload),clientEncryptionDetails(encryptionState),{ACCESS_FIELDS}"
+)
+LOCATION_FIELDS = "id,mimeType,trashed,driveId,parents"
 ALL_DRIVES = {"supportsAllDrives": "true"}
 
-QUOTAS = frozenset({"dailyLimitExceeded", "quotaExceeded", "sharingRateLimitExceeded"})
-"""Reasons of a 403 that are waits too, besides those that the client knows (guides/handle-errors)."""
+QUOTA_REASONS = frozenset({"dailyLimitExceeded", "quotaExceeded", "sharingRateLimitExceeded"})
+"""Reasons of a 403 that are deferred too, in addition to those of ``connectors.web`` (guides/handle-errors)."""
 QUOTA_SECONDS = 300.0
-"""How long to leave it alone then: a day's quota does not come back sooner for being asked."""
+"""Delay after a spent quota: a day's quota does not return sooner."""
 
-PERMISSIONS_A_PAGE = 100
-MEMBERS_A_PAGE = 200
-USERS_A_PAGE = 500
-"""The most that each takes."""
+PERMISSIONS_PER_PAGE = 100
+MEMBERS_PER_PAGE = 200
+USERS_PER_PAGE = 500
+"""The largest page that each list offers."""
 
 
 class Api:
-    """Raises what Web raises; Deferred also for a spent quota; CursorExpired for a page token that is refused."""
+    """The requests to Google. Raises the errors of Web, Deferred also for a spent quota, and CursorExpired for a page
+    token that is refused."""
 
     def __init__(self, options: GoogleDriveOptions, name: str, limits: Limits) -> None:
         account = ServiceAccount(options.service_account_key.get_secret_value())
@@ -205,83 +214,85 @@ class Api:
         self._directory = Web(directory, auth=self.directory_auth, name=name, limits=limits)
 
     async def close(self) -> None:
-        for one in (self._drive, self._directory, self.drive_auth, self.directory_auth):
-            await one.close()
+        for client in (self._drive, self._directory, self.drive_auth, self.directory_auth):
+            await client.close()
 
     # Files
 
     async def files(self, drive: str | None, q: str, fields: str, size: int, token: str | None) -> Json:
-        """One page of a shared drive, or of what the account has itself. Raises Retryable when Google says that it
-        did not search everything: such a listing is none."""
-        where = (
+        """Return a page of the files of a shared drive, or of the account's own. Raises Retryable when Google says that
+        it did not search everything: such a listing is incomplete."""
+        scope = (
             {"corpora": "drive", "driveId": drive, "includeItemsFromAllDrives": "true", **ALL_DRIVES}
             if drive
             else {"corpora": "user", "includeItemsFromAllDrives": "false", **ALL_DRIVES}
         )
         params = {
-            **where,
+            **scope,
             "q": q,
             "pageToken": token,
             "spaces": "drive",
             "fields": f"nextPageToken,incompleteSearch,files({fields})",
         }
-        page = await self._smaller("files", params, size)
+        page = await self._page_of_size("files", params, size)
         if page.get("incompleteSearch"):
             raise Retryable("Google Drive could not search everything (incompleteSearch): the listing is not complete")
         return page
 
     async def documents(self, drive: str | None, q: str, size: int, token: str | None) -> Json:
-        return await self.files(drive, q, FILE, size, token)
+        return await self.files(drive, q, FILE_FIELDS, size, token)
 
     async def has_children(self, folder: Mapping[str, Any]) -> bool:
         page = await self.files(folder.get("driveId"), f"'{folder['id']}' in parents", "id", 1, None)
         return bool(page.get("files"))
 
-    async def file(self, id_: str, fields: str = FILE) -> Json:
+    async def file(self, id_: str, fields: str = FILE_FIELDS) -> Json:
         return await self._get(f"files/{_segment(id_)}", {"fields": fields, **ALL_DRIVES})
 
     async def permissions(self, id_: str) -> list[Json]:
-        """All of a file's, or all members of a shared drive."""
-        found: list[Json] = []
+        """Return all permissions of a file, or all members of a shared drive."""
+        permissions: list[Json] = []
         token: str | None = None
         while True:
             params = {
-                "fields": f"nextPageToken,permissions({PERMISSION})",
-                "pageSize": PERMISSIONS_A_PAGE,
+                "fields": f"nextPageToken,permissions({PERMISSION_FIELDS})",
+                "pageSize": PERMISSIONS_PER_PAGE,
                 "pageToken": token,
                 **ALL_DRIVES,
             }
             page = await self._get(f"files/{_segment(id_)}/permissions", params)
-            found += page.get("permissions", [])
+            permissions += page.get("permissions", [])
             token = page.get("nextPageToken")
             if not token:
-                return found
+                return permissions
 
     async def export(self, id_: str, media_type: str) -> str:
         path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
-        return str(await self._asked(self._drive.text("GET", path, params=params)))
+        return str(await self._with_instance_errors(self._drive.text("GET", path, params=params)))
 
     async def export_to(self, id_: str, media_type: str, to: Path, max_bytes: int) -> None:
         path, params = f"files/{_segment(id_)}/export", {"mimeType": media_type}
-        await self._asked(self._drive.download(path, to, max_bytes=max_bytes, params=params))
+        await self._with_instance_errors(self._drive.download(path, to, max_bytes=max_bytes, params=params))
 
     async def download(self, id_: str, to: Path, max_bytes: int) -> None:
         params = {"alt": "media", **ALL_DRIVES}
-        await self._asked(self._drive.download(f"files/{_segment(id_)}", to, max_bytes=max_bytes, params=params))
+        await self._with_instance_errors(
+            self._drive.download(f"files/{_segment(id_)}", to, max_bytes=max_bytes, params=params)
+        )
 
     # Shared drives
 
     async def drives(self) -> list[str]:
-        found: list[str] = []
+        ids: list[str] = []
         token: str | None = None
         while True:
             page = await self._get(
                 "drives", {"fields": "nextPageToken,drives(id)", "pageSize": 100, "pageToken": token}
             )
-            found += [str(one["id"]) for one in page.get("drives", [])]
+            ids += [str(drive["id"]) for drive in page.get("drives", [])]
             token = page.get("nextPageToken")
             if not token:
-                return found
+                return ids
 
     async def drive(self, id_: str) -> Json:
         return await self._get(f"drives/{_segment(id_)}", {"fields": "id,name"})
@@ -289,11 +300,11 @@ class Api:
     # Changes
 
     async def start_page_token(self, drive: str | None) -> Json:
-        """``{"startPageToken": …}``: from there on everything that happens later is seen."""
+        """Return ``{"startPageToken": …}``, from which all later changes can be read."""
         return await self._get("changes/startPageToken", {"driveId": drive, "fields": "startPageToken", **ALL_DRIVES})
 
     async def changes(self, drive: str | None, token: str, size: int) -> Json:
-        """One page of a shared drive's log, or of the account's own."""
+        """Return a page of the changes of a shared drive, or of the account's own files."""
         params = {
             "driveId": drive,
             "pageToken": token,
@@ -301,9 +312,9 @@ class Api:
             "spaces": "drive",
             "includeItemsFromAllDrives": "true" if drive else "false",
             **ALL_DRIVES,
-            "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE}))",
+            "fields": f"nextPageToken,newStartPageToken,changes(changeType,removed,fileId,driveId,file({FILE_FIELDS}))",
         }
-        return await self._smaller("changes", params, size)
+        return await self._page_of_size("changes", params, size)
 
     async def watch(self, drive: str | None, token: str, channel: Mapping[str, Any]) -> Json:
         params = {
@@ -314,31 +325,35 @@ class Api:
             "includeItemsFromAllDrives": "true" if drive else "false",
             **ALL_DRIVES,
         }
-        found: Json = await self._asked(self._drive.json("POST", "changes/watch", params=params, json=dict(channel)))
-        return found
+        granted: Json = await self._with_instance_errors(
+            self._drive.json("POST", "changes/watch", params=params, json=dict(channel))
+        )
+        return granted
 
     async def stop(self, channel: str, resource: str) -> None:
         body = {"id": channel, "resourceId": resource}
-        await self._asked(self._drive.json("POST", "channels/stop", json=body, ok=(200, 204)))
+        await self._with_instance_errors(self._drive.json("POST", "channels/stop", json=body, ok=(200, 204)))
 
     # Directory
 
     async def members(self, group: str) -> AsyncIterator[Json]:
-        """With the members of the groups in it."""
-        params = {"includeDerivedMembership": "true", "maxResults": MEMBERS_A_PAGE}
-        async for one in self._directory_list(f"groups/{_segment(group)}/members", "members", params):
-            yield one
+        """Yield the members of a group, with those of the groups in it."""
+        params = {"includeDerivedMembership": "true", "maxResults": MEMBERS_PER_PAGE}
+        async for member in self._directory_list(f"groups/{_segment(group)}/members", "members", params):
+            yield member
 
     async def users(self, domain: str) -> AsyncIterator[Json]:
-        async for one in self._directory_list("users", "users", {"domain": domain, "maxResults": USERS_A_PAGE}):
-            yield one
+        async for user in self._directory_list("users", "users", {"domain": domain, "maxResults": USERS_PER_PAGE}):
+            yield user
 
     async def _directory_list(self, path: str, name: str, params: Mapping[str, Any]) -> AsyncIterator[Json]:
         token: str | None = None
         while True:
-            page = await self._asked(self._directory.json("GET", path, params={**params, "pageToken": token}))
-            for one in page.get(name, []):
-                yield one
+            page = await self._with_instance_errors(
+                self._directory.json("GET", path, params={**params, "pageToken": token})
+            )
+            for entry in page.get(name, []):
+                yield entry
             token = page.get("nextPageToken")
             if not token:
                 return
@@ -346,20 +361,21 @@ class Api:
     # Requests
 
     async def _get(self, path: str, params: Mapping[str, Any]) -> Json:
-        found: Json = await self._asked(self._drive.json("GET", path, params=params))
-        return found
+        response: Json = await self._with_instance_errors(self._drive.json("GET", path, params=params))
+        return response
 
-    async def _smaller(self, path: str, params: Mapping[str, Any], size: int) -> Json:
-        """Files that are shared with very many make large pages: then fewer of them at a time."""
+    async def _page_of_size(self, path: str, params: Mapping[str, Any], size: int) -> Json:
+        """Return a page of at most ``size`` entries, or of fewer if the response is too large: files that are shared
+        with very many people make large pages."""
         while True:
             try:
-                return await self._paged(path, {**params, "pageSize": size})
+                return await self._page(path, {**params, "pageSize": size})
             except TooLarge:
                 if size == 1:
                     raise
                 size = max(1, size // 4)
 
-    async def _paged(self, path: str, params: Mapping[str, Any]) -> Json:
+    async def _page(self, path: str, params: Mapping[str, Any]) -> Json:
         try:
             return await self._get(path, params)
         except (Rejected, Missing) as error:
@@ -367,20 +383,20 @@ class Api:
                 raise CursorExpired("Google Drive no longer knows the page token") from error
             raise
 
-    async def _asked(self, request: Any) -> Any:
-        """What concerns the whole instance, and no single file, said in its own kind of error."""
+    async def _with_instance_errors(self, request: Any) -> Any:
+        """Await a request, and raise Deferred or Misconfigured for errors that concern the whole instance."""
         try:
             return await request
         except Denied as error:
-            if error.code in QUOTAS:
+            if error.code in QUOTA_REASONS:
                 raise Deferred(f"Google's quota is spent ({error.code})", retry_after=QUOTA_SECONDS) from error
-            if (advice := hopeless(error)) is not None:
+            if (advice := misconfiguration(error)) is not None:
                 raise Misconfigured(advice) from error
             raise
 
 
-def hopeless(error: Answered) -> str | None:
-    """What a person has to do, when no request at all can succeed until then."""
+def misconfiguration(error: Answered) -> str | None:
+    """Return what an operator has to do before any request can succeed, or None."""
     if error.code == "accessNotConfigured":
         return (
             "the API is not enabled in the service account's project: enable the Google Drive API and the Admin SDK API"
@@ -388,7 +404,7 @@ def hopeless(error: Answered) -> str | None:
     if error.code in ("insufficientPermissions", "ACCESS_TOKEN_SCOPE_INSUFFICIENT"):
         return f"the token lacks a scope: {DRIVE_SCOPE} (and {MEMBER_SCOPE} for groups) must be granted"
     if error.status == 401:
-        return "Google takes no token of this service account (authError): is it disabled, or the user suspended?"
+        return "Google accepts no token of this service account (authError): is it disabled, or the user suspended?"
     return None
 
 

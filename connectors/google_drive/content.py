@@ -1,4 +1,4 @@
-"""A file of Drive as a document, or the reason why it is not one."""
+"""Reads a file of Drive as a document, or finds the reason why it has no text."""
 
 from __future__ import annotations
 
@@ -30,29 +30,30 @@ XLSX = f"{_OFFICE}spreadsheetml.sheet"
 
 
 @dataclass(frozen=True, slots=True)
-class Exported:
-    """As text in the first of these formats that Google makes of it."""
+class TextExport:
+    """Google exports the file as text, in the first of these formats that it offers."""
 
     media_types: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Extracted:
-    """As a file whose text has to be got out. export: what Google makes of its own formats; None: its own bytes."""
+class Download:
+    """The file is downloaded and its text extracted."""
 
     media_type: str
-    """Empty: the name tells."""
+    """Empty: the name's ending says it."""
     ending: str = ""
     export: str | None = None
+    """The format to which Google converts its own formats; None: the file's own bytes."""
 
 
-How = Exported | Extracted
+Conversion = TextExport | Download
 
-_OF_GOOGLE: Mapping[str, How] = {
-    f"{GOOGLE}document": Exported(("text/markdown", "text/html")),
+_GOOGLE_FORMATS: Mapping[str, Conversion] = {
+    f"{GOOGLE}document": TextExport(("text/markdown", "text/html")),
     # CSV holds the first sheet only; the workbook has all of them.
-    f"{GOOGLE}spreadsheet": Extracted(XLSX, ".xlsx", XLSX),
-    f"{GOOGLE}presentation": Exported(("text/plain",)),
+    f"{GOOGLE}spreadsheet": Download(XLSX, ".xlsx", XLSX),
+    f"{GOOGLE}presentation": TextExport(("text/plain",)),
 }
 _BINARY = {
     "application/pdf": ".pdf",
@@ -60,7 +61,7 @@ _BINARY = {
     f"{_OFFICE}presentationml.presentation": ".pptx",
     XLSX: ".xlsx",
     "message/rfc822": ".eml",
-    # Old formats are read by nobody here, and their owners are told so.
+    # Old formats are not supported; extraction says so.
     "application/msword": ".doc",
     "application/vnd.ms-excel": ".xls",
     "application/vnd.ms-powerpoint": ".ppt",
@@ -83,8 +84,8 @@ _TEXTUAL = frozenset(
         "application/xhtml+xml",
     }
 )
-_UNTOLD = frozenset({"application/octet-stream", "", "application/x-zip", "application/zip"})
-"""Uploaded without a type (or as the archive that an office file is): its ending tells."""
+_UNSPECIFIC = frozenset({"application/octet-stream", "", "application/x-zip", "application/zip"})
+"""Types of files that were uploaded without one (or as the archive that an Office file is): the ending counts."""
 _ENDINGS = frozenset(
     {
         "txt",
@@ -133,38 +134,39 @@ _ENDINGS = frozenset(
         "eml",
     }
 )
-_EMBEDDED = re.compile(r"^\[image\d+\]: *<data:image/[^>]*>[ \t]*\n?", re.M)
-_SHOWN = re.compile(r"!\[([^\]\n]*)\]\[image\d+\]")
+_EMBEDDED_IMAGE = re.compile(r"^\[image\d+\]: *<data:image/[^>]*>[ \t]*\n?", re.M)
+_IMAGE_REFERENCE = re.compile(r"!\[([^\]\n]*)\]\[image\d+\]")
 
 
-def how(file: File) -> How | None:
-    """None: it holds no text that can be had, and is passed over (folders, shortcuts, forms, pictures, archives …)."""
+def conversion(file: File) -> Conversion | None:
+    """Return how a file is read; None: it has no text and is skipped (folders, shortcuts, forms, pictures,
+    archives)."""
     media_type = str(file.get("mimeType") or "").lower()
     if media_type.startswith(GOOGLE):
-        return _OF_GOOGLE.get(media_type)
+        return _GOOGLE_FORMATS.get(media_type)
     if media_type in _BINARY:
-        return Extracted(media_type, _BINARY[media_type])
+        return Download(media_type, _BINARY[media_type])
     if media_type.startswith("text/") or media_type in _TEXTUAL:
-        return Extracted(media_type)
+        return Download(media_type)
     name = str(file.get("name") or "").lower()
-    if media_type in _UNTOLD and "." in name and name.rpartition(".")[2] in _ENDINGS:
-        return Extracted("")
+    if media_type in _UNSPECIFIC and "." in name and name.rpartition(".")[2] in _ENDINGS:
+        return Download("")
     return None
 
 
 def without_pictures(markdown: str) -> str:
-    """Google puts every picture into the Markdown as base64; their descriptions stay."""
-    return _SHOWN.sub(r"\1", _EMBEDDED.sub("", markdown))
+    """Remove pictures, which Google embeds in Markdown as base64, except their descriptions."""
+    return _IMAGE_REFERENCE.sub(r"\1", _EMBEDDED_IMAGE.sub("", markdown))
 
 
 def author(file: File) -> str | None:
-    """Its owner; in a shared drive, where the company owns all, whoever changed it last."""
+    """Return the owner; in a shared drive, where the company owns all files, the user who changed the file last."""
     people = [*(file.get("owners") or ()), file.get("lastModifyingUser") or {}]
     names = (person.get("displayName") or person.get("emailAddress") for person in people)
     return next((str(name) for name in names if name), None)
 
 
-def modified(file: File) -> datetime | None:
+def modified_at(file: File) -> datetime | None:
     try:
         return datetime.fromisoformat(str(file.get("modifiedTime", "")))
     except ValueError:
@@ -183,23 +185,22 @@ def size(file: File) -> int | None:
 
 def metadata(file: File) -> Metadata:
     parents = file.get("parents") or ()
-    found: Metadata = {"mime_type": str(file.get("mimeType") or "")}
+    values: Metadata = {"mime_type": str(file.get("mimeType") or "")}
     if file.get("driveId"):
-        found["drive_id"] = str(file["driveId"])
+        values["drive_id"] = str(file["driveId"])
     if parents:
-        found["folder_id"] = str(parents[0])
-    return found
+        values["folder_id"] = str(parents[0])
+    return values
 
 
 def revision_of(file: File) -> str:
-    """Another one whenever anything that is published of the file, but access, is another.
+    """Return a value that changes with everything that is published of a file, except its access.
 
-    Not Google's ``version``: that moves with every view and every change of sharing, and would have everything read
-    again. Of files the bytes tell (their time can be set back by whoever uploads them), of Google's own formats, which
-    have no checksum, the time of the last edit.
-    """
+    Google's ``version`` is not used: it changes with every view and every change of sharing, so that everything would
+    be read again. Files have a checksum (their time can be set back by the user who uploads them); Google's own formats
+    have none, and the time of the last edit counts."""
     bytes_ = file.get("md5Checksum") or file.get("headRevisionId")
-    told = [
+    published = [
         bytes_,
         file.get("modifiedTime"),
         file.get("name"),
@@ -209,7 +210,7 @@ def revision_of(file: File) -> str:
         may_download(file),
         bool(file.get("clientEncryptionDetails")),
     ]
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(published, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def may_download(file: File) -> bool:
@@ -217,10 +218,10 @@ def may_download(file: File) -> bool:
 
 
 EXPORT_BYTES = 10 * 1024 * 1024
-"""Google exports no more (reference/rest/v3/files/export)."""
+"""Largest export that Google offers (reference/rest/v3/files/export)."""
 
-LEFT_SECONDS = 24 * 3600.0
-"""A download of yesterday belongs to nobody: reading takes minutes."""
+ABANDONED_SECONDS = 24 * 3600.0
+"""A download that is older was left by a process that was killed: reading takes minutes."""
 
 _REFUSALS = {
     "exportSizeLimitExceeded": ("too_large", "Google exports at most 10 MB: split it"),
@@ -230,24 +231,28 @@ _REFUSALS = {
     "fileNotDownloadable": ("unsupported", "Google offers no download of it"),
     "fileNotExportable": ("unsupported", "Google offers no export of it"),
 }
-"""Reason of a 403 → code, and what to do (guides/handle-errors)."""
+"""By the reason of a 403 (guides/handle-errors): the code, and what to do."""
 
 
 class NoText(Exception):
+    """A file has no text that can be published. ``code`` is a bounded label; the message says what to do."""
+
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
 class Contents:
+    """Reads files as documents."""
+
     def __init__(self, api: Api, folder: Path, max_bytes: int) -> None:
-        """folder: for downloads while they are read; nothing stays there."""
+        """folder: holds downloads while they are read."""
         self._api = api
         self._folder = folder
         self._max_bytes = max_bytes
 
     async def read(self, file: Json, access: Access) -> Document | Unreadable:
-        """Raises Missing when it is gone meanwhile."""
+        """Read a file as a document, or as unreadable. Raises Missing if it has been deleted."""
         revision = revision_of(file)
         try:
             content, media_type = await self._text(file)
@@ -269,33 +274,33 @@ class Contents:
             revision=revision,
             source_url=file.get("webViewLink"),
             author=author(file),
-            source_modified_at=modified(file),
+            source_modified_at=modified_at(file),
             metadata=metadata(file),
         )
 
-    def _tidy(self) -> None:
-        """Removes what a process that was killed has left."""
+    def _remove_abandoned(self) -> None:
+        """Remove downloads of a process that was killed."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        for left in self._folder.iterdir():
+        for abandoned in self._folder.iterdir():
             with suppress(FileNotFoundError):
-                if left.stat().st_mtime < time.time() - LEFT_SECONDS:
-                    left.unlink()
+                if abandoned.stat().st_mtime < time.time() - ABANDONED_SECONDS:
+                    abandoned.unlink()
 
     async def _text(self, file: Json) -> tuple[str, str]:
-        way = how(file)
-        if way is None:
+        method = conversion(file)
+        if method is None:
             raise NoText("unsupported", "holds no text")
         if file.get("clientEncryptionDetails"):
-            raise NoText("encrypted", "is encrypted by the company's own key, which Google and we do not have")
+            raise NoText("encrypted", "is encrypted with the company's own key, which Google does not have")
         if not may_download(file):
             raise NoText("no_download", "its owner has switched off downloading for viewers: make the account a writer")
         if (size(file) or 0) > self._max_bytes and not str(file["mimeType"]).startswith(GOOGLE):
             raise NoText("too_large", f"is larger than {self._max_bytes:,} bytes: split it")
         try:
-            if isinstance(way, Exported):
-                text, media_type = await self._exported(str(file["id"]), way)
+            if isinstance(method, TextExport):
+                text, media_type = await self._export(str(file["id"]), method)
             else:
-                text, media_type = await self._extracted(file, way)
+                text, media_type = await self._download(file, method)
         except Denied as error:
             if error.code not in _REFUSALS:
                 code = error.code or "no code"
@@ -312,8 +317,8 @@ class Contents:
             raise NoText("too_large", "has more than 4 MiB of text: split it")
         return text, media_type
 
-    async def _exported(self, id_: str, way: Exported) -> tuple[str, str]:
-        for media_type in way.media_types:
+    async def _export(self, id_: str, method: TextExport) -> tuple[str, str]:
+        for media_type in method.media_types:
             try:
                 text = await self._api.export(id_, media_type)
             except Rejected as error:
@@ -324,20 +329,20 @@ class Contents:
             return (without_pictures(text) if media_type == "text/markdown" else text), media_type
         raise NoText("unsupported", "Google exports it in none of the formats that are read")
 
-    async def _extracted(self, file: Json, way: Extracted) -> tuple[str, str]:
-        self._tidy()
-        to = self._folder / f"{secrets.token_hex(8)}{way.ending}"
+    async def _download(self, file: Json, method: Download) -> tuple[str, str]:
+        self._remove_abandoned()
+        to = self._folder / f"{secrets.token_hex(8)}{method.ending}"
         try:
-            if way.export:
-                await self._api.export_to(str(file["id"]), way.export, to, max(EXPORT_BYTES, self._max_bytes))
+            if method.export:
+                await self._api.export_to(str(file["id"]), method.export, to, max(EXPORT_BYTES, self._max_bytes))
             else:
                 await self._api.download(str(file["id"]), to, self._max_bytes)
             name = str(file.get("name") or "")
-            if way.ending and not name.lower().endswith(way.ending):
-                name += way.ending
-            found = await extract_file(to, name, way.media_type or None)
+            if method.ending and not name.lower().endswith(method.ending):
+                name += method.ending
+            extracted = await extract_file(to, name, method.media_type or None)
         except extraction.Unreadable as error:
             raise NoText(error.code, str(error)) from error
         finally:
             to.unlink(missing_ok=True)
-        return found.text, found.media_type
+        return extracted.text, extracted.media_type

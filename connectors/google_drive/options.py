@@ -1,4 +1,4 @@
-"""Settings of one Google Drive instance."""
+"""The options of an instance of Google Drive."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, StringConstraints, field_validator, model_validator
 
 Id = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{5,200}$")]
-"""Of a file, folder or shared drive: what stands in its address after ``/folders/`` or ``/d/``."""
+"""Id of a file, folder or shared drive: the part of its address after ``/folders/`` or ``/d/``."""
 Address = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[^@\s]+@[^@\s]+\.[^@\s]+$")]
 Domain = Annotated[str, StringConstraints(to_lower=True, pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)+$")]
 
 
 class GoogleDriveOptions(BaseModel):
-    """What to read is said by ``drives``, ``all_drives``, ``folders`` and ``my_drive``, together; at least one."""
+    """``drives``, ``all_drives``, ``folders`` and ``my_drive`` together say what is read; at least one is required."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
@@ -25,28 +25,27 @@ class GoogleDriveOptions(BaseModel):
     drives: tuple[Id, ...] = ()
     """Shared drives, whole."""
     all_drives: bool = False
-    """Every shared drive that the account is a member of, also those that it becomes one of later."""
+    """Every shared drive that the account is a member of, now or later."""
     folders: tuple[Id, ...] = ()
     """Folders with everything below them, in shared drives or in My Drive."""
     my_drive: bool = False
-    """What the account owns, and what others have shared with it, outside of shared drives."""
+    """The files outside of shared drives that the account owns or that are shared with it."""
 
     directory: bool = True
-    """Whether to ask the Admin SDK who is in a group. Without it what is shared with a group is found by nobody
-    through that group."""
+    """Whether to read the members of groups from the Admin SDK. Without it, sharing with a group grants nothing."""
     directory_subject: Address | None = None
-    """Who may read the directory (a role with the privilege Groups > Read); None: as ``subject``."""
+    """The user on whose behalf the directory is read (a role with the privilege Groups > Read); None: ``subject``."""
     domains: tuple[Domain, ...] = ()
-    """Domains of the company whose users the directory lists: what is shared with such a domain, for everybody there to
-    find, is found by them. Needs one more scope (admin.directory.user.readonly)."""
+    """Domains of the company whose users the directory lists: they find files that are shared with such a domain for
+    everybody there to find. Needs one more scope (admin.directory.user.readonly)."""
     domain_links: bool = False
     """Whether "everybody in the domain who has the link" counts as everybody in the domain."""
     anyone_tag: str | None = None
-    """The tag that what is open to anyone gets, with or without a link: ``domain:example.com`` or
-    ``group:all@example.com``. None: being open to anyone lets nobody find it."""
+    """The tag of files that are open to anyone, with or without a link: ``domain:example.com`` or
+    ``group:all@example.com``. None: being open to anyone grants nothing."""
 
     page_size: int = Field(default=50, ge=1, le=1000)
-    """Files, or changes, read at a time; their texts (at most 4 MiB each) are in memory together."""
+    """Files, or changes, on a page; their texts (at most 4 MiB each) are in memory at the same time."""
     sweep_page_size: int = Field(default=1000, ge=1, le=1000)
     max_bytes: int = Field(default=50 * 1024 * 1024, ge=1)
     """Largest file that is downloaded."""
@@ -55,21 +54,21 @@ class GoogleDriveOptions(BaseModel):
 
     @field_validator("anyone_tag")
     @classmethod
-    def _of_this_source(cls, tag: str | None) -> str | None:
+    def _is_group_or_domain(cls, tag: str | None) -> str | None:
         if tag is not None and (not tag.startswith(("domain:", "group:")) or tag != tag.lower()):
             raise ValueError("is neither domain:… nor group:…, in lower case")
         return tag
 
     @field_validator("api_url", "directory_url")
     @classmethod
-    def _encrypted(cls, url: str) -> str:
-        where = urlsplit(url)
-        if where.scheme != "https" and where.hostname not in ("127.0.0.1", "::1", "localhost"):
-            raise ValueError("is no https address: access tokens would go there in the clear")
+    def _is_https(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and parts.hostname not in ("127.0.0.1", "::1", "localhost"):
+            raise ValueError("is not an https address: access tokens would be sent unencrypted")
         return url
 
     @model_validator(mode="after")
-    def _something(self) -> GoogleDriveOptions:
+    def _reads_something(self) -> GoogleDriveOptions:
         if not (self.drives or self.all_drives or self.folders or self.my_drive):
             raise ValueError("nothing to read: name drives or folders, or set all_drives or my_drive")
         return self

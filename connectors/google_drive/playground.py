@@ -1,4 +1,5 @@
-"""A pretended company for the contract suite: one shared drive, in which each document has a folder of its own."""
+"""The playground of Google Drive for the contract suite: a fake with one shared drive, in which each document has a
+folder of its own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class GoogleDrivePlayground:
         corpus.group(STAFF, self.inside, "sam@example.com")
         fake.tokens.delegated[ACCOUNT] = {MEMBER_SCOPE}
         fake.directory.admins.add(ADMIN)
-        # Organizer, so that folders with limited access stay in its sight.
+        # An organizer, so that the account also sees folders with limited access.
         members = Grant(type="user", who=ACCOUNT, role="organizer"), Grant(type="group", who=STAFF, role="writer")
         self.drive = corpus.drive("Company", *members)
         self.archive = corpus.add("Archive", parent=self.drive, mime_type=FOLDER).id
@@ -66,7 +67,7 @@ class GoogleDrivePlayground:
         self.fake.corpus.trash(self.files[name], trashed=False)
 
     async def restrict(self, name: str) -> None:
-        """On the folder above: the log of changes tells of that folder only."""
+        """Restrict the folder above: the log of changes names that folder only."""
         folder = self.fake.corpus.items[self.files[name]].parent
         assert folder is not None
         self.fake.corpus.limit(folder)
@@ -75,7 +76,7 @@ class GoogleDrivePlayground:
         self.fake.corpus.groups[STAFF].discard(self.inside)
 
     def sent(self) -> Sequence[Request]:
-        return [Request(dict(one.headers), {}, b"") for one in self.fake.channels.take()]
+        return [Request(dict(event.headers), {}, b"") for event in self.fake.channels.take()]
 
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False

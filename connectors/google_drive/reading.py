@@ -1,6 +1,6 @@
-"""Files of Drive as entries and listings, each with its access, within the configured drives and folders.
+"""Reads files of Drive as entries and listings, with their access, within the configured drives and folders.
 
-Besides cursors, the runner's Memory stores the principals met and grants that end.
+In addition to cursors, the runner's Memory stores the principals that files name and the grants that expire.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from connectors.google_drive import content
-from connectors.google_drive.access import Access, Readers, Sharing, Vanished
-from connectors.google_drive.client import FOLDER, PLACE, Api, Json
+from connectors.google_drive.access import Access, AccessReader, Sharing, Vanished
+from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
 from connectors.source import Entry, Gone, Listed, Memory, Unreadable
@@ -21,49 +21,51 @@ from connectors.web import Missing
 from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.runtime.tasks import gather_or_cancel
 
-OWN = "user"
-"""Key of the account's own files, among the ids of shared drives."""
-DEEPEST = 200
-"""Folders within folders: Drive takes 100 in a shared drive (support.google.com/a/answer/7338880)."""
+OWN_FILES = "user"
+"""Key of the account's own files, next to the ids of shared drives."""
+MAX_DEPTH = 200
+"""Folders within folders: Drive allows 100 in a shared drive (support.google.com/a/answer/7338880)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A list of files and a log of changes of its own at Google."""
+    """A set of files for which Google has one listing and one log of changes: a shared drive, or the account's
+    files."""
 
     key: str
     folders: frozenset[str] | None
-    """Only what is below these; None: all."""
+    """Only files below these folders are read; None: all."""
 
     @property
     def drive(self) -> str | None:
-        return None if self.key == OWN else self.key
+        return None if self.key == OWN_FILES else self.key
 
 
 async def corpora(options: GoogleDriveOptions, api: Api) -> Sequence[Corpus]:
-    """What the settings come to now, in an order that stays. Raises Misconfigured for a folder that is not there."""
+    """Return the corpora that the options select at the moment, in a stable order. Raises Misconfigured for a folder
+    that is missing."""
     whole = set(options.drives)
     if options.all_drives:
         whole |= set(await api.drives())
     if options.my_drive:
-        whole.add(OWN)
+        whole.add(OWN_FILES)
     parts: dict[str, set[str]] = {}
     for folder in options.folders:
-        key = await _home_of(folder, api)
+        key = await _corpus_key(folder, api)
         if key not in whole:
             parts.setdefault(key, set()).add(folder)
-    found = [Corpus(key, None) for key in whole] + [Corpus(key, frozenset(ids)) for key, ids in parts.items()]
-    return sorted(found, key=lambda corpus: corpus.key)
+    selected = [Corpus(key, None) for key in whole] + [Corpus(key, frozenset(ids)) for key, ids in parts.items()]
+    return sorted(selected, key=lambda corpus: corpus.key)
 
 
-async def _home_of(folder: str, api: Api) -> str:
+async def _corpus_key(folder: str, api: Api) -> str:
     try:
-        place = await api.file(folder, PLACE)
+        place = await api.file(folder, LOCATION_FIELDS)
     except Missing as error:
         raise Misconfigured(missing_folder(folder, api)) from error
     if place.get("mimeType") != FOLDER:
-        raise Misconfigured(f"folders: {folder} is no folder")
-    return str(place.get("driveId") or OWN)
+        raise Misconfigured(f"folders: {folder} is not a folder: name one, or remove it")
+    return str(place.get("driveId") or OWN_FILES)
 
 
 def missing_folder(folder: str, api: Api) -> str:
@@ -75,17 +77,17 @@ def missing_drive(drive: str, api: Api) -> str:
 
 
 class Tree:
-    """Who is below whom, as far as was asked; good for one page or one listing."""
+    """The parents of folders, as far as they have been read. Used for one page or one listing."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
         self._parents: dict[str, str | None] = {}
 
     async def load(self, corpus: Corpus) -> Json:
-        """All folders of a corpus, many at a time. Returns the last page."""
+        """Read all folders of a corpus, page by page. Returns the last page."""
         token: str | None = None
         while True:
-            page = await self._api.files(corpus.drive, f"mimeType = '{FOLDER}'", PLACE, 1000, token)
+            page = await self._api.files(corpus.drive, f"mimeType = '{FOLDER}'", LOCATION_FIELDS, 1000, token)
             for folder in page.get("files", []):
                 self._note(folder)
             token = page.get("nextPageToken")
@@ -102,13 +104,13 @@ class Tree:
             return True
         parents = item.get("parents") or ()
         above = str(parents[0]) if parents else None
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             if above is None or above in corpus.folders:
                 return above is not None
             if above not in self._parents:
                 try:
-                    self._note(await self._api.file(above, PLACE))
-                except Missing:  # a folder that is not shared with us: what is above it cannot be ours
+                    self._note(await self._api.file(above, LOCATION_FIELDS))
+                except Missing:  # a folder that the account may not see: no configured folder can be above it
                     self._parents[above] = None
             above = self._parents[above]
         return False
@@ -116,45 +118,46 @@ class Tree:
 
 TAGS = "tags"
 ENDING = "ending"
-MOST_ENDING = 5_000
-"""The soonest ends that are remembered; of a later one the sweep tells."""
+MAX_EXPIRING = 5_000
+"""Documents with expiring grants that are remembered, the soonest ones; a sweep finds later ones."""
 
 
-class Kept:
-    """Groups cannot be listed from Drive, only met on files. So the tags met are kept: those that the last two whole
-    listings showed (a tag too many harms nobody; one too few, after a listing that was cut, would), and what else is
-    met later."""
+class AccessMemory:
+    """Remembers the tags that files name and the grants that expire. Drive does not list groups, so tags are known only
+    from files: those of the last two complete listings, and those that were read later. (A tag too many does no harm; a
+    missing one, after a listing that was cut short, would.)"""
 
     def __init__(self, memory: Memory, on_new_tags: Callable[[Collection[str]], None]) -> None:
-        """on_new_tags: somebody should ask who holds them."""
+        """on_new_tags: called with tags whose members are not known yet."""
         self._memory = memory
         self._on_new_tags = on_new_tags
         self._lock = asyncio.Lock()
         self._tags: set[str] | None = None
-        self._shown: set[str] | None = None
-        """By the last whole listing; None: there was none yet."""
+        self._listed: set[str] | None = None
+        """The tags of the last complete listing; None: there was none yet."""
         self._listings: list[set[str]] = []
         self._ending: dict[str, str] | None = None
+        """By external id: when the first grant expires, in ISO 8601."""
 
     async def _load(self) -> tuple[set[str], dict[str, str]]:
         if self._tags is None or self._ending is None:
-            kept = await self._memory.get(TAGS) or {}
-            self._tags = set(kept.get("tags", ()))
-            self._shown = None if kept.get("shown") is None else set(kept["shown"])
+            stored = await self._memory.get(TAGS) or {}
+            self._tags = set(stored.get("tags", ()))
+            self._listed = None if stored.get("shown") is None else set(stored["shown"])
             self._ending = dict(await self._memory.get(ENDING) or {})
         return self._tags, self._ending
 
     async def tags(self) -> tuple[frozenset[str], bool]:
-        """And whether they are all there are."""
+        """Return the known tags, and whether a complete listing has shown them all."""
         async with self._lock:
             tags, _ = await self._load()
-            return frozenset(tags), self._shown is not None
+            return frozenset(tags), self._listed is not None
 
-    async def met(self, found: Mapping[str, tuple[Collection[str], datetime | None]]) -> None:
-        """What was just read: external id → its tags, and when the first of its grants ends."""
+    async def record(self, accesses: Mapping[str, tuple[Collection[str], datetime | None]]) -> None:
+        """Record the access of files that were just read: by external id, the tags and when the first grant expires."""
         async with self._lock:
             tags, ending = await self._load()
-            groups = {tag for seen, _ in found.values() for tag in seen if not tag.startswith("user:")}
+            groups = {tag for named, _ in accesses.values() for tag in named if not tag.startswith("user:")}
             for listing in self._listings:
                 listing |= groups
             new = groups - tags
@@ -162,12 +165,12 @@ class Kept:
                 tags |= new
                 await self._save_tags()
             before = dict(ending)
-            for id_, (_, until) in found.items():
+            for id_, (_, expires_at) in accesses.items():
                 ending.pop(id_, None)
-                if until is not None:
-                    ending[id_] = until.isoformat()
+                if expires_at is not None:
+                    ending[id_] = expires_at.isoformat()
             if ending != before:
-                soonest = sorted(ending.items(), key=lambda one: datetime.fromisoformat(one[1]))[:MOST_ENDING]
+                soonest = sorted(ending.items(), key=lambda entry: datetime.fromisoformat(entry[1]))[:MAX_EXPIRING]
                 self._ending = dict(soonest)
                 await self._memory.put(ENDING, self._ending)
         if new:
@@ -175,75 +178,72 @@ class Kept:
 
     @asynccontextmanager
     async def listing(self) -> AsyncIterator[None]:
-        """Around a whole listing. Once it has come to its end, tags that neither it nor the one before it met exist no
-        more."""
-        shown: set[str] = set()
-        self._listings.append(shown)
+        """Wrap a complete listing. When it ends, tags are forgotten that neither it nor the listing before it has
+        recorded."""
+        listed: set[str] = set()
+        self._listings.append(listed)
         try:
             yield
             async with self._lock:
                 tags, _ = await self._load()
-                wanted = shown | (self._shown or set())
-                if tags != wanted or self._shown != shown:
-                    self._tags, self._shown = wanted, set(shown)
+                current = listed | (self._listed or set())
+                if tags != current or self._listed != listed:
+                    self._tags, self._listed = current, set(listed)
                     await self._save_tags()
         finally:
-            self._listings = [one for one in self._listings if one is not shown]
+            self._listings = [listing for listing in self._listings if listing is not listed]
 
     async def _save_tags(self) -> None:
-        shown = None if self._shown is None else sorted(self._shown)
-        await self._memory.put(TAGS, {"tags": sorted(self._tags or ()), "shown": shown})
+        listed = None if self._listed is None else sorted(self._listed)
+        await self._memory.put(TAGS, {"tags": sorted(self._tags or ()), "shown": listed})
 
-    async def due(self, now: datetime) -> list[str]:
-        """Documents of which a grant has ended, and which were not read since."""
+    async def expired(self, now: datetime) -> list[str]:
+        """Return documents of which a grant has expired since they were read."""
         async with self._lock:
             _, ending = await self._load()
             return [id_ for id_, end in ending.items() if datetime.fromisoformat(end) <= now]
 
-    async def next_end(self) -> datetime | None:
-        async with self._lock:
-            _, ending = await self._load()
-            return min((datetime.fromisoformat(end) for end in ending.values()), default=None)
-
-    async def gone(self, external_ids: Collection[str]) -> None:
-        await self.met(dict.fromkeys(external_ids, ((), None)))
+    async def forget(self, external_ids: Collection[str]) -> None:
+        """Forget the grants of documents that are deleted."""
+        await self.record(dict.fromkeys(external_ids, ((), None)))
 
 
-AT_ONCE = 4
-"""Files read at the same time by the full read, and by everything else: half each of what the client lets through, so
+MAX_CONCURRENT_FILES = 4
+"""Files read at the same time by the full read, and again by everything else. Each is half of the client's limit, so
 that an edit does not wait behind a crawl."""
-HOPELESS = 3
-"""As often Google may fail at one file before it is taken for the file's fault (each time after the client's own
-patience)."""
+MAX_FAILURES = 3
+"""Failures of Google at one file (each after the client's own retries) before the file is taken to be the reason."""
 
 
 class Reading:
+    """Reads files with their access."""
+
     def __init__(
         self,
         api: Api,
         contents: Contents,
-        kept: Kept,
+        memory: AccessMemory,
         sharing: Sharing,
         now: Callable[[], datetime],
-        unknown: Callable[[], None],
+        on_hidden: Callable[[], None],
     ) -> None:
         self._api = api
         self._contents = contents
-        self._kept = kept
+        self._memory = memory
         self._sharing = sharing
         self._now = now
-        self._unknown = unknown
-        self._places = {bulk: asyncio.Semaphore(AT_ONCE) for bulk in (True, False)}
-        self._read = 0
+        self._on_hidden = on_hidden
+        self._slots = {bulk: asyncio.Semaphore(MAX_CONCURRENT_FILES) for bulk in (True, False)}
+        self._files_read = 0
         self._failing: dict[str, tuple[int, int]] = {}
-        """External id → how often in a row it could not be read, and ``_read`` when that began."""
+        """By external id: the failures in a row, and ``_files_read`` at the first."""
 
-    async def wanted(self, files: Sequence[Json], corpus: Corpus, tree: Tree) -> list[Json]:
-        """Those of a corpus's files that are documents of ours."""
+    async def select(self, files: Sequence[Json], corpus: Corpus, tree: Tree) -> list[Json]:
+        """Return those files of a corpus that are documents within its folders."""
         return [file for file in files if _is_document(file) and await tree.holds(corpus, file)]
 
     async def listed(self, files: Sequence[Json]) -> list[Listed]:
-        """What has vanished meanwhile is left out."""
+        """Return files as listing entries, without files that have been deleted."""
         return [
             Listed(external_id=str(file["id"]), acl_tags=access.tags, revision=content.revision_of(file))
             for file, access in await self._accesses(files)
@@ -251,22 +251,22 @@ class Reading:
         ]
 
     async def entries(self, files: Sequence[Json], *, bulk: bool = False) -> list[Entry]:
-        """bulk: nobody waits for these. One file that fails time and again while others are read is set aside, and
-        harms no other."""
-        found = await self._accesses(files)
+        """Return files as entries. bulk: a full read, which no user waits for. A file that fails repeatedly while
+        others are read becomes unreadable, so that it does not block the others."""
+        with_access = await self._accesses(files)
         entries: list[Entry] = []
         failure: Retryable | None = None
-        tried = await gather_or_cancel(*(self._tried(*one, bulk) for one in found))
-        for (file, access), entry in zip(found, tried, strict=True):
+        attempts = await gather_or_cancel(*(self._try(file, access, bulk) for file, access in with_access))
+        for (file, access), entry in zip(with_access, attempts, strict=True):
             if not isinstance(entry, Retryable):
                 entries.append(entry)
-            elif access is not None and self._is_hopeless(str(file["id"])):
+            elif access is not None and self._has_failed_repeatedly(str(file["id"])):
                 entries.append(
                     Unreadable(
                         external_id=str(file["id"]),
                         code="unavailable",
                         acl_tags=access.tags,
-                        message="Google fails whenever it is asked for it: it is tried again with every sweep",
+                        message="Google fails at every request for it: it is retried with every sweep",
                     )
                 )
             else:
@@ -275,71 +275,74 @@ class Reading:
             raise failure
         return entries
 
-    async def _tried(self, file: Json, access: Access | None, bulk: bool) -> Entry | Retryable:
+    async def _try(self, file: Json, access: Access | None, bulk: bool) -> Entry | Retryable:
         id_ = str(file["id"])
         try:
             entry = await self._entry(file, access, bulk)
         except Deferred:
-            raise  # that says nothing about the file
+            raise  # the reason is not the file
         except Retryable as error:
-            times, since = self._failing.get(id_, (0, self._read))
+            times, since = self._failing.get(id_, (0, self._files_read))
             self._failing[id_] = times + 1, since
             return error
-        self._read += 1
+        self._files_read += 1
         self._failing.pop(id_, None)
         return entry
 
-    def _is_hopeless(self, id_: str) -> bool:
+    def _has_failed_repeatedly(self, id_: str) -> bool:
         times, since = self._failing[id_]
-        return times >= HOPELESS and self._read > since
+        return times >= MAX_FAILURES and self._files_read > since
 
-    async def fetched(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
+    async def fetch(self, ids: Sequence[str], corpora: Sequence[Corpus]) -> list[Entry]:
         files = await gather_or_cancel(*(self._file(id_) for id_ in ids))
         missing = [id_ for id_, file in zip(ids, files, strict=True) if file is None]
-        await self._kept.gone(missing)
-        found = await self.judged([file for file in files if file is not None], corpora)
-        return [*(Gone(id_) for id_ in missing), *found]
+        await self._memory.forget(missing)
+        entries = await self.classify([file for file in files if file is not None], corpora)
+        return [*(Gone(id_) for id_ in missing), *entries]
 
-    async def judged(self, files: Sequence[Json], corpora: Sequence[Corpus]) -> list[Entry]:
-        """What is in the trash, of no kind that has text, or outside of what is to be read is gone as well."""
+    async def classify(self, files: Sequence[Json], corpora: Sequence[Corpus]) -> list[Entry]:
+        """Return files as entries. A file in the trash, without text or outside of the corpora is gone."""
         by_key, tree = {corpus.key: corpus for corpus in corpora}, Tree(self._api)
         ours: list[Json] = []
         others: list[str] = []
         for file in files:
-            corpus = by_key.get(str(file.get("driveId") or OWN))
+            corpus = by_key.get(str(file.get("driveId") or OWN_FILES))
             if corpus is not None and _is_document(file) and await tree.holds(corpus, file):
                 ours.append(file)
             else:
                 others.append(str(file["id"]))
-        await self._kept.gone(others)
+        await self._memory.forget(others)
         return [*(Gone(id_) for id_ in others), *await self.entries(ours)]
 
     async def _file(self, id_: str) -> Json | None:
-        """None: there is none, or not for us; Google does not tell the one from the other."""
-        async with self._places[False]:
+        """Return a file, or None if it does not exist or the account may not see it: Google does not distinguish
+        these."""
+        async with self._slots[False]:
             try:
                 return await self._api.file(id_)
             except Missing:
                 return None
 
     async def _accesses(self, files: Sequence[Json]) -> list[tuple[Json, Access | None]]:
-        """None: it has vanished."""
-        readers = Readers(self._api, self._sharing, self._now, self._unknown)
+        """Return files with their access, or None for a file that has been deleted."""
+        reader = AccessReader(self._api, self._sharing, self._now, self._on_hidden)
 
         async def access(file: Json) -> tuple[Json, Access | None]:
             try:
-                return file, await readers.of(file)
+                return file, await reader.access(file)
             except Vanished:
                 return file, None
 
-        found = await gather_or_cancel(*(access(file) for file in files))
-        await self._kept.met({str(file["id"]): (one.tags, one.until) for file, one in found if one is not None})
-        return found
+        accesses = await gather_or_cancel(*(access(file) for file in files))
+        await self._memory.record(
+            {str(file["id"]): (access.tags, access.expires_at) for file, access in accesses if access is not None}
+        )
+        return accesses
 
     async def _entry(self, file: Json, access: Access | None, bulk: bool) -> Entry:
         if access is None:
             return Gone(str(file["id"]))
-        async with self._places[bulk]:
+        async with self._slots[bulk]:
             try:
                 return await self._contents.read(file, access)
             except Missing:
@@ -347,4 +350,4 @@ class Reading:
 
 
 def _is_document(file: Json) -> bool:
-    return not file.get("trashed") and content.how(file) is not None
+    return not file.get("trashed") and content.conversion(file) is not None

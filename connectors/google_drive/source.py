@@ -1,6 +1,5 @@
-"""Google Drive as a source: shared drives, folders and My Drive, through a service account; and a check of what is
-missing.
-"""
+"""Google Drive as a source: shared drives, folders and My Drive, read through a service account, and a check of what
+the account lacks."""
 
 from __future__ import annotations
 
@@ -11,12 +10,12 @@ from typing import Any, ClassVar
 
 import structlog
 
-from connectors.google_drive.access import Holders, Sharing, drive_tag
+from connectors.google_drive.access import Memberships, Sharing, drive_tag
 from connectors.google_drive.changes import Channels, Listener
-from connectors.google_drive.client import FOLDER, PLACE, Api, Json
+from connectors.google_drive.client import FOLDER, LOCATION_FIELDS, Api, Json
 from connectors.google_drive.content import Contents
 from connectors.google_drive.options import GoogleDriveOptions
-from connectors.google_drive.reading import Corpus, Kept, Reading, Tree, corpora, missing_drive, missing_folder
+from connectors.google_drive.reading import AccessMemory, Corpus, Reading, Tree, corpora, missing_drive, missing_folder
 from connectors.protocol import Problem
 from connectors.source import (
     Context,
@@ -35,13 +34,13 @@ from pipeline.core.errors import Misconfigured, Retryable
 
 
 async def problems(options: GoogleDriveOptions, api: Api, name: str) -> AsyncIterator[Problem]:
-    """Raises Retryable when Google cannot be asked now."""
+    """Check the account, drives, folders and directory. Raises Retryable during an outage of Google."""
     try:
         await api.drive_auth.token()
         await api.start_page_token(None)
     except (Misconfigured, Answered) as error:
         yield Problem(name, "credential", str(error))
-        return  # nothing else can be asked
+        return  # nothing else can be checked
     for drive in options.drives:
         if problem := await _drive(drive, api):
             yield problem
@@ -65,7 +64,7 @@ async def _drive(drive: str, api: Api) -> Problem | None:
         return Problem(
             drive,
             "permissions",
-            f"drives: the members of {drive} may not be listed ({error.code}), so nobody could read anything of it:"
+            f"drives: the members of {drive} may not be listed ({error.code}), so nobody could read anything in it:"
             f" give {api.email} (or the subject) a higher role there",
         )
     return None
@@ -73,23 +72,23 @@ async def _drive(drive: str, api: Api) -> Problem | None:
 
 async def _folder(folder: str, api: Api) -> Problem | None:
     try:
-        place = await api.file(folder, f"{PLACE},capabilities(canShare)")
+        place = await api.file(folder, f"{LOCATION_FIELDS},capabilities(canShare)")
     except Missing:
         return Problem(folder, "folder", missing_folder(folder, api))
     if place.get("mimeType") != FOLDER:
-        return Problem(folder, "folder", f"folders: {folder} is no folder")
+        return Problem(folder, "folder", f"folders: {folder} is not a folder: name one, or remove it")
     if not place.get("driveId") and not (place.get("capabilities") or {}).get("canShare"):
         return Problem(
             folder,
             "permissions",
-            f"folders: {folder} is in somebody's My Drive, where only those who may share see who may read: make"
-            f" {api.email} (or the subject) an Editor of it, or nobody will find anything of it",
+            f"folders: {folder} is in a My Drive, where only accounts that may share a file see who may read it: make"
+            f" {api.email} (or the subject) an Editor of it, or nobody will find anything in it",
         )
     return None
 
 
 async def _directory(options: GoogleDriveOptions, api: Api, name: str) -> AsyncIterator[Problem]:
-    who = options.directory_subject or options.subject or api.email
+    account = options.directory_subject or options.subject or api.email
     try:
         await api.directory_auth.token()
     except Misconfigured as error:
@@ -99,25 +98,26 @@ async def _directory(options: GoogleDriveOptions, api: Api, name: str) -> AsyncI
         try:
             await _first(api.users(domain))
         except (Answered, Misconfigured) as error:
-            yield Problem(domain, "directory", f"domains: {who} may not list the users of {domain}: {error}")
+            yield Problem(domain, "directory", f"domains: {account} may not list the users of {domain}: {error}")
     try:
-        # No group is known here; whoever may ask is told that this one does not exist.
-        await _first(api.members(f"penstock-check@{who.partition('@')[2]}"))
+        # No group is known here: an account that may list members gets the response that this one does not exist.
+        await _first(api.members(f"penstock-check@{account.partition('@')[2]}"))
     except Missing:
         return
     except (Answered, Misconfigured) as error:
-        yield Problem(name, "directory", f"{who} may not see who is in a group (Groups > Read): {error}")
+        yield Problem(name, "directory", f"{account} may not list the members of a group (Groups > Read): {error}")
 
 
-async def _first(found: AsyncIterator[Any]) -> None:
-    step: Awaitable[Any] = anext(found, None)
+async def _first(entries: AsyncIterator[Any]) -> None:
+    """Request the first page of a listing."""
+    step: Awaitable[Any] = anext(entries, None)
     await step
 
 
 log = structlog.get_logger()
 
-AGAIN_SECONDS = 1.0
-"""Until a listing that lost its page token begins again."""
+RELIST_SECONDS = 1.0
+"""Delay before a listing whose page token has expired begins again."""
 DOCUMENTS = f"trashed = false and mimeType != '{FOLDER}'"
 
 
@@ -138,19 +138,19 @@ class GoogleDrive:
         now: Callable[[], datetime] = utc_now,
         limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
-        """Raises Misconfigured. now: by which grants and channels end."""
+        """Raises Misconfigured. now: the clock by which grants and channels expire."""
         self._options = options
         self._context = context
         self._now = now
         self._api = Api(options, context.name, limits)
-        self._told: dict[str, str] = {}
+        self._reported: dict[str, str] = {}
         self._listener = Listener()
-        self._kept = Kept(context.memory, self._listener.groups)
+        self._memory = AccessMemory(context.memory, self._listener.groups)
         self._channels = Channels(self._api, context.memory, self._now)
-        self._holders = Holders(self._api, options, self._now, self._tell)
+        self._memberships = Memberships(self._api, options, self._now, self._report)
         contents = Contents(self._api, context.folder / "downloads", options.max_bytes)
         sharing = Sharing(options.anyone_tag, options.domain_links)
-        self._reading = Reading(self._api, contents, self._kept, sharing, self._now, self._unknown)
+        self._reading = Reading(self._api, contents, self._memory, sharing, self._now, self._report_hidden)
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
@@ -161,47 +161,49 @@ class GoogleDrive:
     async def close(self) -> None:
         await self._api.close()
 
-    def _tell(self, code: str, message: str) -> None:
-        """Once, in the log; ``check`` shows it as well."""
-        if self._told.get(code) != message:
-            self._told[code] = message
+    def _report(self, code: str, message: str) -> None:
+        """Log a problem once; ``check`` shows it as well."""
+        if self._reported.get(code) != message:
+            self._reported[code] = message
             log.warning("google_drive", source=self._context.name, code=code, problem=message)
 
-    def _unknown(self) -> None:
-        self._tell(
+    def _report_hidden(self) -> None:
+        self._report(
             "permissions_hidden",
-            "files whose sharing the account may not see are published for nobody: outside of shared drives it must be"
-            " an Editor of them",
+            "files whose sharing the account may not see are readable by nobody: outside of shared drives it must be an"
+            " Editor of them",
         )
 
     async def check(self) -> Sequence[Problem]:
         missing = [problem async for problem in problems(self._options, self._api, self._context.name)]
-        return [*missing, *(Problem(self._context.name, code, text) for code, text in self._told.items())]
+        return [*missing, *(Problem(self._context.name, code, text) for code, text in self._reported.items())]
 
     async def _corpora(self) -> Sequence[Corpus]:
         return await corpora(self._options, self._api)
 
-    async def _asked(self, corpus: Corpus, request: Awaitable[Json]) -> Json:
-        """Of a shared drive that is not there (any more) nothing may be concluded."""
+    async def _require_drive(self, corpus: Corpus, request: Awaitable[Json]) -> Json:
+        """Await a request for a corpus. Raises Misconfigured if the shared drive is missing: that does not mean that
+        its documents are deleted."""
         try:
             return await request
         except Missing as error:
             raise Misconfigured(missing_drive(corpus.key, self._api)) from error
 
-    # Everything
+    # Full read and listing
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        """In Google's order, one corpus after the other. Whatever moves meanwhile is in the log of changes."""
-        found = list(await self._corpora())
+        """Yield all documents in Google's order, one corpus after the other. Files that move meanwhile are in the log
+        of changes."""
+        remaining = list(await self._corpora())
         token: str | None = None
         if cursor is not None:
             at, token = cursor["corpus"], cursor["page"]
-            if token and at not in {corpus.key for corpus in found}:
-                raise CursorExpired(f"{at} is no longer among what is to be read")
-            found = [corpus for corpus in found if at is not None and corpus.key >= at]
-        while found:
-            corpus = found.pop(0)
-            following = found[0].key if found else None
+            if token and at not in {corpus.key for corpus in remaining}:
+                raise CursorExpired(f"{at} is no longer configured")
+            remaining = [corpus for corpus in remaining if at is not None and corpus.key >= at]
+        while remaining:
+            corpus = remaining.pop(0)
+            following = remaining[0].key if remaining else None
             async with aclosing(self._files(corpus, self._options.page_size, token)) as pages:
                 async for page, after in pages:
                     place = corpus.key if after else following
@@ -209,62 +211,65 @@ class GoogleDrive:
             token = None
 
     async def slim(self) -> AsyncGenerator[Sequence[Listed], None]:
-        async with self._kept.listing():
+        async with self._memory.listing():
             for corpus in await self._corpora():
                 async with aclosing(self._files(corpus, self._options.sweep_page_size, None)) as pages:
                     try:
                         async for page, _ in pages:
                             yield await self._reading.listed(page)
-                    except CursorExpired as error:  # a listing has no cursor of ours: it begins again
-                        raise Retryable(f"{error}: the listing begins again", retry_after=AGAIN_SECONDS) from error
+                    except CursorExpired as error:  # a listing has no cursor: it begins again
+                        raise Retryable(f"{error}: the listing begins again", retry_after=RELIST_SECONDS) from error
 
     async def _files(
         self, corpus: Corpus, size: int, token: str | None
     ) -> AsyncGenerator[tuple[list[Json], str | None], None]:
-        """Pages of documents, each with the token of the one after it."""
+        """Yield pages of documents, each with the token of the next page."""
         tree = Tree(self._api)
         if corpus.folders is not None:
-            await self._asked(corpus, tree.load(corpus))
+            await self._require_drive(corpus, tree.load(corpus))
         while True:
-            page = await self._asked(corpus, self._api.documents(corpus.drive, DOCUMENTS, size, token))
+            page = await self._require_drive(corpus, self._api.documents(corpus.drive, DOCUMENTS, size, token))
             token = page.get("nextPageToken")
-            yield await self._reading.wanted(page.get("files", []), corpus, tree), token
+            yield await self._reading.select(page.get("files", []), corpus, tree), token
             if not token:
                 return
 
-    # What changed
+    # Changes
 
     async def start(self) -> Cursor:
         return {"tokens": {corpus.key: await self._log_now(corpus) for corpus in await self._corpora()}}
 
     async def _log_now(self, corpus: Corpus) -> str:
-        return str((await self._asked(corpus, self._api.start_page_token(corpus.drive)))["startPageToken"])
+        return str((await self._require_drive(corpus, self._api.start_page_token(corpus.drive)))["startPageToken"])
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         tokens: dict[str, str] = dict(cursor["tokens"])
-        found = await self._corpora()
-        ended = await self._kept.due(self._now())
-        for start in range(0, len(ended), self._options.page_size):
-            ids = ended[start : start + self._options.page_size]
-            yield Page(await self._reading.fetched(ids, found), {"tokens": dict(tokens)})
-        if tokens.keys() != {corpus.key for corpus in found}:
-            # A drive came or went: what is in it is found by the sweep, what happens from now on by its log.
-            tokens = {corpus.key: tokens.get(corpus.key) or await self._log_now(corpus) for corpus in found}
+        selected = await self._corpora()
+        expired = await self._memory.expired(self._now())
+        for start in range(0, len(expired), self._options.page_size):
+            ids = expired[start : start + self._options.page_size]
+            yield Page(await self._reading.fetch(ids, selected), {"tokens": dict(tokens)})
+        if tokens.keys() != {corpus.key for corpus in selected}:
+            # A drive was added or removed: a sweep finds its files, and its log the changes from now on.
+            tokens = {corpus.key: tokens.get(corpus.key) or await self._log_now(corpus) for corpus in selected}
             self._listener.sweep()
             yield Page((), {"tokens": dict(tokens)})
-        for corpus in found:
+        for corpus in selected:
             following: str | None = tokens[corpus.key]
             while following:
-                page = await self._asked(corpus, self._api.changes(corpus.drive, following, self._options.page_size))
+                page = await self._require_drive(
+                    corpus, self._api.changes(corpus.drive, following, self._options.page_size)
+                )
                 following = page.get("nextPageToken")
-                entries = await self._changed(page.get("changes", ()), found)
+                entries = await self._changed(page.get("changes", ()), selected)
                 token = str(following or page.get("newStartPageToken") or tokens[corpus.key])
                 if entries or token != tokens[corpus.key]:
                     tokens[corpus.key] = token
                     yield Page(entries, {"tokens": dict(tokens)})
 
-    async def _changed(self, changes: Sequence[Json], found: Sequence[Corpus]) -> list[Entry]:
-        """A change says which file to look at. ``removed``: deleted, moved to another log, or no longer ours."""
+    async def _changed(self, changes: Sequence[Json], selected: Sequence[Corpus]) -> list[Entry]:
+        """Return the entries of changed files. ``removed`` means deleted, moved to another corpus, or no longer
+        shared."""
         removed: dict[str, None] = {}
         present: dict[str, Json] = {}
         for change in changes:
@@ -279,29 +284,30 @@ class GoogleDrive:
                 await self._folder_changed(file)
             else:
                 present[id_] = file
-        there = [file for id_, file in present.items() if id_ not in removed]
-        return [*await self._reading.fetched(list(removed), found), *await self._reading.judged(there, found)]
+        current = [file for id_, file in present.items() if id_ not in removed]
+        return [*await self._reading.fetch(list(removed), selected), *await self._reading.classify(current, selected)]
 
     async def _folder_changed(self, folder: Json) -> None:
-        """What is below it may be readable by others now, or ours no longer; its own log need not tell."""
+        """Request a sweep: files below a changed folder may have other access or leave the corpus, and the log of
+        changes need not name them."""
         if folder.get("trashed") or await self._api.has_children(folder):
             self._listener.sweep()
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        return await self._reading.fetched(external_ids, await self._corpora())
+        return await self._reading.fetch(external_ids, await self._corpora())
 
-    # Who
+    # Memberships
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
-        inner = tags is None
+        nested = tags is None
         if tags is None:
-            tags, complete = await self._kept.tags()
+            tags, complete = await self._memory.tags()
             if not complete:
                 async with aclosing(self.slim()) as pages:
                     async for _ in pages:
                         pass
-                tags, _ = await self._kept.tags()
-        async for group in self._holders.of(tags, inner=inner):
+                tags, _ = await self._memory.tags()
+        async for group in self._memberships.groups(tags, nested=nested):
             yield group
 
     # Events
@@ -316,4 +322,4 @@ class GoogleDrive:
             assert address is not None
             return await self._channels.renew(await self._corpora(), address)
 
-        await self._listener.run(react, self._kept, self._now, renew if address else None, source=self._context.name)
+        await self._listener.run(react, self._memory, self._now, renew if address else None, source=self._context.name)

@@ -17,6 +17,7 @@ CLEAN: tuple[str, ...] = (
     "cli",
     "connectors/confluence",
     "connectors/extraction",
+    "connectors/google_drive",
     "connectors/uploads",
     "deploy",
     "pipeline/core",

@@ -75,7 +75,7 @@ async def test_a_drive_and_a_folder_that_are_not_there_are_named(desk: Desk) -> 
     source = desk.source(drives=["0ANotThere"], folders=["1FNotThere", file, shown])
     assert [code for code, _ in await said(source)] == ["drive", "folder", "folder", "permissions"]
     text = " ".join(message for _, message in await said(source))
-    for word in ("0ANotThere", "1FNotThere", f"{file} is no folder", f"{shown} is in somebody's My Drive"):
+    for word in ("0ANotThere", "1FNotThere", f"{file} is not a folder", f"{shown} is in a My Drive"):
         assert word in text
 
 
@@ -118,7 +118,7 @@ def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> Non
         ("{broken", "not valid JSON"),
         ("/no/such/file.json", "neither a JSON key nor the path"),
         ('{"type": "authorized_user"}', "not that of a service account"),
-        ('{"type": "service_account", "token_uri": "http://evil.example.com/"}', "no https address"),
+        ('{"type": "service_account", "token_uri": "http://evil.example.com/"}', "not an https address"),
         (
             '{"type": "service_account", "token_uri": "https://x.example/", "client_email": "a@b.c",'
             ' "private_key": "CANARY"}',

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from connectors.fakes.google_drive_answers import file as shown_file
 from connectors.fakes.google_drive_answers import permission as shown_permission
 from connectors.fakes.google_drive_corpus import FOLDER, Corpus, Grant
-from connectors.google_drive.access import Sharing, ends, own_access, shared_access, tag_of
+from connectors.google_drive.access import Sharing, expiry, own_access, shared_access, tag_of
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 STRICT = Sharing()
@@ -57,9 +57,9 @@ def test_the_first_end_is_kept_and_an_ended_one_is_not() -> None:
         }
 
     access = own_access([until(5), until(-1), until(3), {"type": "user", "emailAddress": "x@example.com"}], STRICT, NOW)
-    assert access.until == NOW + timedelta(hours=3)
+    assert access.expires_at == NOW + timedelta(hours=3)
     assert access.tags == {"user:u5@example.com", "user:u3@example.com", "user:x@example.com"}
-    assert ends({"expirationTime": "2026-11-21T12:00:00"}) == NOW  # without an offset: Google's are in UTC
+    assert expiry({"expirationTime": "2026-11-21T12:00:00"}) == NOW  # without an offset: Google's are in UTC
 
 
 roles = st.sampled_from(["reader", "writer", "fileOrganizer", "organizer"])

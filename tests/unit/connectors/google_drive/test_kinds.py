@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from connectors.google_drive.content import (
-    Exported,
-    Extracted,
+    Download,
+    TextExport,
     author,
-    how,
+    conversion,
     metadata,
-    modified,
+    modified_at,
     revision_of,
     size,
     version,
@@ -39,16 +39,16 @@ FILE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("mime_type", "name", "found"),
     [
-        ("application/vnd.google-apps.document", "Plan", Exported),
-        ("application/vnd.google-apps.presentation", "Deck", Exported),
-        ("application/vnd.google-apps.spreadsheet", "Prices", Extracted),
-        ("application/pdf", "a.pdf", Extracted),
-        ("application/msword", "a.doc", Extracted),
-        ("text/x-anything", "a", Extracted),
-        ("application/json", "a.json", Extracted),
-        ("application/octet-stream", "README.MD", Extracted),
-        ("application/zip", "really.docx", Extracted),
-        ("", "notes.txt", Extracted),
+        ("application/vnd.google-apps.document", "Plan", TextExport),
+        ("application/vnd.google-apps.presentation", "Deck", TextExport),
+        ("application/vnd.google-apps.spreadsheet", "Prices", Download),
+        ("application/pdf", "a.pdf", Download),
+        ("application/msword", "a.doc", Download),
+        ("text/x-anything", "a", Download),
+        ("application/json", "a.json", Download),
+        ("application/octet-stream", "README.MD", Download),
+        ("application/zip", "really.docx", Download),
+        ("", "notes.txt", Download),
         ("application/octet-stream", "README", type(None)),
         ("application/zip", "all.zip", type(None)),
         ("image/png", "a.png", type(None)),
@@ -61,7 +61,7 @@ FILE: dict[str, Any] = {
     ],
 )
 def test_how_a_file_is_read(mime_type: str, name: str, found: type) -> None:
-    assert type(how({"mimeType": mime_type, "name": name})) is found
+    assert type(conversion({"mimeType": mime_type, "name": name})) is found
 
 
 @pytest.mark.parametrize(
@@ -104,5 +104,5 @@ def test_what_is_said_of_a_file() -> None:
     assert author({**FILE, "owners": [{"emailAddress": "boss@example.com"}]}) == "boss@example.com"
     assert author({}) is None
     assert (version(FILE), size(FILE), version({}), size({})) == (7, 12, None, None)
-    assert modified({"modifiedTime": "nonsense"}) is None
+    assert modified_at({"modifiedTime": "nonsense"}) is None
     assert metadata(FILE) == {"mime_type": "text/plain", "drive_id": "d", "folder_id": "p"}
