@@ -211,7 +211,7 @@ async def test_more_files_at_once_than_the_disk_is_reserved_for_are_asked_to_com
 def test_a_quota_of_nothing_is_none() -> None:
     quota = UploadsQuota(tenant_bytes=0, tenant_files=10, all_bytes=0, all_files=0)
     used = Usage(tenant_files=5, tenant_bytes=10**15, all_files=10**9, all_bytes=10**15)
-    used.require(quota)
+    used.require_within(quota)
     assert (used.share(quota, "tenant"), used.share(quota, "all")) == (0.5, 0.0)
 
 
