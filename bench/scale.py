@@ -37,7 +37,7 @@ from connectors.clock import Clock
 from connectors.runner.identities import Identities
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import PAGE as COMPARED
-from connectors.runner.reconcile import Found, Reconcile
+from connectors.runner.reconcile import DocumentComparison, LedgerComparison, Reconcile
 from connectors.runner.rows import PAGE, Holder, Rows
 from connectors.runner.state import State
 from connectors.runner.sweep import Sweep
@@ -240,21 +240,21 @@ async def listing_page(filled: Filled) -> None:
         Publisher(kafka, Rows(filled.library.pool, HOLDER)),
         Clock(None),
         between_pages=lambda: None,
-        unrevised=lambda: None,
-        done=lambda: None,
+        on_no_revisions=lambda: None,
+        on_done=lambda: None,
     )
     start = filled.turn * LISTED % (filled.documents - LISTED) + 1
-    page = [
-        Listed(external_id=f"{n}.md", acl_tags=[f"team-{n % filled.groups}"], revision="1")
+    page = {
+        f"{n}.md": Listed(external_id=f"{n}.md", acl_tags=[f"team-{n % filled.groups}"], revision="1")
         for n in range(start, start + LISTED)
-    ]
-    await sweep._page(page, datetime.now(UTC), loading=False, newcomers=0)
+    }
+    await sweep._compare_page(page, datetime.now(UTC), loading=False, new_documents=0)
 
 
 async def sweeps_end(filled: Filled) -> None:
     """A page of the rows among which a sweep that has listed everything looks for what it lacked."""
     start = filled.turn * PAGE % filled.documents + 1
-    page = await Rows(filled.library.pool, HOLDER).sweepable(datetime.now(UTC), f"{start}.md")
+    page = await Rows(filled.library.pool, HOLDER).sweep_page(datetime.now(UTC), f"{start}.md")
     assert page
 
 
@@ -289,19 +289,20 @@ async def reconciliation(filled: Filled) -> None:
         nobody,
         Clock(None),
         between_pages=lambda: None,
-        look_again=lambda _ids, _groups: None,
+        read_again=lambda _ids, _groups: None,
     )
-    start, found = filled.turn * 97 % filled.groups + 1, Found()
-    await reconcile._documents(str(document_id(TENANT, SOURCE, f"{start}.md")), found)
-    await reconcile._rows_alone(f"{start}.md", found)
-    await reconcile._members(f"p{start}", found)
-    await reconcile._sets_alone(f"p{start}", found)
-    assert not [one for (sort, _), one in found.differences.items() if sort == "document"]
+    start, comparison = filled.turn * 97 % filled.groups + 1, LedgerComparison()
+    documents = DocumentComparison(Rows(pool, HOLDER))
+    await documents.compare_ledger(str(document_id(TENANT, SOURCE, f"{start}.md")), comparison)
+    await documents.compare_rows(f"{start}.md", comparison)
+    await reconcile._compare_ledger_members(f"p{start}", comparison)
+    await reconcile._compare_published_sets(f"p{start}", comparison)
+    assert not [key for key in comparison.differences if key[0] == "document"]
 
 
 async def beat(filled: Filled) -> None:
     """What an instance of a connector writes and asks each second, and what it counts each 20 seconds."""
-    await State(filled.library.pool, HOLDER).beat({}, {"unchanged": 1}, [])
+    await State(filled.library.pool, HOLDER).heartbeat({}, {"unchanged": 1}, [])
     await Rows(filled.library.pool, HOLDER).problems()
 
 

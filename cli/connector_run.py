@@ -87,13 +87,13 @@ async def _running(settings: Settings, pool: Pool, plan: Plan) -> AsyncIterator[
         instance = Instance(plan, services)
         task = asyncio.create_task(instance.run())
         try:
-            while instance.source is None and not instance.held_elsewhere:
+            while instance.source is None and not instance.runs_elsewhere:
                 if instance.start.state == "needs attention":
                     raise Misconfigured(instance.start.reason or f"{plan.name} cannot start")
                 await asyncio.sleep(0.05)
-            if instance.held_elsewhere:
+            if instance.runs_elsewhere:
                 await cancel_and_wait([task])
-            yield None if instance.held_elsewhere else instance
+            yield None if instance.runs_elsewhere else instance
         finally:
             await cancel_and_wait([task])
 

@@ -26,14 +26,14 @@ from connectors.folder.sweep import Sweep
 from connectors.folder.walk import is_within, root_problem
 from connectors.protocol import Problem, Progress, ScanReport
 from connectors.runner.reconcile import (
-    MOST,
-    Found,
+    MAX_REPAIRS,
+    DocumentComparison,
     Key,
-    LedgerDocuments,
-    Remembered,
-    all_pages,
+    LedgerComparison,
+    StoredDifference,
+    compare_all,
     may_repair,
-    remembered_since,
+    stored_difference,
 )
 from connectors.runner.rows import Holder, Rows
 from pipeline.core.errors import Retryable
@@ -160,25 +160,27 @@ class Comparison:
         self._roots = roots
         self._holder = Holder(tenant, source)
         self._rows = Rows(checkpoint.pool, self._holder)  # only reads: a folder has no lease
-        self._remembered: dict[Key, Remembered] = {}
+        self._remembered: dict[Key, StoredDifference] = {}
 
     async def run(self, clock: Clock) -> int:
         """Compare, after a scan of all roots. Returns how many documents the next scan has to publish or delete. Raises
         Retryable."""
         handled = (await self._rows.handled()).get("detect")
         now = await self._rows.now()
-        found = Found()
-        documents = LedgerDocuments(self._rows, lambda external_id: self._root(external_id) is not None)
-        for read_page in (documents.living, documents.published):
-            await all_pages(read_page, found, lambda: None)
+        found = LedgerComparison()
+        documents = DocumentComparison(self._rows, lambda external_id: self._root(external_id) is not None)
+        for compare_page in (documents.compare_ledger, documents.compare_rows):
+            await compare_all(compare_page, found, lambda: None)
         differences = {key: difference for key, difference in found.differences.items() if not difference.has_letter}
         before = self._remembered
-        current = {key: remembered_since(entry, before.get(key), now) for key, entry in differences.items()}
+        current = {key: stored_difference(entry, before.get(key), now) for key, entry in differences.items()}
         repaired = {key: entry for key, entry in before.items() if key not in current and not may_repair(entry, now)}
         self._remembered = repaired | current
         if handled is None:
             return 0
-        marked = [key for key, entry in current.items() if entry.seen_at < handled and may_repair(entry, now)][:MOST]
+        marked = [key for key, entry in current.items() if entry.seen_at < handled and may_repair(entry, now)][
+            :MAX_REPAIRS
+        ]
         await self._mark({name: differences[kind, name].version for kind, name in marked}, clock.stamp())
         for key in marked:
             self._remembered[key] = replace(current[key], repaired_at=now)

@@ -1,5 +1,6 @@
-"""Runs one instance of a source: asks it, compares, publishes, and keeps how far it came.
+"""Runs one instance of a source: reads it, compares, publishes, and records its progress.
 
-``compare`` and ``membership`` are pure. ``rows`` and ``state`` are what is kept in Postgres, ``publish`` is the way
-there over Kafka; ``crawl``, ``sweep`` and ``identities`` are what is done, ``activity`` is when, ``instance`` is all.
+``compare`` decides what to publish, and is pure. ``rows``, ``membership`` and ``state`` are the tables in Postgres;
+``publish`` writes to Kafka and to them. ``crawl``, ``sweep``, ``identities`` and ``reconcile`` are the activities,
+which ``activity`` schedules and ``instance`` puts together.
 """

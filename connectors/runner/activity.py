@@ -1,4 +1,4 @@
-"""When something is done: every so often, when asked, again when it failed; and what is shown of that."""
+"""Runs the activities of an instance: at intervals, on command, and again after a failure; and keeps their status."""
 
 from __future__ import annotations
 
@@ -27,41 +27,42 @@ Condition = Literal["idle", "running", "waiting", "needs attention", "paused"]
 
 
 class Paused(Exception):
-    """Somebody paused the instance: stop at the next page, begin again when it goes on."""
+    """The instance was paused: the run stops at the next page, and is repeated when the instance resumes."""
 
 
 @dataclass(slots=True)
 class Status:
-    """What is shown of an activity; times in RFC 3339."""
+    """The status of an activity; times in RFC 3339."""
 
     state: Condition = "idle"
     reason: str | None = None
     """Why it waits or needs attention: one line."""
     since: str | None = None
-    """Since when it is in that state."""
+    """When it entered that state."""
     succeeded_at: str | None = None
     failures: int = 0
     """In a row."""
 
     def age_seconds(self) -> float | None:
-        """Since it last succeeded."""
+        """Return the time since the last success, or None."""
         if self.succeeded_at is None:
             return None
         return (datetime.now(UTC) - datetime.fromisoformat(self.succeeded_at)).total_seconds()
 
-    def needs_somebody(self) -> bool:
+    def needs_attention(self) -> bool:
         return self.state == "needs attention"
 
-    def become(self, state: Condition, reason: str | None = None) -> None:
+    def enter(self, state: Condition, reason: str | None = None) -> None:
         if self.state != state:
             self.since = _now()
         self.state, self.reason = state, reason
 
 
 class Activity:
-    """Runs one thing over and over. Law: nothing that it raises ends it but LeaseLost and cancellation.
+    """Runs one function again and again. Law: no exception ends it but LeaseLost and cancellation.
 
-    ``ask`` has it run once more from now, and says afterwards for whom; what was asked for while it runs is run again.
+    ``trigger`` requests a run now, and names the command that the run completes. What is requested during a run is done
+    by the next one.
     """
 
     def __init__(
@@ -76,9 +77,9 @@ class Activity:
         first_in_seconds: float = 0.0,
         rests: bool = False,
     ) -> None:
-        """run: is given what was asked for in words, and returns its outcome. every_seconds None: only when asked.
-        attention_seconds: how often it is tried while it needs attention. on_done: the asks that were served.
-        rests: events alone have it run half of the time at most."""
+        """run: receives the arguments of all triggers since the last run, and returns its outcome. every_seconds: None
+        runs it on triggers only. attention_seconds: between attempts while it needs attention. on_done: receives the
+        completed commands and the outcome. rests: triggers without a command let it run half of the time at most."""
         self.name = name
         self.status = Status()
         self._run = run
@@ -88,32 +89,33 @@ class Activity:
         self._not_paused = not_paused
         self._due = monotonic() + first_in_seconds if every_seconds is not None else float("inf")
         self._wake = asyncio.Event()
-        self._words: set[str] = set()
-        self._asked: set[int] = set()
-        self._serving: set[int] = set()
+        self._arguments: set[str] = set()
+        self._commands: set[int] = set()
+        self._running_commands: set[int] = set()
         self._rests = rests
         self._rested = 0.0
-        """On monotonic()."""
+        """When the pause after the last run ends, on monotonic()."""
 
     @property
-    def waiting(self) -> int:
-        """Words that no run has been given yet."""
-        return len(self._words)
+    def pending(self) -> int:
+        """The number of arguments that no run has received yet."""
+        return len(self._arguments)
 
-    def ask(self, *words: str, ask: int | None = None) -> None:
-        """Run now. words: what the run is told. ask: the number of who is to be answered, once however often given."""
-        if ask is not None:
-            if ask in self._asked or ask in self._serving:
+    def trigger(self, *arguments: str, command: int | None = None) -> None:
+        """Run now. arguments: passed to the run. command: the id of a command that the run completes; a repeated id is
+        ignored."""
+        if command is not None:
+            if command in self._commands or command in self._running_commands:
                 return
-            self._asked.add(ask)
-        self._words.update(words)
+            self._commands.add(command)
+        self._arguments.update(arguments)
         self._wake.set()
 
     async def loop(self) -> None:
         """Raises LeaseLost."""
         while not is_cancelled():
             await self._until_due()
-            await self._once()
+            await self._run_once()
         raise asyncio.CancelledError
 
     async def _until_due(self) -> None:
@@ -126,48 +128,48 @@ class Activity:
                     await self._wake.wait()
             except TimeoutError:
                 break
-        if self._wake.is_set() and not self._asked:
+        if self._wake.is_set() and not self._commands:
             await asyncio.sleep(max(0.0, min(self._rested, self._due) - monotonic()))
         if not self._not_paused.is_set():
-            self.status.become("paused")
+            self.status.enter("paused")
             await self._not_paused.wait()
 
-    async def _once(self) -> None:
+    async def _run_once(self) -> None:
         self._wake.clear()
-        words, self._words = frozenset(self._words), set()
-        self._serving, self._asked = self._asked, set()
+        arguments, self._arguments = frozenset(self._arguments), set()
+        self._running_commands, self._commands = self._commands, set()
         if self.status.state != "waiting":
-            self.status.become("running")
+            self.status.enter("running")
         began = monotonic()
         try:
             # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
-            outcome = await asyncio.create_task(self._run_with(words), name=self.name)
-            await self._answered(outcome or {})
+            outcome = await asyncio.create_task(self._run_with(arguments), name=self.name)
+            await self._complete_commands(outcome or {})
         except LeaseLost:
             raise
         except Paused:
-            self._again(words)
+            self._restore(arguments)
             self._due = 0.0
-        except Exception as error:  # noqa: BLE001 # a source is somebody else's code: it may raise anything
-            await self._failed(error, words)
+        except Exception as error:  # noqa: BLE001 # a source is foreign code: it may raise anything
+            await self._handle_failure(error, arguments)
         else:
             self._rested = 2 * monotonic() - began if self._rests else 0.0
             self.status.failures = 0
             self.status.succeeded_at = _now()
-            self.status.become("idle")
+            self.status.enter("idle")
             self._due = monotonic() + self._every if self._every is not None else float("inf")
 
-    async def _run_with(self, words: frozenset[str]) -> Mapping[str, Any] | None:
-        """``run`` is called here, in its task: one that is cancelled before it starts would never await a coroutine
+    async def _run_with(self, arguments: frozenset[str]) -> Mapping[str, Any] | None:
+        """Call ``run`` inside its own task: a task that is cancelled before it starts would never await a coroutine
         that was made outside."""
-        return await self._run(words)
+        return await self._run(arguments)
 
-    async def _answered(self, outcome: Mapping[str, Any]) -> None:
-        if self._serving:
-            await self._on_done(sorted(self._serving), outcome)
-            self._serving = set()
+    async def _complete_commands(self, outcome: Mapping[str, Any]) -> None:
+        if self._running_commands:
+            await self._on_done(sorted(self._running_commands), outcome)
+            self._running_commands = set()
 
-    async def _failed(self, error: Exception, words: frozenset[str]) -> None:
+    async def _handle_failure(self, error: Exception, arguments: frozenset[str]) -> None:
         failures, self.status.failures = self.status.failures, self.status.failures + 1
         if isinstance(error, Retryable):
             wait = backoff(
@@ -177,38 +179,40 @@ class Activity:
                 retry_after=error.retry_after,
                 random=random.random(),  # noqa: S311
             )
-            self.status.become("waiting", explained(error))
+            self.status.enter("waiting", explained(error))
         else:
             wait = self._attention_seconds
-            self.status.become("needs attention", explained(error))
+            self.status.enter("needs attention", explained(error))
             log.warning("connector_needs_attention", activity=self.name, error=explained(error))
             try:
-                await self._answered({"error": explained(error)})
-            except Retryable as away:
-                log.warning("connector_answer_postponed", activity=self.name, error=str(away))
+                await self._complete_commands({"error": explained(error)})
+            except Retryable as unavailable:
+                log.warning("connector_answer_postponed", activity=self.name, error=str(unavailable))
         self._due = monotonic() + wait
         if isinstance(error, Retryable):
-            self._again(words)
-            await asyncio.sleep(wait)  # whoever asks meanwhile waits like everybody
+            self._restore(arguments)
+            await asyncio.sleep(wait)  # triggers wait, too
 
-    def _again(self, words: frozenset[str]) -> None:
-        self._words |= words
-        self._asked |= self._serving
-        self._serving = set()
+    def _restore(self, arguments: frozenset[str]) -> None:
+        """Leave the arguments and commands of an unfinished run to the next one."""
+        self._arguments |= arguments
+        self._commands |= self._running_commands
+        self._running_commands = set()
 
-    def shown(self) -> dict[str, Any]:
+    def json(self) -> dict[str, Any]:
         return asdict(self.status)
 
 
 def is_cancelled() -> bool:
-    """Whether this task was cancelled: ``asyncio.wait_for`` of Python 3.11, also in our libraries, swallows a
-    cancellation that comes together with the result, so whoever loops has to look."""
+    """Whether this task was cancelled. Every loop checks it, because ``asyncio.wait_for`` of Python 3.11, which our
+    libraries use as well, swallows a cancellation that arrives together with the result."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def explained(error: BaseException) -> str:
-    """One line for people. Of an error that is not ours only its kind and place: its text may quote content."""
+    """Return one line for people. An error of foreign code is described by its type and place only: its text may quote
+    content."""
     if isinstance(error, PenstockError):
         return " ".join(str(error).split())[:500]
     frames = extract_tb(error.__traceback__)
@@ -220,8 +224,10 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def left_seconds(before: Mapping[str, Any] | None, every_seconds: float) -> float:
-    """Until an activity is due again, by when it last succeeded (its status, as it was shown): a restart does not put
-    it off. Where it never has, it waits for its first turn."""
+def seconds_until_due(before: Mapping[str, Any] | None, every_seconds: float) -> float:
+    """Return the time until an activity is due again, from its last success before a restart.
+
+    before: its status as ``json`` returned it. An activity that has never succeeded waits for a whole interval.
+    """
     age = Status(succeeded_at=(before or {}).get("succeeded_at")).age_seconds()
     return every_seconds if age is None else min(every_seconds, max(0.0, every_seconds - age))

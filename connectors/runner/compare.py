@@ -59,7 +59,7 @@ class Row:
 
     @property
     def is_published(self) -> bool:
-        """Whether it is published; a document that is in doubt counts as published."""
+        """True if it is published; a document that is in doubt counts as published."""
         return self.is_in_doubt or (self.version is not None and not self.gone)
 
 

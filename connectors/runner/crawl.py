@@ -1,4 +1,4 @@
-"""The full read, and the changes since: page by page, each kept before the next is asked for."""
+"""The full read and the changes since: each page is published and stored before the next one is requested."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from datetime import datetime
 from typing import Any, cast
 
 from connectors.clock import Clock
-from connectors.runner.plan import FETCH
+from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
-from connectors.runner.state import Reading, State
+from connectors.runner.state import ReadProgress, State
 from connectors.source import Cursor, CursorExpired, Page, Source
 from pipeline.core.errors import Retryable
 from pipeline.observability import tracing
 
-EXPIRED_AGAIN_SECONDS = 60.0
-"""A source whose cursors expire faster than a full read takes is asked again only so often."""
+CURSOR_EXPIRED_RETRY_SECONDS = 60.0
+"""Between two full reads of a source whose cursors expire faster than a full read takes."""
 
 
 class Crawl:
-    """Law: a cursor is kept in one transaction with the rows that it leads up to, after Kafka has their events; so a
-    runner that is killed publishes at most one page again. What happens during the first load is seen by ``changes``,
-    whose cursor is older than the load."""
+    """Law: a cursor is stored in one transaction with the rows that it leads up to, after Kafka has their events. A
+    runner that is killed therefore publishes at most one page again. ``changes`` sees what happens during the first
+    load, because its cursor is older than the load."""
 
     def __init__(
         self,
@@ -33,90 +33,90 @@ class Crawl:
         clock: Clock,
         *,
         between_pages: Callable[[], None],
-        loaded: Callable[[], None],
-        gap: Callable[[], None],
+        on_loaded: Callable[[], None],
+        on_gap: Callable[[], None],
     ) -> None:
-        """between_pages: raises Paused. loaded: the first load has ended. gap: changes may have been missed."""
+        """between_pages: raises Paused while the instance is paused. on_loaded: called after the first load. on_gap:
+        called when changes may have been missed."""
         self._source = source
         self._state = state
         self._publisher = publisher
         self._clock = clock
         self._between_pages = between_pages
-        self._loaded = loaded
-        self._gap = gap
-        self._expired = 0
-        self.entries = 0
-        """Met by the full read that is under way, or was last."""
+        self._on_loaded = on_loaded
+        self._on_gap = on_gap
+        self._expirations = 0
+        """Full reads in a row whose cursor has expired."""
 
-    async def full(self, words: frozenset[str]) -> Mapping[str, Any] | None:
-        """The first load, or again when asked ("again"). Nothing if neither is due."""
-        reading = await self._begun()
-        if "again" in words and reading.full_state == "done":
-            await self._state.full("due")
-        elif reading.full_state == "done":
+    async def full(self, arguments: frozenset[str]) -> Mapping[str, Any] | None:
+        """Read everything if the first load is not done, or if arguments holds "again". Returns the entries by outcome,
+        or None if there was nothing to do."""
+        progress = await self._started()
+        if "again" in arguments and progress.full_state == "done":
+            await self._state.set_full_state("due")
+        elif progress.full_state == "done":
             return None
-        if reading.full_state != "running":
-            self.entries = 0
-            await self._state.full("running")
+        if progress.full_state != "running":
+            await self._state.set_full_state("running")
         tally = Counter[str]()
         try:
-            async with aclosing(self._pages(self._source.full(reading.full_cursor))) as pages:
+            async with aclosing(self._pages(self._source.full(progress.full_cursor))) as pages:
                 async for at, page in pages:
                     tally += await self._publisher.publish(page.entries, at, "backfill", full=page.cursor)
-                    self.entries += len(page.entries)
                     self._between_pages()
         except CursorExpired as error:
-            await self._state.full("due")
-            self._expired += 1
-            if self._expired > 1:
-                raise Retryable(f"{error}; it starts over", retry_after=EXPIRED_AGAIN_SECONDS) from error
-            return await self.full(words - {"again"})
-        self._expired = 0
-        await self._state.full("done")
-        if reading.loaded_at is None:
-            self._loaded()
+            await self._state.set_full_state("due")
+            self._expirations += 1
+            if self._expirations > 1:
+                raise Retryable(f"{error}; it starts over", retry_after=CURSOR_EXPIRED_RETRY_SECONDS) from error
+            return await self.full(arguments - {"again"})
+        self._expirations = 0
+        await self._state.set_full_state("done")
+        if progress.loaded_at is None:
+            self._on_loaded()
         return dict(tally)
 
-    async def changes(self, _words: frozenset[str]) -> Mapping[str, Any]:
-        reading = await self._begun()
-        assert reading.changes_cursor is not None
+    async def changes(self, _arguments: frozenset[str]) -> Mapping[str, Any]:
+        """Read the changes since the last call. Returns the entries by outcome."""
+        progress = await self._started()
+        assert progress.changes_cursor is not None
         tally = Counter[str]()
         try:
-            async with aclosing(self._pages(self._source.changes(reading.changes_cursor))) as pages:
+            async with aclosing(self._pages(self._source.changes(progress.changes_cursor))) as pages:
                 async for at, page in pages:
                     tally += await self._publisher.publish(page.entries, at, "live", changes=page.cursor)
                     self._between_pages()
         except CursorExpired:
-            await self._state.started(await self._source.start())
-            self._gap()
+            await self._state.set_changes_cursor(await self._source.start())
+            self._on_gap()
         return dict(tally)
 
     async def fetch(self, ids: frozenset[str]) -> Mapping[str, Any]:
-        """These documents, now: events or people named them."""
-        tally, wanted = Counter[str](), sorted(ids)
-        for start in range(0, len(wanted), FETCH):
-            at, batch = self._clock.stamp(), wanted[start : start + FETCH]
-            with self._publisher.asking(at, batch):
+        """Read the documents that events or operators have named. Returns the entries by outcome."""
+        tally, names = Counter[str](), sorted(ids)
+        for start in range(0, len(names), MAX_FETCH_DOCUMENTS):
+            at, batch = self._clock.stamp(), names[start : start + MAX_FETCH_DOCUMENTS]
+            with self._publisher.track_request(at, batch):
                 entries = await self._source.fetch(batch)
                 tally += await self._publisher.publish(entries, at, "live")
         return dict(tally)
 
-    async def _begun(self) -> Reading:
-        """``start`` before anything is read."""
-        reading = await self._state.reading()
-        if reading.changes_cursor is None:
+    async def _started(self) -> ReadProgress:
+        """Return the progress, after the source's ``start`` has returned the first cursor of changes."""
+        progress = await self._state.read_progress()
+        if progress.changes_cursor is None:
             cursor: Cursor = await self._source.start()
-            await self._state.started(cursor)
-            reading = await self._state.reading()
-        return reading
+            await self._state.set_changes_cursor(cursor)
+            progress = await self._state.read_progress()
+        return progress
 
     async def _pages(self, pages: AsyncIterator[Page]) -> AsyncGenerator[tuple[datetime, Page], None]:
-        """Each page with the stamp given before it was asked for: a generator works only while it is waited for."""
+        """Yield each page with a stamp from before its request: a generator runs only while its caller waits for it."""
         async with aclosing(cast("Any", pages)):
             while True:
                 at = self._clock.stamp()
-                with self._publisher.asking(at):
-                    with tracing.begin("read page", parent="", attributes=self._publisher.about) as span:
+                with self._publisher.track_request(at):
+                    with tracing.begin("read page", parent="", attributes=self._publisher.span_attributes) as span:
                         try:
                             page = await anext(pages)
                         except StopAsyncIteration:

@@ -1,4 +1,4 @@
-"""One instance of a source, running: its lease, its activities, and what people ask of it."""
+"""One running instance of a source: its lease, its activities, and the commands of operators."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import structlog
 
 from connectors.clock import Clock
 from connectors.protocol import Problem
-from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, left_seconds
+from connectors.runner.activity import Activity, Paused, Status, explained, is_cancelled, seconds_until_due
 from connectors.runner.crawl import Crawl
-from connectors.runner.guard import MASS_COUNT
+from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.runner.identities import Identities
 from connectors.runner.plan import Plan, Services
 from connectors.runner.publish import Publisher
 from connectors.runner.reconcile import KINDS, Reconcile
 from connectors.runner.rows import LeaseLost, Rows
-from connectors.runner.state import Ask, Lease, PostgresMemory, State, lease
+from connectors.runner.state import Command, Lease, PostgresMemory, State, lease
 from connectors.runner.sweep import Sweep
 from connectors.source import Context, Reaction, Request, Source
 from connectors.web import throttled
@@ -29,37 +29,38 @@ from pipeline.core.errors import Misconfigured, Retryable
 
 log = structlog.get_logger()
 
-BEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
 TAKEOVER_SECONDS = 5.0
-"""How often an instance that another process runs is tried."""
-PROBLEMS_EVERY = 20
-"""Beats between two counts of documents that cannot be published."""
-MANY = 1_000
-"""Documents or tags named by events and not yet read: more than this, and everything is looked at instead."""
+"""Between two attempts to take over an instance that another process runs."""
+PROBLEM_COUNT_HEARTBEATS = 20
+"""Heartbeats between two counts of the documents that cannot be published."""
+MAX_PENDING_NAMES = 1_000
+"""Documents or tags that events have named and that are not read yet: with more of them, everything is read instead."""
 
 
 class Instance:
-    """Run it with ``run``; it ends only by cancellation. What it cannot do now it waits for, and says so."""
+    """One instance, which ``run`` runs until it is cancelled. When something is unavailable it waits, and its status
+    says for what."""
 
     def __init__(self, plan: Plan, services: Services) -> None:
         self.plan = plan
         self._services = services
         self.source: Source | None = None
-        """While this process holds the instance."""
+        """The source, while this process runs the instance."""
         self.start = Status()
-        """Of getting to where the activities run."""
-        services.metrics.connector_waiting.labels(plan.name, "start").set_function(self.start.needs_somebody)
+        """The status of the start, up to where the activities run."""
+        services.metrics.connector_waiting.labels(plan.name, "start").set_function(self.start.needs_attention)
         self.activities: dict[str, Activity] = {}
         self.published = Counter[str]()
-        """By outcome, since this process runs it."""
+        """Entries by outcome, since this process runs the instance."""
         self._publisher: Publisher | None = None
         self._sweep: Sweep | None = None
         self._identities: Identities | None = None
         self._reconcile: Reconcile | None = None
-        self.held_elsewhere = False
-        """Another process runs it."""
-        self._answered: set[int] = set()
-        self._beats_done = 0
+        self.runs_elsewhere = False
+        """Whether another process runs it."""
+        self._completed_commands: set[int] = set()
+        self._heartbeats_done = 0
         self.unpublishable: dict[str, int] = {}
         """Documents with a problem, by its code."""
         self._not_paused = asyncio.Event()
@@ -76,60 +77,60 @@ class Instance:
                     self.plan.kind,
                     address=self._services.address,
                     access_every_seconds=max(self.plan.sweep_seconds, self.plan.groups_seconds),
-                ) as held:
-                    self.held_elsewhere = held is None
-                    if held is None:
-                        self.start.become("waiting", "another process runs it")
+                ) as current:
+                    self.runs_elsewhere = current is None
+                    if current is None:
+                        self.start.enter("waiting", "another process runs it")
                     else:
                         failures = 0
-                        await self._hold(held)
+                        await self._run_with(current)
             except LeaseLost as lost:
-                self.start.become("waiting", str(lost))
+                self.start.enter("waiting", str(lost))
             except Retryable as error:
-                self.start.become("waiting", explained(error))
+                self.start.enter("waiting", explained(error))
                 wait, failures = min(TAKEOVER_SECONDS, 0.2 * 2**failures), failures + 1
-            except Exception as error:  # noqa: BLE001 # one instance's trouble is not the others'
-                self.start.become("needs attention", explained(error))
+            except Exception as error:  # noqa: BLE001 # a fault of one instance must not end the others
+                self.start.enter("needs attention", explained(error))
                 log.warning("connector_needs_attention", source=self.plan.name, error=explained(error))
                 wait = min(self.plan.poll_seconds, 60.0)
             await asyncio.sleep(wait)
         raise asyncio.CancelledError
 
-    async def _hold(self, held: Lease) -> None:
-        """Until the lease is lost. Raises what made it end."""
-        state = State(self._services.pool, held.holder)
+    async def _run_with(self, current: Lease) -> None:
+        """Run the activities until the lease is lost. Raises the error that ended them."""
+        state = State(self._services.pool, current.holder)
         try:
-            rows = Rows(self._services.pool, held.holder)
+            rows = Rows(self._services.pool, current.holder)
             clock = Clock(await rows.last_stamp())
             throttled.set(lambda name, seconds: self._services.metrics.source_throttled.labels(name).inc(seconds))
             source = self.plan.make(self._context())
         except Misconfigured as error:
-            self.start.become("needs attention", explained(error))
-            await state.beat({"start": asdict(self.start)}, {}, [])
+            self.start.enter("needs attention", explained(error))
+            await state.heartbeat({"start": asdict(self.start)}, {}, [])
             raise
         try:
-            self._wire(source, state, rows, clock, (await state.reading()).activities)
-            await self._look_at_doubts(rows)
-            self.start.become("running")
+            self._wire(source, state, rows, clock, (await state.read_progress()).activities)
+            await self._read_in_doubt(rows)
+            self.start.enter("running")
             self.source = source
             # A task of its own: a TaskGroup of Python 3.11 that ends by an error leaves its task looking cancelled.
-            await asyncio.create_task(self._together(held, state), name=self.plan.name)
+            await asyncio.create_task(self._run_activities(current, state), name=self.plan.name)
         except BaseExceptionGroup as failed:
             raise _first(failed) from failed
         finally:
             self.source = None
             with suppress(Retryable, LeaseLost):
                 if self.activities:
-                    await self._beat(state)  # what was published since the last one counts
-                await state.leave()
+                    await self._heartbeat(state)  # with the counts since the last one
+                await state.mark_stopped()
             await source.close()
 
-    async def _together(self, held: Lease, state: State) -> None:
-        """Until one of them raises: then all end."""
+    async def _run_activities(self, current: Lease, state: State) -> None:
+        """Run all activities and the heartbeat until one of them raises; then end all."""
         async with asyncio.TaskGroup() as group:
             for activity in self.activities.values():
                 group.create_task(activity.loop(), name=f"{self.plan.name}:{activity.name}")
-            group.create_task(self._beats(held, state))
+            group.create_task(self._send_heartbeats(current, state))
 
     def _context(self) -> Context:
         folder = self._services.folder / self.plan.name
@@ -146,7 +147,7 @@ class Instance:
     def _wire(
         self, source: Source, state: State, rows: Rows, clock: Clock, before: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        """before: what the activities' statuses were when the instance was last run."""
+        """Create the activities. before: their statuses when the instance was last run."""
         publisher = Publisher(self._services.producer, rows)
         crawl = Crawl(
             source,
@@ -154,8 +155,8 @@ class Instance:
             publisher,
             clock,
             between_pages=self._between_pages,
-            loaded=lambda: self.activities["sweep"].ask(),
-            gap=lambda: self.activities["sweep"].ask("gap"),
+            on_loaded=lambda: self.activities["sweep"].trigger(),
+            on_gap=lambda: self.activities["sweep"].trigger("gap"),
         )
         sweep = Sweep(
             source,
@@ -163,8 +164,8 @@ class Instance:
             publisher,
             clock,
             between_pages=self._between_pages,
-            unrevised=lambda: self.activities["full"].ask("again"),
-            done=lambda: self.activities["reconcile"].ask(),
+            on_no_revisions=lambda: self.activities["full"].trigger("again"),
+            on_done=lambda: self.activities["reconcile"].trigger(),
         )
         identities = Identities(
             source,
@@ -175,13 +176,13 @@ class Instance:
             between_pages=self._between_pages,
         )
 
-        def look_again(ids: Collection[str], groups: bool) -> None:
-            if len(ids) > MASS_COUNT:
-                self.activities["sweep"].ask()  # it reads what is in doubt, and deletes much only when told to
+        def read_again(ids: Collection[str], groups: bool) -> None:
+            if len(ids) > MASS_DELETE_DOCUMENTS:
+                self.activities["sweep"].trigger()  # it fetches what is in doubt, and asks before a mass deletion
             elif ids:
-                self.activities["events"].ask(*ids)
+                self.activities["events"].trigger(*ids)
             if groups:
-                self.activities["groups"].ask()
+                self.activities["groups"].trigger()
 
         reconcile = Reconcile(
             self._services.pool,
@@ -190,129 +191,132 @@ class Instance:
             identities,
             clock,
             between_pages=self._between_pages,
-            look_again=look_again,
+            read_again=read_again,
         )
 
-        async def listen(_words: frozenset[str]) -> None:
+        async def listen(_arguments: frozenset[str]) -> None:
             await source.listen(self.react)
 
-        async def answer(asks: Sequence[int], outcome: Mapping[str, Any]) -> None:
-            await state.answer(asks, outcome)
-            self._answered.update(asks)
+        async def finish_commands(ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
+            await state.finish_commands(ids, outcome)
+            self._completed_commands.update(ids)
 
-        def activity(name: str, run: Any, every: float | None, *, first: float = 0.0, rests: bool = False) -> None:
-            self.activities[name] = one = Activity(
+        def add(name: str, run: Any, every: float | None, *, first: float = 0.0, rests: bool = False) -> None:
+            self.activities[name] = activity = Activity(
                 name,
                 run,
                 every_seconds=every,
                 first_in_seconds=first,
                 rests=rests,
-                on_done=answer,
+                on_done=finish_commands,
                 attention_seconds=min(self.plan.poll_seconds, 60.0),
                 not_paused=self._not_paused,
             )
-            one.status.succeeded_at = before.get(name, {}).get("succeeded_at")
+            activity.status.succeeded_at = before.get(name, {}).get("succeeded_at")
 
         plan = self.plan
-        activity("full", crawl.full, None)
-        activity("changes", crawl.changes, plan.poll_seconds, rests=True)
-        first = left_seconds(before.get("sweep"), plan.sweep_seconds)
-        activity("sweep", sweep.run, plan.sweep_seconds, first=first, rests=True)
-        activity("groups", identities.read_all, plan.groups_seconds, rests=True)
-        activity("tags", identities.read_some, None)
-        activity("events", crawl.fetch, None)
-        activity("reconcile", reconcile.run, None)
-        activity("listen", listen, None)
-        self.activities["full"].ask()
-        self.activities["listen"].ask()
-        for kind in KINDS:  # an increase from nothing is not seen
+        add("full", crawl.full, None)
+        add("changes", crawl.changes, plan.poll_seconds, rests=True)
+        first = seconds_until_due(before.get("sweep"), plan.sweep_seconds)
+        add("sweep", sweep.run, plan.sweep_seconds, first=first, rests=True)
+        add("groups", identities.read_all, plan.groups_seconds, rests=True)
+        add("tags", identities.read_some, None)
+        add("events", crawl.fetch, None)
+        add("reconcile", reconcile.run, None)
+        add("listen", listen, None)
+        self.activities["full"].trigger()
+        self.activities["listen"].trigger()
+        for kind in KINDS:  # Prometheus does not see an increase from an absent series
             self._services.metrics.reconciled.labels(self.plan.name, kind)
         self._publisher, self._sweep, self._identities, self._reconcile = publisher, sweep, identities, reconcile
 
-    async def _look_at_doubts(self, rows: Rows) -> None:
-        """The runner before this one may have published them, and was cut off before it could say so."""
-        ids = await rows.in_doubt(MANY + 1)
-        if len(ids) > MANY:
-            self.activities["sweep"].ask()
+    async def _read_in_doubt(self, rows: Rows) -> None:
+        """Read the documents in doubt: the last runner may have published them and ended before it could record it."""
+        ids = await rows.in_doubt(MAX_PENDING_NAMES + 1)
+        if len(ids) > MAX_PENDING_NAMES:
+            self.activities["sweep"].trigger()
         elif ids:
-            self.activities["events"].ask(*ids)
+            self.activities["events"].trigger(*ids)
 
-    # What the world says
+    # Events of the source
 
     async def react(self, reaction: Reaction) -> None:
-        """Have it done, soon. Doubled or out of order changes nothing: only what to read again is kept."""
+        """Trigger what an event asks for. Repeated events and events out of order do no harm: they only say what to
+        read again."""
         if not self.activities:
-            return  # not running here now: whoever takes over reads everything that matters
-        if len(reaction.ids) + self.activities["events"].waiting > MANY:
-            self.activities["changes"].ask()
-            self.activities["sweep"].ask()
+            return  # not running here now: the process that takes over reads everything that is due
+        if len(reaction.ids) + self.activities["events"].pending > MAX_PENDING_NAMES:
+            self.activities["changes"].trigger()
+            self.activities["sweep"].trigger()
         elif reaction.ids:
-            self.activities["events"].ask(*reaction.ids)
-        if len(reaction.groups) + self.activities["tags"].waiting > MANY:
-            self.activities["groups"].ask()
+            self.activities["events"].trigger(*reaction.ids)
+        if len(reaction.groups) + self.activities["tags"].pending > MAX_PENDING_NAMES:
+            self.activities["groups"].trigger()
         elif reaction.groups:
-            self.activities["tags"].ask(*reaction.groups)
+            self.activities["tags"].trigger(*reaction.groups)
         if reaction.changes:
-            self.activities["changes"].ask()
+            self.activities["changes"].trigger()
         if reaction.sweep:
-            self.activities["sweep"].ask()
+            self.activities["sweep"].trigger()
 
     async def on_event(self, request: Request) -> Reaction:
-        """Raises Refused; Retryable when the instance does not run here at present."""
+        """Pass a request to the source and trigger its reaction. Raises Refused, and Retryable while the instance does
+        not run here."""
         if self.source is None:
             raise Retryable(f"connector {self.plan.name} is not running yet: {self.start.reason or 'starting'}")
         reaction = await self.source.on_event(request)
         await self.react(reaction)
         return reaction
 
-    # What people say
+    # Commands of operators
 
-    async def _beats(self, held: Lease, state: State) -> None:
+    async def _send_heartbeats(self, current: Lease, state: State) -> None:
         while not is_cancelled():
-            await held.check()
-            with suppress(Retryable):  # the lease stands: the next beat tells more
-                await self._beat(state)
-            await asyncio.sleep(BEAT_SECONDS)
+            await current.check()
+            with suppress(Retryable):  # the lease stands: the next heartbeat carries the counts
+                await self._heartbeat(state)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
         raise asyncio.CancelledError
 
-    async def _beat(self, state: State) -> None:
+    async def _heartbeat(self, state: State) -> None:
+        """Write the status, and take the commands that wait."""
         assert self._publisher is not None
         counts = Counter(self._publisher.counts)
-        paused, asks = await state.beat(
-            {name: activity.shown() for name, activity in self.activities.items()},
+        paused, commands = await state.heartbeat(
+            {name: activity.json() for name, activity in self.activities.items()},
             counts,
-            [{"code": one.code, "message": one.message} for one in self.problems()],
+            [{"code": problem.code, "message": problem.message} for problem in self.problems()],
         )
         self._publisher.counts -= counts
         self.published += counts
-        self._measured(counts)
-        if self._beats_done % PROBLEMS_EVERY == 0:
+        self._update_metrics(counts)
+        if self._heartbeats_done % PROBLEM_COUNT_HEARTBEATS == 0:
             self.unpublishable = await self._publisher.rows.problems()
-        self._beats_done += 1
+        self._heartbeats_done += 1
         if paused:
             self._not_paused.clear()
         else:
             self._not_paused.set()
-        for ask in asks:
-            if ask.id not in self._answered:
-                self._dispatch(ask)
+        for command in commands:
+            if command.id not in self._completed_commands:
+                self._dispatch(command)
 
-    def _dispatch(self, ask: Ask) -> None:
-        match ask.action:
+    def _dispatch(self, command: Command) -> None:
+        match command.action:
             case "document":
-                self.activities["events"].ask(ask.argument or "", ask=ask.id)
+                self.activities["events"].trigger(command.argument or "", command=command.id)
             case "allow_mass_delete":
-                self.activities["sweep"].ask("allow", ask=ask.id)
+                self.activities["sweep"].trigger("allow", command=command.id)
             case "load":
-                self.activities["full"].ask(ask=ask.id)
+                self.activities["full"].trigger(command=command.id)
             case "full":
-                self.activities["full"].ask("again", ask=ask.id)
+                self.activities["full"].trigger("again", command=command.id)
             case name if name in self.activities:
-                self.activities[name].ask(ask=ask.id)
-            case name:  # asked by a newer version than this
-                log.warning("connector_ask_unknown", source=self.plan.name, action=name)
+                self.activities[name].trigger(command=command.id)
+            case name:  # the command of a newer version
+                log.warning("connector_command_unknown", source=self.plan.name, action=name)
 
-    def _measured(self, counts: Counter[str]) -> None:
+    def _update_metrics(self, counts: Counter[str]) -> None:
         metrics, source = self._services.metrics, self.plan.name
         for outcome, n in counts.items():
             metrics.connector_outcomes.labels(source, outcome).inc(n)
@@ -328,28 +332,27 @@ class Instance:
         metrics.connector_problems.labels(source, "documents").set(sum(self.unpublishable.values()))
 
     def problems(self) -> list[Problem]:
-        """Of the instance as a whole."""
-        found = [
+        """Return the problems of the instance as a whole."""
+        return [
             *(self._sweep.problems if self._sweep else ()),
             *(self._identities.problems if self._identities else ()),
             *(self._reconcile.problems if self._reconcile else ()),
+            *(
+                Problem(self.plan.name, "needs_attention", f"{name}: {activity.status.reason}")
+                for name, activity in self.activities.items()
+                if activity.status.needs_attention()
+            ),
         ]
-        found += [
-            Problem(self.plan.name, "needs_attention", f"{name}: {one.status.reason}")
-            for name, one in self.activities.items()
-            if one.status.state == "needs attention"
-        ]
-        return found
 
     def report(self) -> dict[str, Any]:
-        """For the worker's /status."""
+        """Return the part of the worker's /status that describes this instance."""
         return {
             "name": self.plan.name,
             "tenant": self.plan.tenant,
             "kind": self.plan.kind,
             "start": asdict(self.start),
-            "activities": {name: one.shown() for name, one in self.activities.items()},
-            "problems": [{"code": one.code, "message": one.message} for one in self.problems()],
+            "activities": {name: activity.json() for name, activity in self.activities.items()},
+            "problems": [{"code": problem.code, "message": problem.message} for problem in self.problems()],
             "published": dict(self.published),
         }
 
@@ -359,6 +362,6 @@ class Instance:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """What ended the others."""
+    """Return the error that ended the other tasks of the group."""
     error: BaseException = group.exceptions[0]
     return _first(error) if isinstance(error, BaseExceptionGroup) else error

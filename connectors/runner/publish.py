@@ -1,4 +1,4 @@
-"""Publishes entries of a source: intent in Postgres, events in Kafka, rows, and only then the cursor."""
+"""Publishes entries of a source: intent to Postgres, events to Kafka, then the rows and the cursor to Postgres."""
 
 from __future__ import annotations
 
@@ -11,84 +11,89 @@ from datetime import datetime
 from connectors.runner.compare import Decision, Event, Observation, decide, decide_access, is_storable_id
 from connectors.runner.rows import Rows
 from connectors.source import Cursor, Entry, Listed
-from pipeline.core.errors import Retryable
 from pipeline.core.model import Lane
-from pipeline.kafka.producer import Delivery, NotDelivered, Producer
+from pipeline.kafka.client import certain, deliver
+from pipeline.kafka.producer import Producer
 from pipeline.observability import tracing
 from topics.messages import DocumentUpserted
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, Topic
 
 
-class Locks:
-    """Law: whoever holds some ids is alone with them, and nobody waits for ids that he did not ask for."""
+class DocumentLocks:
+    """Law: one task at a time holds an id, and a task waits only for the ids that it requests."""
 
     def __init__(self) -> None:
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     @asynccontextmanager
-    async def held(self, ids: Collection[str]) -> AsyncIterator[None]:
+    async def hold(self, ids: Collection[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for one in sorted(set(ids)):  # in one order for everybody: nobody waits in a circle
-                await stack.enter_async_context(self._one(one))
+            for external_id in sorted(set(ids)):  # always in this order: two tasks cannot deadlock
+                await stack.enter_async_context(self._hold_one(external_id))
             yield
 
     @asynccontextmanager
-    async def _one(self, one: str) -> AsyncIterator[None]:
-        lock, users = self._locks.get(one, (asyncio.Lock(), 0))
-        self._locks[one] = (lock, users + 1)
+    async def _hold_one(self, external_id: str) -> AsyncIterator[None]:
+        lock, users = self._locks.get(external_id, (asyncio.Lock(), 0))
+        self._locks[external_id] = (lock, users + 1)
         try:
             async with lock:
                 yield
         finally:
-            lock, users = self._locks[one]
+            lock, users = self._locks[external_id]
             if users == 1:
-                del self._locks[one]
+                del self._locks[external_id]
             else:
-                self._locks[one] = (lock, users - 1)
+                self._locks[external_id] = (lock, users - 1)
 
 
 DELIVERY_SECONDS = 60.0
-MAX_BYTES = 16 * 1024 * 1024
-"""Of one page, under way at once."""
-MARKED_AT_ONCE = 100
-"""Documents that wait for each other's pages: a page may take as long as Kafka does."""
+"""How long Kafka may take to acknowledge the events of one page."""
+MAX_UNACKNOWLEDGED_BYTES = 16 * 1024 * 1024
+"""Content of one page that is sent before Kafka has to acknowledge it."""
+MAX_MARKED_DOCUMENTS = 100
+"""Documents that are marked as in doubt at once: each waits for the pages of all of them, and a page takes as long as
+Kafka does."""
 
 
 class Publisher:
-    """Of one instance; for any number of tasks.
+    """Publishes the documents of one instance; may be shared by any number of tasks.
 
-    Law: a document is in doubt in Postgres before an event of it is handed to Kafka, and no longer when Kafka has
-    acknowledged it: rows and cursor are written after that. What two tasks learn of one document is published in the
-    order in which the source was asked. Methods raise Retryable while Kafka or Postgres is away, and LeaseLost (before
-    anything was sent, where another runner has taken over by then).
+    Law: a document is in doubt in Postgres before an event of it is handed to Kafka, until Kafka has acknowledged the
+    event: rows and cursor are written after that. What two tasks read of one document is published in the order of
+    their requests to the source. Methods raise Retryable while Kafka or Postgres is away, and LeaseLost when another
+    runner has taken over (if it has done so by then, before anything is sent).
     """
 
     def __init__(self, producer: Producer, rows: Rows) -> None:
         self._producer = producer
         self.rows = rows
-        self._locks = Locks()
-        self._asking: dict[object, tuple[datetime, frozenset[str] | None]] = {}
-        """Questions under way: when each was stamped, and what it names (None: any document)."""
+        self._locks = DocumentLocks()
+        self._open_requests: dict[object, tuple[datetime, frozenset[str] | None]] = {}
+        """The stamps of requests whose responses are not published yet, and their documents (None: any document)."""
         self.counts: Counter[str] = Counter()
-        """Published since somebody last took them away, by outcome."""
-        self.invalid: dict[str, str] = {}
-        """Ids that no table takes, as they can be shown, and what is wrong."""
+        """Entries by outcome, since the caller last subtracted them."""
 
     @contextmanager
-    def asking(self, at: datetime, ids: Collection[str] | None = None) -> Iterator[None]:
-        """Around a question to the source that was stamped ``at``, until its answer is published. ids: of which alone
-        it is answered."""
-        question = object()
-        self._asking[question] = at, None if ids is None else frozenset(ids)
+    def track_request(self, at: datetime, ids: Collection[str] | None = None) -> Iterator[None]:
+        """Enclose a request to the source that was stamped ``at``, until its response is published.
+
+        ids: the documents that the response can hold; None for any.
+        """
+        request = object()
+        self._open_requests[request] = at, None if ids is None else frozenset(ids)
         try:
             yield
         finally:
-            del self._asking[question]
+            del self._open_requests[request]
 
-    def awaited(self, ids: Collection[str], at: datetime) -> set[str]:
-        """Those of which a question that was asked before may still be answered: what is learned of them now has to be
-        written even where it is nothing new, or the older answer would count for more."""
-        named = [names for asked, names in self._asking.values() if asked < at]
+    def requested_before(self, ids: Collection[str], at: datetime) -> set[str]:
+        """Return the documents that the response to an earlier open request may still hold.
+
+        A later observation of them has to be written even if it changes nothing: the older response would otherwise
+        count as newer.
+        """
+        named = [names for stamp, names in self._open_requests.values() if stamp < at]
         return set(ids) if None in named else {id_ for id_ in ids for names in named if names and id_ in names}
 
     async def publish(
@@ -100,20 +105,22 @@ class Publisher:
         full: Cursor | None = None,
         changes: Cursor | None = None,
     ) -> Counter[str]:
-        """Publish what differs, of what the source was asked for at ``at``; then keep the cursor. Returns what became
-        of the entries, by outcome. lane: of upserts; whatever takes something away is live."""
-        by_id = {entry.external_id: entry for entry in entries}  # of a doubled one the later counts
-        async with self._locks.held(by_id):
-            known = await self.rows.find([one for one in by_id if is_storable_id(one)]) if by_id else {}
-            decisions = [decide(known.get(id_), entry, self._observation(at)) for id_, entry in by_id.items()]
-            return await self._carry_out(decisions, at, lane, full=full, changes=changes)
+        """Publish the entries that differ from their rows; then store the cursor. Returns the entries by outcome.
 
-    async def relisted(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
-        """Publish the access that a listing showed for documents that are known."""
-        async with self._locks.held(entries):
+        at: the stamp of the request to the source. lane: of upserts; deletes and changes of access are always live.
+        """
+        by_id = {entry.external_id: entry for entry in entries}  # of two entries with one id the later counts
+        async with self._locks.hold(by_id):
+            known = await self.rows.find([id_ for id_ in by_id if is_storable_id(id_)]) if by_id else {}
+            decisions = [decide(known.get(id_), entry, self._observation(at)) for id_, entry in by_id.items()]
+            return await self._publish_decisions(decisions, at, lane, full=full, changes=changes)
+
+    async def publish_access(self, entries: Mapping[str, Listed], at: datetime) -> Counter[str]:
+        """Publish the access that a listing showed for known documents."""
+        async with self._locks.hold(entries):
             known = await self.rows.find(entries)
             decisions = [decide_access(row, entries[id_], self._observation(at)) for id_, row in known.items()]
-            return await self._carry_out(decisions, at, "live")
+            return await self._publish_decisions(decisions, at, "live")
 
     async def mark_in_doubt(self, differences: Mapping[str, tuple[int, str]], stamp: Callable[[], datetime]) -> None:
         """Mark documents that differ from the ledger as in doubt (``Rows.mark_in_doubt``).
@@ -122,12 +129,12 @@ class Publisher:
         published anything.
         """
         names = sorted(differences)
-        for start in range(0, len(names), MARKED_AT_ONCE):
-            some = names[start : start + MARKED_AT_ONCE]
-            async with self._locks.held(some):
-                await self.rows.mark_in_doubt({name: differences[name] for name in some}, stamp())
+        for start in range(0, len(names), MAX_MARKED_DOCUMENTS):
+            page = names[start : start + MAX_MARKED_DOCUMENTS]
+            async with self._locks.hold(page):
+                await self.rows.mark_in_doubt({name: differences[name] for name in page}, stamp())
 
-    async def _carry_out(
+    async def _publish_decisions(
         self,
         decisions: Sequence[Decision],
         at: datetime,
@@ -139,37 +146,24 @@ class Publisher:
         publishing = [decision for decision in decisions if decision.events]
         if publishing:
             events = [event for decision in publishing for event in decision.events]
-            with tracing.begin("publish", parent="", gathers=True, attributes=self.about) as span:
+            with tracing.begin("publish", parent="", gathers=True, attributes=self.span_attributes) as span:
                 span.note({"penstock.events": len(events)})
                 await self.rows.intend([decision.row for decision in publishing if decision.row is not None], at)
                 await self._deliver(events, lane)
-        rows = [one.row for one in decisions if one.row is not None and one.outcome != "late"]
+        rows = [decision.row for decision in decisions if decision.row is not None and decision.outcome != "late"]
         if rows or full is not None or changes is not None:
             await self.rows.save(rows, at, full=full, changes=changes)
-        tally = Counter[str](one.outcome for one in decisions)
+        tally = Counter[str](decision.outcome for decision in decisions)
         self.counts.update(tally)
         return tally
 
     async def _deliver(self, events: Sequence[Event], lane: Lane) -> None:
-        under_way: list[Delivery] = []
-        size = 0
-        try:
-            async with asyncio.timeout(DELIVERY_SECONDS):
-                for event in events:
-                    under_way.append(await self._producer.send(_topic(event, lane), event))
-                    size += len(event.content) if isinstance(event, DocumentUpserted) else 0
-                    if size > MAX_BYTES:
-                        await _acknowledged(under_way)
-                        under_way, size = [], 0
-                await _acknowledged(under_way)
-        except TimeoutError as error:
-            raise Retryable(f"Kafka did not confirm within {DELIVERY_SECONDS:.0f} s", service="kafka") from error
-        except NotDelivered as error:
-            raise Retryable(str(error), service="kafka") from error
+        async with certain(DELIVERY_SECONDS):
+            for batch in _batches(events):
+                await deliver(self._producer.send(_topic(event, lane), event) for event in batch)
 
     @property
-    def about(self) -> tracing.Attributes:
-        """For spans."""
+    def span_attributes(self) -> tracing.Attributes:
         return {"penstock.tenant": self.rows.holder.tenant, "penstock.source": self.rows.holder.source}
 
     def _observation(self, at: datetime) -> Observation:
@@ -177,10 +171,15 @@ class Publisher:
 
 
 def _topic(event: Event, lane: Lane) -> Topic:
-    """A delete or a revocation never waits behind a crawl."""
+    """Return the topic of an event: a delete or a revocation never waits behind a crawl."""
     return DOCUMENTS_BACKFILL if lane == "backfill" and isinstance(event, DocumentUpserted) else DOCUMENTS_LIVE
 
 
-async def _acknowledged(under_way: Sequence[Delivery]) -> None:
-    for delivery in under_way:
-        await asyncio.shield(delivery)
+def _batches(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """Split events into batches, each of which ends with the event that exceeds MAX_UNACKNOWLEDGED_BYTES."""
+    start = size = 0
+    for end, event in enumerate(events, 1):
+        size += len(event.content) if isinstance(event, DocumentUpserted) else 0
+        if size > MAX_UNACKNOWLEDGED_BYTES or end == len(events):
+            yield events[start:end]
+            start, size = end, 0

@@ -1,4 +1,4 @@
-"""What has been published of each document, and how far an instance was read: one transaction for both."""
+"""The state of an instance's documents as last published, in Postgres: written in one transaction with its cursors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LeaseLost(PenstockError):
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Whose rows these are, and who may write them: the runner that took the instance over last."""
+    """The instance that rows belong to, and the epoch of the runner that may write them: the last one to take over."""
 
     tenant: str
     source: str
@@ -34,9 +34,9 @@ class Holder:
 
 
 @dataclass(frozen=True, slots=True)
-class Accepted:
-    """A living document as the ledger has it. Tags are qualified by the source. ``has_letter``: an event of it waits as
-    a dead letter."""
+class LedgerDocument:
+    """A living document as the ledger has it. Tags are qualified by the source; ``has_letter`` says that an event of it
+    waits as a dead letter."""
 
     external_id: str
     version: int
@@ -47,13 +47,13 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Sweepable:
-    """A document's row as the end of a sweep looks at it."""
+class SweepRow:
+    """The part of a document's row that the end of a sweep reads."""
 
     external_id: str
     is_published: bool
-    is_old: bool
-    """Nobody has written it since the sweep began."""
+    is_unchanged: bool
+    """Whether the row was not written since the sweep began."""
 
 
 _COLUMNS: LiteralString = (
@@ -61,30 +61,32 @@ _COLUMNS: LiteralString = (
     " content_at, access_at, gone, in_doubt_since"
 )
 _READ: LiteralString = f"{_COLUMNS}, withdrawn_at IS NOT NULL, unlisted_since IS NOT NULL"
-"""Whether a document is withdrawn is an operator's to write, never a runner's."""
+"""The columns that are read. A runner never writes ``withdrawn_at``, which belongs to the operator."""
 
 
 class Rows:
-    """Law: what ``intend`` or ``save`` was given is written whole or not at all, cursor included, and only while the
-    lease is held: neither commits after another runner has taken the instance over.
-    Every method raises Retryable while Postgres is away; those that write raise LeaseLost."""
+    """The rows of one instance.
+
+    Law: ``intend`` and ``save`` write all their rows and the cursor, or nothing, and only while the lease is held:
+    neither commits after another runner has taken the instance over. Every method raises Retryable while Postgres is
+    away; those that write raise LeaseLost.
+    """
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
         self._pool = pool
         self.holder = holder
 
     async def now(self) -> datetime:
-        """Postgres' clock, by which sweeps are told apart."""
+        """Return the time by Postgres' clock, which orders sweeps and writes."""
         return (await self._all("SELECT clock_timestamp()"))[0][0]  # type: ignore[no-any-return]
 
     async def last_stamp(self) -> datetime | None:
-        """The newest observed_at that may have been sent."""
-        found = await self._all(
-            "SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", *self._me
-        )
-        return found[0][0] if found else None
+        """Return the newest observed_at that may have been sent, or None."""
+        rows = await self._all("SELECT observed_at FROM connector_sources WHERE tenant = %s AND source = %s", *self._me)
+        return rows[0][0] if rows else None
 
     async def find(self, ids: Collection[str]) -> dict[str, Row]:
+        """Return the rows of these documents, by external id."""
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
@@ -94,10 +96,12 @@ class Rows:
                 return {row.external_id: row async for row in cursor}
 
     async def intend(self, rows: Sequence[Row], stamp: datetime) -> None:
-        """Before events that lead to these rows are handed to Kafka: their documents are in doubt until ``save``.
-        stamp: the newest observed_at among the events.
+        """Record that events for these rows are about to be handed to Kafka: their documents are in doubt until
+        ``save``.
 
-        A program that does not know ``in_doubt_since`` reads "published, to be published again"."""
+        stamp: the newest observed_at among the events. A version of Penstock that does not know ``in_doubt_since``
+        reads such a row as published and to be published again.
+        """
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -115,21 +119,23 @@ class Rows:
                 )
 
     async def in_doubt(self, limit: int) -> list[str]:
-        """Documents of which an event may have been sent that was never confirmed. Those that only the ledger knows
-        are a sweep's matter: it alone deletes."""
-        found = await self._all(
+        """Return documents of which an event may have been sent and was never confirmed.
+
+        Documents that only the ledger knows are not among them: a sweep handles them, because it alone deletes.
+        """
+        rows = await self._all(
             "SELECT external_id FROM connector_items WHERE tenant = %s AND source = %s"
             " AND in_doubt_since IS NOT NULL AND swept_at > '-infinity' LIMIT %s",
             *self._me,
             limit,
         )
-        return [row[0] for row in found]
+        return [row[0] for row in rows]
 
     async def save(
         self, rows: Iterable[Row], stamp: datetime, *, full: Cursor | None = None, changes: Cursor | None = None
     ) -> None:
-        """Write rows, and with them the cursor that they lead up to. stamp: the newest observed_at among them. What
-        somebody has marked as in doubt since then (`penstock recover`) stays in doubt."""
+        """Write rows, and the cursor that they lead up to. stamp: the newest observed_at among them. Documents that
+        were marked as in doubt since then (`penstock recover`) stay in doubt."""
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -163,19 +169,19 @@ class Rows:
                         raise LeaseLost(f"connector {self.holder.source} is run by another process now")
 
     async def problems(self) -> dict[str, int]:
-        """Documents that cannot be published as they are, by why."""
-        found = await self._all(
+        """Count the documents that cannot be published as they are, by problem code."""
+        rows = await self._all(
             "SELECT problem_code, count(*) FROM connector_items WHERE tenant = %s AND source = %s"
             " AND problem_code IS NOT NULL GROUP BY problem_code ORDER BY problem_code",
             *self._me,
         )
-        return {code: int(n) for code, n in found}
+        return {code: int(n) for code, n in rows}
 
-    async def sweepable(self, since: datetime, after: str) -> list[Sweepable]:
-        """The next page by external id, after this one, of all that the end of a sweep may have to do with: not of
-        documents whose delete was published and that have no problem."""
+    async def sweep_page(self, since: datetime, after: str) -> list[SweepRow]:
+        """Return the next rows for the end of a sweep that began at ``since``, by external id. Rows of documents whose
+        delete was published, and that have no problem, are left out."""
         with translated("connector_items"):
-            async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(Sweepable)) as cur:
+            async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(SweepRow)) as cur:
                 await cur.execute(
                     "SELECT external_id, version IS NOT NULL AND NOT gone, swept_at < %s FROM connector_items"
                     " WHERE tenant = %s AND source = %s AND external_id > %s"
@@ -185,8 +191,8 @@ class Rows:
                 return await cur.fetchall()
 
     async def mark_unlisted(self, ids: Sequence[str], since: datetime) -> None:
-        """A sweep that began then lacks these published documents, and may not delete them. Listed or read again, they
-        lose the mark; those that have it are not written again."""
+        """Mark published documents that a sweep lacks and may not delete; ``since`` is when it began. They lose the
+        mark when they are listed or read again; those that have it already are not written."""
         await self._write(
             "UPDATE connector_items SET unlisted_since = %s WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND swept_at < %s AND unlisted_since IS NULL",
@@ -197,7 +203,7 @@ class Rows:
         )
 
     async def forget_unpublished(self, ids: Sequence[str], since: datetime) -> None:
-        """Problems of documents that are gone, never were published, and were not written since then."""
+        """Delete the problems of documents that are gone, were never published, and were not written since then."""
         await self._write(
             "DELETE FROM connector_items WHERE tenant = %s AND source = %s AND external_id = ANY(%s)"
             " AND version IS NULL AND withdrawn_at IS NULL AND swept_at < %s",
@@ -213,11 +219,11 @@ class Rows:
             since,
         )
 
-    # The ledger, as far as it is ours to know
+    # The ledger, as far as a connector may read it
 
-    async def ledger(self, after: str, limit: int) -> list[tuple[UUID, Accepted]]:
-        """Living documents of this source, by id. after: an id, or "" for the first ones."""
-        found = await self._all(
+    async def ledger(self, after: str, limit: int) -> list[tuple[UUID, LedgerDocument]]:
+        """Return the next living documents of this source, by id. after: an id, or "" for the first page."""
+        rows = await self._all(
             "SELECT id, external_id, version, access_observed_at, coalesce(acl_tags, '{}'),"
             " coalesce(required_tags, '{}'), has_letter FROM ledger_documents(%s, %s, %s, %s)",
             *self._me,
@@ -225,24 +231,24 @@ class Rows:
             limit,
         )
         return [
-            (id_, Accepted(name, version, at, tuple(acl), tuple(required), has_letter))
-            for id_, name, version, at, acl, required, has_letter in found
+            (id_, LedgerDocument(name, version, at, tuple(acl), tuple(required), has_letter))
+            for id_, name, version, at, acl, required, has_letter in rows
         ]
 
     async def ledger_letters(self, ids: Sequence[UUID]) -> dict[UUID, datetime]:
-        """Of those of which an event waits as a dead letter: when the newest one came."""
+        """Return when the newest dead letter of each document arrived, for those that have one."""
         return dict(await self._all("SELECT id, at FROM ledger_letters(%s)", list(ids)))
 
     async def ledger_lacks(self, ids: Sequence[UUID]) -> list[UUID]:
-        """Those that are not alive there, and of which no event waits as a dead letter."""
+        """Return the documents that are not alive in the ledger, and of which no event waits as a dead letter."""
         return [row[0] for row in await self._all("SELECT ledger_lacks(%s)", list(ids))]
 
     async def handled(self) -> dict[str, datetime]:
-        """By stage: everything that was sent before this moment has been handled."""
+        """Return a time for each stage: everything that was sent before it has been handled."""
         return dict(await self._all("SELECT stage, until FROM handled"))
 
     async def page(self, after: str, limit: int) -> list[Row]:
-        """Rows in the order of their external ids."""
+        """Return the next rows in the order of their external ids."""
         with translated("connector_items"):
             async with self._pool.connection() as connection, connection.cursor(row_factory=args_row(_row)) as cursor:
                 await cursor.execute(
@@ -253,9 +259,12 @@ class Rows:
                 return await cursor.fetchall()
 
     async def mark_in_doubt(self, differences: Mapping[str, tuple[int, str]], stamp: datetime) -> None:
-        """Mark documents that differ from the ledger as in doubt. differences: external id → (its version there, the
-        kind). One without a row gets one that no listing has shown: the next sweep asks the source for it."""
-        given = [(name, version, kind) for name, (version, kind) in differences.items()]
+        """Mark documents that differ from the ledger as in doubt.
+
+        differences: external id → (its version in the ledger, the kind of the difference). A document without a row
+        gets one that counts as unlisted: the next sweep fetches it.
+        """
+        values = [(name, version, kind) for name, (version, kind) in differences.items()]
         with translated("connector_items"):
             async with self._pool.connection() as connection:
                 await require_lease(connection, self.holder)
@@ -273,7 +282,7 @@ class Rows:
                         difference_at = EXCLUDED.difference_at
                     WHERE mine.in_doubt_since IS NULL
                     """,
-                    [*self._me, stamp, *(list(column) for column in zip(*given, strict=True))],
+                    [*self._me, stamp, *(list(column) for column in zip(*values, strict=True))],
                 )
 
     @property
@@ -293,7 +302,8 @@ class Rows:
 
 
 async def require_lease(connection: Connection, holder: Holder) -> None:
-    """Raises LeaseLost. A takeover waits until the transaction has ended, so that nothing is written after it."""
+    """Raise LeaseLost if another runner has taken over. A takeover waits until the transaction has ended, so that this
+    runner writes nothing after it."""
     cursor = await connection.execute(
         "SELECT 1 FROM connectors WHERE tenant = %s AND source = %s AND epoch = %s FOR NO KEY UPDATE",
         [holder.tenant, holder.source, holder.epoch],

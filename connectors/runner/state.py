@@ -26,22 +26,25 @@ FullState = Literal["due", "running", "done"]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How far an instance was read."""
+class ReadProgress:
+    """How far the source of an instance was read."""
 
     changes_cursor: Cursor | None
     full_cursor: Cursor | None
     full_state: FullState
     loaded_at: datetime | None
-    """When a full read first came to its end. None: this is the first load."""
+    """When a full read was first completed; None during the first load."""
     activities: Mapping[str, Mapping[str, Any]]
-    """As the runner before this one left them."""
+    """The statuses of the activities that the last runner wrote."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """What somebody asked for: load (the first one, to its end), full (again), sweep, changes, groups, document
-    (argument: its external id), allow_mass_delete (a sweep that may delete much)."""
+class Command:
+    """An operator's command to a runner (``connector_asks``).
+
+    Actions: load (complete the first load), full (read everything again), sweep, changes, groups, document (fetch the
+    one whose external id is the argument), allow_mass_delete (a sweep that may delete many documents).
+    """
 
     id: int
     action: str
@@ -49,52 +52,55 @@ class Ask:
 
 
 class State:
-    """Of one instance, on behalf of the runner that holds it. Methods raise Retryable while Postgres is away; those
-    that write raise LeaseLost."""
+    """The state of one instance, for the runner that holds its lease. Methods raise Retryable while Postgres is away;
+    those that write raise LeaseLost."""
 
     def __init__(self, pool: Pool, holder: Holder) -> None:
         self._pool = pool
         self.holder = holder
 
-    async def reading(self) -> Reading:
+    async def read_progress(self) -> ReadProgress:
         with translated("connectors"):
             async with (
                 self._pool.connection() as connection,
-                connection.cursor(row_factory=class_row(Reading)) as cursor,
+                connection.cursor(row_factory=class_row(ReadProgress)) as cursor,
             ):
                 await cursor.execute(
                     "SELECT changes_cursor, full_cursor, full_state, loaded_at, activities FROM connectors"
                     " WHERE tenant = %s AND source = %s",
                     self._me,
                 )
-                found = await cursor.fetchone()
-                if found is None:
+                progress = await cursor.fetchone()
+                if progress is None:
                     raise LeaseLost(f"connector {self.holder.source} was removed")
-                return found
+                return progress
 
-    async def started(self, cursor: Cursor) -> None:
-        """Changes are read from here."""
+    async def set_changes_cursor(self, cursor: Cursor) -> None:
+        """Read changes from here on."""
         await self._set("changes_cursor = %s", Jsonb(dict(cursor)))
 
-    async def full(self, state: FullState) -> None:
-        """due, running: from the beginning. done: it came to its end."""
+    async def set_full_state(self, state: FullState) -> None:
+        """Set the state of the full read: due and running start it from the beginning, done completes it."""
         if state == "done":
             await self._set("full_state = 'done', full_cursor = NULL, loaded_at = coalesce(loaded_at, now())")
         else:
             await self._set("full_state = %s, full_cursor = NULL", state)
 
-    async def guard(self, found: Mapping[str, Any] | None) -> None:
-        await self._set("guard = %s", None if found is None else Jsonb(dict(found)))
+    async def set_guard(self, guard: Mapping[str, Any] | None) -> None:
+        """Record the mass deletion that waits for an operator's confirmation; None removes it."""
+        await self._set("guard = %s", None if guard is None else Jsonb(dict(guard)))
 
-    async def reconciled(self, outcome: Mapping[str, Any]) -> None:
-        """A comparison with the ledger came to its end. outcome: small JSON, for status."""
+    async def save_reconciliation(self, outcome: Mapping[str, Any]) -> None:
+        """Record a completed comparison with the ledger. outcome: small JSON, shown by `penstock status`."""
         await self._set("reconciliation = %s || jsonb_build_object('at', clock_timestamp())", Jsonb(dict(outcome)))
 
-    async def beat(
+    async def heartbeat(
         self, activities: Mapping[str, Any], counts: Mapping[str, int], problems: Sequence[Mapping[str, str]]
-    ) -> tuple[bool, list[Ask]]:
-        """A sign of life; counts: what was published since the last one. Returns whether the instance is paused, and
-        what it is asked to do."""
+    ) -> tuple[bool, list[Command]]:
+        """Write the runner's status. Returns whether the instance is paused, and the commands that wait.
+
+        counts: what was published since the last heartbeat.
+        """
         with translated("connectors"):
             async with self._pool.connection() as connection:
                 cursor = await connection.execute(
@@ -118,10 +124,10 @@ class State:
                     " AND done_at IS NULL ORDER BY id",
                     self._me,
                 )
-                return bool(row[0]), [Ask(*ask) for ask in await cursor.fetchall()]
+                return bool(row[0]), [Command(*command) for command in await cursor.fetchall()]
 
-    async def leave(self) -> None:
-        """The instance is left in good order: nobody has to wait to see that it is silent."""
+    async def mark_stopped(self) -> None:
+        """Record that the runner stops in an orderly way, so that the instance shows as not running at once."""
         with translated("connectors"):
             async with self._pool.connection() as connection:
                 await connection.execute(
@@ -130,7 +136,7 @@ class State:
                     [*self._me, self.holder.epoch],
                 )
 
-    async def answer(self, ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
+    async def finish_commands(self, ids: Sequence[int], outcome: Mapping[str, Any]) -> None:
         with translated("connectors"):
             async with self._pool.connection() as connection:
                 await connection.execute(
@@ -141,11 +147,11 @@ class State:
     async def _set(self, assignments: LiteralString, *parameters: object) -> None:
         with translated("connectors"):
             async with self._pool.connection() as connection:
-                done = await connection.execute(
-                    f"UPDATE connectors SET {assignments} WHERE tenant = %s AND source = %s AND epoch = %s",  # noqa: S608 — callers hand literals
+                cursor = await connection.execute(
+                    f"UPDATE connectors SET {assignments} WHERE tenant = %s AND source = %s AND epoch = %s",  # noqa: S608 — callers pass literals
                     [*parameters, *self._me, self.holder.epoch],
                 )
-                if not done.rowcount:
+                if not cursor.rowcount:
                     raise LeaseLost(f"connector {self.holder.source} is run by another process now")
 
     @property
@@ -187,17 +193,19 @@ class PostgresMemory:
                     )
 
 
-CLASS = 7_300_008
-"""First half of the lock's two-part number: no other lock of ours has two parts."""
+LOCK_CLASS = 7_300_008
+"""First half of the advisory lock's two-part number; Penstock's other advisory locks have one part."""
 
 
 class Lease:
+    """The right to run an instance, held as long as its connection lives."""
+
     def __init__(self, connection: AsyncConnection[TupleRow], holder: Holder) -> None:
         self._connection = connection
         self.holder = holder
 
     async def check(self) -> None:
-        """Raises Retryable when the session is gone, and the lock with it."""
+        """Raise Retryable when the session has ended, and the lock with it."""
         with translated("the connector's lease"):
             await self._connection.execute("SELECT 1")
 
@@ -212,9 +220,11 @@ async def lease(
     address: str | None = None,
     access_every_seconds: float | None = None,
 ) -> AsyncIterator[Lease | None]:
-    """None: another process holds it. address: where its events come in. access_every_seconds: between two whole
-    readings of access rights. Raises LeaseLost where an operator has removed the instance; Retryable while Postgres is
-    away or the ledger is fenced."""
+    """Take an instance over for as long as the context lasts; yields None if another process holds it.
+
+    address: where its events arrive. access_every_seconds: the time between two complete reads of access rights. Raises
+    LeaseLost when an operator has removed the instance, and Retryable while Postgres is away or the ledger is fenced.
+    """
     with translated("the connector's lease"):
         connection = await AsyncConnection.connect(
             settings.dsn.get_secret_value(), autocommit=True, connect_timeout=10, application_name="penstock connector"
@@ -222,13 +232,13 @@ async def lease(
     try:
         with translated("the connector's lease"):
             await fence.require(connection, "intake")
-            epoch = await _taken(connection, tenant, source, kind, address, access_every_seconds)
+            epoch = await _acquire(connection, tenant, source, kind, address, access_every_seconds)
         yield None if epoch is None else Lease(connection, Holder(tenant, source, epoch))
     finally:
         await connection.close()
 
 
-async def _taken(
+async def _acquire(
     connection: AsyncConnection[TupleRow],
     tenant: str,
     source: str,
@@ -236,7 +246,10 @@ async def _taken(
     address: str | None,
     access_every_seconds: float | None,
 ) -> int | None:
-    cursor = await connection.execute("SELECT pg_try_advisory_lock(%s, hashtext(%s))", [CLASS, f"{tenant}/{source}"])
+    """Return the new epoch, or None if another process holds the lock."""
+    cursor = await connection.execute(
+        "SELECT pg_try_advisory_lock(%s, hashtext(%s))", [LOCK_CLASS, f"{tenant}/{source}"]
+    )
     row = await cursor.fetchone()
     if row is None or not row[0]:
         return None

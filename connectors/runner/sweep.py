@@ -1,4 +1,4 @@
-"""The sweep: everything that is there, by a listing. It finds what no event told of, and it alone deletes."""
+"""The sweep: compares a complete listing with what was published. It alone deletes documents that are not listed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from connectors.extraction.remote import condition
 from connectors.protocol import Problem
 from connectors.runner.compare import access_of, is_stale, is_storable_id
 from connectors.runner.guard import is_mass_deletion
-from connectors.runner.plan import FETCH
+from connectors.runner.plan import MAX_FETCH_DOCUMENTS
 from connectors.runner.publish import Publisher
 from connectors.runner.rows import Rows
 from connectors.runner.state import State
 from connectors.source import Entry, Gone, Listed, Source
 
-FEW = 500
-"""As many documents never seen before go live; more at once are a first load that came by a listing."""
+MAX_LIVE_NEW_DOCUMENTS = 500
+"""New documents of one sweep that are published live; the rest of them goes to the backfill lane, as a first load."""
 
 
 class Sweep:
-    """Law: nothing is deleted but what a listing that came to its end lacks and the source, asked for it by name, says
-    is gone; and never much at once unless somebody allowed it. What was read since the listing began is left alone.
+    """Law: a sweep deletes only documents that a complete listing lacks and that the source, when fetched by name,
+    reports as gone, and never many at once unless an operator allows it. Documents that were read since the listing
+    began are left alone.
 
-    For a document that is as it was nothing is written: what the listing has shown is kept in memory until the sweep
-    ends, and one that is cut off begins anew."""
+    Nothing is written for an unchanged document: the listed ids are held in memory until the sweep ends, and an
+    interrupted sweep starts again.
+    """
 
     def __init__(
         self,
@@ -39,81 +41,91 @@ class Sweep:
         clock: Clock,
         *,
         between_pages: Callable[[], None],
-        unrevised: Callable[[], None],
-        done: Callable[[], None],
+        on_no_revisions: Callable[[], None],
+        on_done: Callable[[], None],
     ) -> None:
-        """unrevised: the listing cannot tell one content from another, so a gap is closed by a full read only. done: a
-        sweep came to its end."""
+        """between_pages: raises Paused while the instance is paused. on_no_revisions: called when changes may have been
+        missed and the listing has no revisions, so that only a full read finds them. on_done: called after a complete
+        sweep."""
         self._source = source
         self._state = state
         self._publisher = publisher
         self._rows: Rows = publisher.rows
         self._clock = clock
         self._between_pages = between_pages
-        self._unrevised = unrevised
-        self._done = done
+        self._on_no_revisions = on_no_revisions
+        self._on_done = on_done
         self.problems: list[Problem] = []
-        """What the last sweep found wrong with the whole."""
-        self.listed = 0
+        """Problems of the source as a whole that the last sweep found."""
 
-    async def run(self, words: frozenset[str]) -> Mapping[str, Any]:
-        """words: "allow": much may be deleted; "gap": changes may have been missed."""
+    async def run(self, arguments: frozenset[str]) -> Mapping[str, Any]:
+        """Sweep the source. Returns the entries by outcome, the number of listed documents and the problems.
+
+        arguments: "allow" permits a mass deletion; "gap" says that changes may have been missed.
+        """
         started = await self._rows.now()
-        loading = (await self._state.reading()).loaded_at is None
-        tally, self.listed = Counter[str](), 0
-        newcomers, unrevised, shown = 0, False, ListedIds()
+        loading = (await self._state.read_progress()).loaded_at is None
+        tally, listed = Counter[str](), 0
+        new_documents, lacks_revisions, listed_ids = 0, False, ListedIds()
         pages = self._source.slim()
         async with aclosing(cast("Any", pages)):
             while True:
-                at = self._clock.stamp()  # before the page is asked for
+                at = self._clock.stamp()  # before the page is requested
                 try:
                     page = await anext(pages)
                 except StopAsyncIteration:
                     break
-                unrevised |= any(one.revision is None for one in page)
-                shown.add(one.external_id for one in page if is_storable_id(one.external_id))
-                fetched, page_tally = await self._page(page, at, loading=loading, newcomers=newcomers)
-                newcomers += fetched
+                lacks_revisions |= any(entry.revision is None for entry in page)
+                entries = {entry.external_id: entry for entry in page if is_storable_id(entry.external_id)}
+                listed += len(entries)
+                listed_ids.add(entries)
+                fetched, page_tally = await self._compare_page(
+                    entries, at, loading=loading, new_documents=new_documents
+                )
+                new_documents += fetched
                 tally += page_tally
                 self._between_pages()
-        tally += await self._unlisted(started, shown, allowed="allow" in words)
-        if "gap" in words and unrevised:
-            self._unrevised()
-        self._done()
-        return {**tally, "listed": self.listed, "problems": [problem.message for problem in self.problems]}
+        tally += await self._delete_unlisted(started, listed_ids, allowed="allow" in arguments)
+        if "gap" in arguments and lacks_revisions:
+            self._on_no_revisions()
+        self._on_done()
+        return {**tally, "listed": listed, "problems": [problem.message for problem in self.problems]}
 
-    async def _page(
-        self, page: Sequence[Listed], at: datetime, *, loading: bool, newcomers: int
+    async def _compare_page(
+        self, entries: Mapping[str, Listed], at: datetime, *, loading: bool, new_documents: int
     ) -> tuple[int, Counter[str]]:
-        """Returns how many documents it fetched that were unknown, and what became of all."""
-        entries = {one.external_id: one for one in page if is_storable_id(one.external_id)}
-        self.listed += len(entries)
-        awaited = self._publisher.awaited(entries, at)  # before the rows are read: an answer that came sooner is there
+        """Publish what a page of the listing shows. Returns how many new documents were fetched, and all documents by
+        outcome.
+
+        entries: by external id. new_documents: those that the sweep has fetched before this page.
+        """
+        # Before the rows are read: a response that was published by then is in the rows.
+        requested = self._publisher.requested_before(entries, at)
         known = await self._rows.find(entries)
-        told = {
+        changed_access = {
             id_: entries[id_]
             for id_, row in known.items()
             if row.is_unlisted
-            or id_ in awaited
+            or id_ in requested
             or (row.acl_tags, row.required_tags) != access_of(entries[id_].acl_tags, entries[id_].required_tags)
         }
-        tally = await self._publisher.relisted(told, at) if told else Counter[str]()
+        tally = await self._publisher.publish_access(changed_access, at) if changed_access else Counter[str]()
         can_extract = (await condition())["files"] not in ("refused", "unreachable")
         stale = [id_ for id_, entry in entries.items() if is_stale(known.get(id_), entry, can_extract=can_extract)]
         new = [id_ for id_ in stale if id_ not in known]
-        if loading:  # the first load brings them
+        if loading:  # the first load publishes them
             new = []
         edited = [id_ for id_ in stale if id_ in known]
         for number, ids in enumerate((edited, new)):
-            for start in range(0, len(ids), FETCH):
-                lane = "backfill" if number and newcomers + start >= FEW else "live"
+            for start in range(0, len(ids), MAX_FETCH_DOCUMENTS):
+                lane = "backfill" if number and new_documents + start >= MAX_LIVE_NEW_DOCUMENTS else "live"
                 fetched_at = self._clock.stamp()
-                found = await self._source.fetch(ids[start : start + FETCH])
-                tally += await self._publisher.publish(found, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
+                fetched = await self._source.fetch(ids[start : start + MAX_FETCH_DOCUMENTS])
+                tally += await self._publisher.publish(fetched, fetched_at, lane)  # type: ignore[arg-type]  # a Lane
         return len(new), tally
 
-    async def _unlisted(self, started: datetime, shown: ListedIds, *, allowed: bool) -> Counter[str]:
-        candidates, unpublished, known = await self._lacking(started, shown)
+    async def _delete_unlisted(self, started: datetime, listed_ids: ListedIds, *, allowed: bool) -> Counter[str]:
+        candidates, unpublished, known = await self._find_unlisted(started, listed_ids)
         if is_mass_deletion(len(candidates), known) and not allowed:
             self.problems = [
                 Problem(
@@ -125,42 +137,42 @@ class Sweep:
             ]
             for start in range(0, len(candidates), PAGE):
                 await self._rows.mark_unlisted(candidates[start : start + PAGE], started)
-            await self._state.guard({"missing": len(candidates), "published": known, "at": started.isoformat()})
+            await self._state.set_guard({"missing": len(candidates), "published": known, "at": started.isoformat()})
             return Counter()
         tally = Counter[str]()
-        still_there = 0
-        for start in range(0, len(candidates), FETCH):
+        existing = 0
+        for start in range(0, len(candidates), MAX_FETCH_DOCUMENTS):
             at = self._clock.stamp()
-            entries: Sequence[Entry] = await self._source.fetch(candidates[start : start + FETCH])
-            still_there += sum(not isinstance(entry, Gone) for entry in entries)
+            entries: Sequence[Entry] = await self._source.fetch(candidates[start : start + MAX_FETCH_DOCUMENTS])
+            existing += sum(not isinstance(entry, Gone) for entry in entries)
             tally += await self._publisher.publish(entries, at, "live")
             self._between_pages()
         for start in range(0, len(unpublished), PAGE):
             await self._rows.forget_unpublished(unpublished[start : start + PAGE], started)
         self.problems = []
-        if still_there:
+        if existing:
             self.problems = [
                 Problem(
                     self._rows.holder.source,
                     "listing_incomplete",
-                    f"a sweep lacked {still_there} documents that are still there: they stay. If the next sweep lacks"
+                    f"a sweep lacked {existing} documents that are still there: they stay. If the next sweep lacks"
                     " them too, the account may read but not list them",
                 )
             ]
-        await self._state.guard(None)
+        await self._state.set_guard(None)
         return tally
 
-    async def _lacking(self, started: datetime, shown: ListedIds) -> tuple[list[str], list[str], int]:
-        """What neither the listing nor a read has shown since then: published documents, and rows of others. Besides,
-        how many documents are published."""
+    async def _find_unlisted(self, started: datetime, listed_ids: ListedIds) -> tuple[list[str], list[str], int]:
+        """Return what neither the listing nor a read has shown since ``started``: the ids of published documents, and
+        the ids of other rows. The third value is the number of published documents."""
         published, others, known = list[str](), list[str](), 0
         after: str | None = ""
         while after is not None:
-            page = await self._rows.sweepable(started, after)
+            page = await self._rows.sweep_page(started, after)
             known += sum(row.is_published for row in page)
-            lacking = set(shown.lacks([row.external_id for row in page]))
+            unlisted = set(listed_ids.lacks([row.external_id for row in page]))
             for row in page:
-                if row.is_old and row.external_id in lacking:
+                if row.is_unchanged and row.external_id in unlisted:
                     (published if row.is_published else others).append(row.external_id)
             after = page[-1].external_id if len(page) == PAGE else None
             self._between_pages()

@@ -251,13 +251,13 @@ class _Sessions:
 @contextmanager
 def connected() -> Iterator[None]:
     """Around any number of histories: leases are taken in memory, and signs of life are rare."""
-    before = lease.AsyncConnection, instance.BEAT_SECONDS, instance.TAKEOVER_SECONDS
+    before = lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS
     lease.AsyncConnection = cast(Any, _Sessions)
-    instance.BEAT_SECONDS = instance.TAKEOVER_SECONDS = BEAT_SECONDS
+    instance.HEARTBEAT_SECONDS = instance.TAKEOVER_SECONDS = BEAT_SECONDS
     try:
         yield
     finally:
-        lease.AsyncConnection, instance.BEAT_SECONDS, instance.TAKEOVER_SECONDS = before
+        lease.AsyncConnection, instance.HEARTBEAT_SECONDS, instance.TAKEOVER_SECONDS = before
 
 
 class Connected:
@@ -379,8 +379,8 @@ class Connected:
         self._asked_at = now + CALM_SWEEP_SECONDS
         for runner in self.instances:
             if runner.source is not None:
-                runner.activities["sweep"].ask()
-                runner.activities["groups"].ask()
+                runner.activities["sweep"].trigger()
+                runner.activities["groups"].trigger()
 
     async def _sweep_ended(self, _words: frozenset[str]) -> dict[str, Any]:
         self._swept += 1

@@ -50,16 +50,16 @@ class _Suspended:
     async def load(self) -> dict[Any, Any]:
         return {}
 
-    now = find = page = ledger_lacks = published = reconciled = save = repaired = nothing
+    now = find = page = ledger_lacks = published = save_reconciliation = save = mark_repaired = nothing
 
 
 async def _compared() -> None:
     rows: Any = _Suspended()
     rows.rows = rows
     reconcile = Reconcile(
-        rows, rows, rows, rows, rows, between_pages=lambda: None, look_again=lambda _ids, _groups: None
+        rows, rows, rows, rows, rows, between_pages=lambda: None, read_again=lambda _ids, _groups: None
     )
-    reconcile._tables = reconcile._rows = reconcile._remembered = rows
+    reconcile._tables = reconcile._rows = reconcile._stored = rows
     await reconcile.run(frozenset())
 
 
@@ -74,7 +74,7 @@ def test_a_runner_that_was_suspended_for_hours_polls_again_within_its_interval()
     async def changes(_words: frozenset[str]) -> Mapping[str, Any]:
         began.append(asyncio.get_running_loop().time())
         if len(began) == 1:
-            activity.ask()  # an event of the source comes meanwhile
+            activity.trigger()  # an event of the source comes meanwhile
             await asyncio.sleep(HOURS * 5)
         return {}
 

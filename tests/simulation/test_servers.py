@@ -215,7 +215,7 @@ class ConnectedTwins:
         session = TwinSession(await AsyncConnection.connect(dsn, autocommit=True), self.pool)
         place = TENANT, SOURCE, "virtual", None, 600.0
         if self.leases:
-            assert await lease._taken(cast(Any, session), *place) is None
+            assert await lease._acquire(cast(Any, session), *place) is None
             await self.leases.pop().close()
             async with self._library.pool.connection() as connection:  # the server notices a little later
                 held = (
@@ -223,7 +223,7 @@ class ConnectedTwins:
                 )
                 while await (await connection.execute(held)).fetchone() != (0,):
                     await asyncio.sleep(0.01)
-        epoch = await lease._taken(cast(Any, session), *place)
+        epoch = await lease._acquire(cast(Any, session), *place)
         assert epoch is not None
         self.leases.append(session)
         runner = _Runner(self, Holder(TENANT, SOURCE, epoch))
@@ -281,10 +281,10 @@ class ConnectedTwins:
                 case "full":
                     await runner.crawl.full(frozenset({"again"}))
                 case "beat":
-                    await runner.state.beat({"sweep": {}}, {}, [])
+                    await runner.state.heartbeat({"sweep": {}}, {}, [])
                     await runner.rows.problems()
                     await runner.rows.in_doubt(10)
-                    await runner.state.leave()
+                    await runner.state.mark_stopped()
                 case "again":
                     await republish(self.pool)
                 case _:
@@ -315,11 +315,11 @@ class _Runner:
         source: Any = VirtualSource(twins.service, cast(Any, Nobody()))
         publisher = Publisher(producer, self.rows)
         crawling: Any = source, self.state, publisher, clock
-        self.crawl = Crawl(*crawling, between_pages=nothing, loaded=nothing, gap=nothing)
-        self.sweep = Sweep(*crawling, between_pages=nothing, unrevised=nothing, done=nothing)
+        self.crawl = Crawl(*crawling, between_pages=nothing, on_loaded=nothing, on_gap=nothing)
+        self.sweep = Sweep(*crawling, between_pages=nothing, on_no_revisions=nothing, on_done=nothing)
         self.groups = Memberships(source, producer, twins.pool, self.rows.holder, clock, between_pages=nothing)
         self.reconcile = Reconcile(
-            twins.pool, self.state, publisher, self.groups, clock, between_pages=nothing, look_again=nothing
+            twins.pool, self.state, publisher, self.groups, clock, between_pages=nothing, read_again=nothing
         )
 
 

@@ -15,6 +15,7 @@ PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy
 CLEAN: tuple[str, ...] = (
     "canary",
     "cli",
+    "connectors/runner",
     "connectors/confluence",
     "connectors/extraction",
     "connectors/google_drive",

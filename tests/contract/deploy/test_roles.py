@@ -17,7 +17,7 @@ import pytest_asyncio
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from connectors.runner.membership import MembershipTables
-from connectors.runner.reconcile import Differences, Key, Remembered
+from connectors.runner.reconcile import Differences, Key, StoredDifference
 from connectors.runner.rows import Holder, Rows
 from connectors.runner.state import State
 from deploy.local.stack import Stack
@@ -224,11 +224,11 @@ async def test_the_connectors_compare_their_documents_with_the_ledger_as_their_r
         await rows.mark_in_doubt({"mine.md": (accepted.version, "unknown")}, datetime.now(UTC))
         await tables.mark_in_doubt({"ada": datetime.now(UTC)})
         differences = Differences(pool, Holder("compared", "wiki"))
-        seen: dict[Key, Remembered] = {("document", "mine.md"): Remembered(b"x", datetime.now(UTC))}
+        seen: dict[Key, StoredDifference] = {("document", "mine.md"): StoredDifference(b"x", datetime.now(UTC))}
         await differences.save(seen, [("principal", "ada")])
-        await differences.repaired(seen)
+        await differences.mark_repaired(seen)
         assert (await differences.load()).keys() == seen.keys()
-        await State(pool, Holder("compared", "wiki")).reconciled({"found": {}})
+        await State(pool, Holder("compared", "wiki")).save_reconciliation({"found": {}})
 
 
 async def test_the_query_service_does_all_its_work_as_its_role(place: Place) -> None:

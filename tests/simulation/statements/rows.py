@@ -50,7 +50,7 @@ def _sweepable(tx: Transaction, p: Any) -> list[Row]:
         if key[2] > after and (not row["gone"] or row["version"] is None or row["problem_code"] is not None)
     )
     return [
-        {"external_id": id_, "is_published": is_published(row), "is_old": row["swept_at"] < since}
+        {"external_id": id_, "is_published": is_published(row), "is_unchanged": row["swept_at"] < since}
         for id_, row in rows[:limit]
     ]
 

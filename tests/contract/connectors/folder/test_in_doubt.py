@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from connectors.checkpoint import Checkpoint
-from connectors.runner.guard import MASS_COUNT
+from connectors.runner.guard import MASS_DELETE_DOCUMENTS
 from connectors.withdraw import Withdrawal
 from pipeline.core.errors import Retryable
 from pipeline.core.fold import State
@@ -113,7 +113,7 @@ async def test_a_withdrawn_file_that_was_away_for_one_scan_stays_withdrawn(desk:
 
 async def test_withdrawn_files_that_are_gone_hold_back_no_other_delete(desk: Desk) -> None:
     """The guard against deleting much at once asks how many of the published documents are gone."""
-    withdrawn = [desk.write(f"withdrawn{n}.md") for n in range(MASS_COUNT)]
+    withdrawn = [desk.write(f"withdrawn{n}.md") for n in range(MASS_DELETE_DOCUMENTS)]
     other = desk.write("other.md")
     desk.write("kept.md")
     await desk.scan()

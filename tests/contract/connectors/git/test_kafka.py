@@ -196,8 +196,8 @@ async def test_a_branch_that_is_gone_deletes_nothing(team: Team, monkeypatch: py
     monkeypatch.setattr("connectors.git.client.PATIENCE_SECONDS", 0)
     async with team.loaded() as instance:
         await team.play.trouble(truncated=True)
-        instance.activities["sweep"].ask()
-        await team.bench.until(lambda: "no branch any more" in str(instance.activities["sweep"].shown()), 60)
+        instance.activities["sweep"].trigger()
+        await team.bench.until(lambda: "no branch any more" in str(instance.activities["sweep"].json()), 60)
         assert await team.bench.take() == []
         await team.play.trouble()
         await team.bench.until(lambda: team.idle(instance) and instance.activities["sweep"].status.state == "idle", 60)

@@ -72,7 +72,7 @@ async def test_who_joined_and_left_while_it_could_not_be_recorded_does_not_keep_
     async with bench.loaded() as instance, no_set_can_be_recorded(bench):
         bench.world.groups["hr"][0].add("eve")
         await instance.react(Reaction(groups=["hr"]))
-        instance.activities["groups"].ask()
+        instance.activities["groups"].trigger()
         await until_published(bench, "eve", ["hr"])
         if not restarted:
             bench.world.groups["hr"][0].discard("eve")

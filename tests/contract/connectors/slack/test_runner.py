@@ -84,7 +84,7 @@ async def test_events_doubled_and_out_of_order_end_in_what_slack_has(office: Off
         w.post(office.channel, office.ann, "more", thread=third.partition(":")[2])
         for request in office.fake.double_and_shuffle(seed=3):
             await instance.on_event(request)
-        await office.bench.until(lambda: instance.activities["events"].waiting == 0)
+        await office.bench.until(lambda: instance.activities["events"].pending == 0)
         await office.bench.ask("changes")
         newest = {m.external_id: m for m in await office.bench.take()}
         assert kinds(list(newest.values())) == sorted(

@@ -183,7 +183,7 @@ async def test_a_sweep_that_no_longer_lists_it_is_held_back(town: Town, tenant: 
     await town.connector(tenant, Row(external_id="a.md", version=1, content_at=NOW), guard=guard)
     holder = Holder(tenant, "wiki", 1)
     await Rows(town.pool, holder).mark_unlisted(["a.md"], NOW + timedelta(days=1))
-    await State(town.pool, holder).guard(guard)
+    await State(town.pool, holder).set_guard(guard)
     async with town.pool.connection() as connection:
         await connection.execute(
             "WITH a AS (INSERT INTO access_sets (tenant, digest, acl_tags, required_tags)"

@@ -41,7 +41,7 @@ async def test_a_source_that_reads_several_things_at_once_goes_on_after_one_of_t
     going.set()
     one = Activity("events", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=going)
     task = asyncio.create_task(one.loop())
-    one.ask(ask=1)
+    one.trigger(command=1)
     waiting = asyncio.create_task(answered.wait())
     await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
     assert not task.done()
@@ -62,7 +62,7 @@ async def test_an_activity_that_is_cancelled_before_its_first_run_begins_leaves_
     activity = Activity("events", run, every_seconds=None, attention_seconds=1.0, on_done=done, not_paused=goes_on)
     loop = asyncio.create_task(activity.loop())
     await asyncio.sleep(0)
-    activity.ask("first", ask=1)
+    activity.trigger("first", command=1)
     asyncio.get_running_loop().call_soon(loop.cancel)  # after the run's task was made, before it starts
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -9,13 +9,13 @@ import pytest
 
 from connectors.runner.compare import Row
 from connectors.runner.membership import IN_DOUBT, PublishedSet
-from connectors.runner.reconcile import Kind, difference, member_difference
-from connectors.runner.rows import Accepted
+from connectors.runner.reconcile import Kind, document_difference, member_difference
+from connectors.runner.rows import LedgerDocument
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 LATER = AT + timedelta(seconds=1)
 ROW = Row(external_id="a", version=5, acl_tags=("staff", "board"), required_tags=("nda",), access_at=AT)
-ACCEPTED = Accepted("a", 5, AT, ("wiki/board", "wiki/staff"), ("wiki/nda",), has_letter=False)
+ACCEPTED = LedgerDocument("a", 5, AT, ("wiki/board", "wiki/staff"), ("wiki/nda",), has_letter=False)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +36,8 @@ ACCEPTED = Accepted("a", 5, AT, ("wiki/board", "wiki/staff"), ("wiki/nda",), has
         (ROW, replace(ACCEPTED, access_observed_at=None), None),
     ],
 )
-def test_a_living_document_of_the_ledger(row: Row | None, accepted: Accepted, kind: Kind | None) -> None:
-    assert difference(row, accepted, "wiki") == kind
+def test_a_living_document_of_the_ledger(row: Row | None, accepted: LedgerDocument, kind: Kind | None) -> None:
+    assert document_difference(row, accepted, "wiki") == kind
 
 
 @pytest.mark.parametrize(("letter_at", "kind"), [(LATER, None), (AT, "not_deleted"), (None, "not_deleted")])
@@ -45,7 +45,7 @@ def test_a_dead_letter_says_where_a_delete_is_only_if_it_came_after_the_delete(
     letter_at: datetime | None, kind: Kind | None
 ) -> None:
     deleted = replace(ROW, gone=True, content_at=AT)
-    assert difference(deleted, replace(ACCEPTED, has_letter=True), "wiki", letter_at) == kind
+    assert document_difference(deleted, replace(ACCEPTED, has_letter=True), "wiki", letter_at) == kind
 
 
 @pytest.mark.parametrize(
