@@ -1,4 +1,4 @@
-"""Who reads what: channels and people as Slack shows them, and the members of each principal.
+"""Access: channels and people as Slack returns them, and the members of each principal.
 
 There are two kinds of principal. ``channel:C…``, the only one that documents carry, has the channel's members and,
 where the channel is public, ``workspace:T…``: all full members of the workspace. The directory caches names only;
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from connectors.slack.client import Absent, Api, Object, ScopeMissing
-from connectors.slack.content import Names, Place, tag
+from connectors.slack.content import ChannelInfo, Names, tag
 from connectors.slack.options import SlackOptions
 from connectors.source import Group
 
-Standing = Literal["full", "guest", "external", "none"]
-"""none: bots, the deactivated, and who has not joined yet."""
+AccountKind = Literal["full", "guest", "external", "none"]
+"""How much of the workspace an account may see. ``none``: a bot, a deactivated account or an open invitation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class User:
     id: str
     name: str
     email: str | None
-    """In lower case; None where Slack does not tell it, or not for certain."""
-    standing: Standing
+    """The address in lower case; None where Slack does not return it, or it is not confirmed."""
+    kind: AccountKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +38,22 @@ class Channel:
     is_private: bool
     is_archived: bool
     is_member: bool
-    """Whether the app is."""
+    """Whether the app is a member."""
     is_direct: bool = False
-    """A message to one person or to a few: never read, whatever the settings say."""
+    """True for direct messages to one person or to a few. These are never read, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Team:
     id: str
     url: str
-    """Without a slash at the end."""
+    """The address of the workspace, without a slash at the end."""
     enterprise: str | None
 
 
 def user(row: Mapping[str, Any], team: Team) -> User | None:
-    """None: no user. Whatever is not plainly a full member of this workspace reads less."""
+    """Parse a user; None: the row is no user. An account that is not certainly a full member of this workspace gets a
+    kind with less access."""
     id = row.get("id")
     if not isinstance(id, str) or not id:
         return None
@@ -66,37 +67,37 @@ def user(row: Mapping[str, Any], team: Team) -> User | None:
         ),
         id,
     )
-    standing = _standing(row, team)
+    kind = _account_kind(row, team)
     email = profile.get("email")
     certain = isinstance(email, str) and "@" in email and row.get("is_email_confirmed") is not False
-    return User(id, " ".join(str(name).split()), str(email).strip().lower() if certain else None, standing)
+    return User(id, " ".join(str(name).split()), str(email).strip().lower() if certain else None, kind)
 
 
-def _standing(row: Mapping[str, Any], team: Team) -> Standing:
+def _account_kind(row: Mapping[str, Any], team: Team) -> AccountKind:
     if row.get("deleted") or row.get("is_bot") or row.get("is_invited_user") or row.get("id") == "USLACKBOT":
         return "none"
     enterprise = row.get("enterprise_user")
-    colleague = (
+    is_colleague = (
         team.enterprise is not None
         and isinstance(enterprise, Mapping)
         and enterprise.get("enterprise_id") == team.enterprise
     )
-    if row.get("is_stranger") or (row.get("team_id") != team.id and not colleague):
+    if row.get("is_stranger") or (row.get("team_id") != team.id and not is_colleague):
         return "external"
     if row.get("is_restricted") or row.get("is_ultra_restricted"):
         return "guest"
     # A colleague of another workspace of the organisation sees the channels that they are in.
-    return "full" if row.get("team_id") == team.id or (colleague and team.id in _teams(enterprise)) else "guest"
+    return "full" if row.get("team_id") == team.id or (is_colleague and team.id in _teams(enterprise)) else "guest"
 
 
 def _teams(enterprise: object) -> Collection[object]:
-    """Workspaces of the organisation that a person is a member of."""
+    """Return the organisation's workspaces of which a person is a member."""
     teams = enterprise.get("teams") if isinstance(enterprise, Mapping) else None
     return teams if isinstance(teams, list) else ()
 
 
 def channel(row: Mapping[str, Any]) -> Channel | None:
-    """None: no channel at all. What is not known to be public is private."""
+    """Parse a channel; None: the row is no channel. A channel that is not certainly public is private."""
     id, name = row.get("id"), row.get("name")
     if not isinstance(id, str) or not isinstance(name, str) or not id.startswith(("C", "G")):
         return None
@@ -111,15 +112,15 @@ def channel(row: Mapping[str, Any]) -> Channel | None:
 
 
 def principal(id: str, users: Mapping[str, User], *, trust_external_emails: bool) -> str | None:
-    """The name that a member has in the whole company; None: nobody who reads. Other companies' people are known by
-    their id in Slack: the address of theirs is what their administrators say it is."""
-    found = users.get(id)
-    if found is None:  # not in this workspace's list: of another company
+    """Return the principal of a member; None: the account reads nothing. People of other companies are named by their
+    Slack id, because their own administrators choose their addresses."""
+    user = users.get(id)
+    if user is None:  # people whom the workspace does not list belong to another company
         return f"slack:{id}"
-    if found.standing == "none":
+    if user.kind == "none":
         return None
-    if found.email and (found.standing != "external" or trust_external_emails):
-        return found.email
+    if user.email and (user.kind != "external" or trust_external_emails):
+        return user.email
     return f"slack:{id}"
 
 
@@ -128,26 +129,28 @@ def workspace_tag(team: Team) -> str:
 
 
 def workspace_group(team: Team, users: Mapping[str, User]) -> Group:
-    full = (principal(one.id, users, trust_external_emails=False) for one in users.values() if one.standing == "full")
+    full = (principal(user.id, users, trust_external_emails=False) for user in users.values() if user.kind == "full")
     return Group(workspace_tag(team), sorted({name for name in full if name}))
 
 
 def channel_group(
-    found: Channel, members: Iterable[str], users: Mapping[str, User], team: Team, *, trust_external_emails: bool
+    channel: Channel, members: Iterable[str], users: Mapping[str, User], team: Team, *, trust_external_emails: bool
 ) -> Group:
     named = (principal(id, users, trust_external_emails=trust_external_emails) for id in members)
     return Group(
-        tag(found.id), sorted({name for name in named if name}), of=() if found.is_private else (workspace_tag(team),)
+        tag(channel.id),
+        sorted({name for name in named if name}),
+        of=() if channel.is_private else (workspace_tag(team),),
     )
 
 
 NAMES_SECONDS = 600.0
-"""How old names may be. Events renew them sooner."""
+"""Cached names are read again after this time, or after an event that changes them."""
 _KINDS = "public_channel,private_channel"
 
 
 class Directory:
-    """Every method raises what ``Api`` raises."""
+    """The workspace's people, channels and user groups. Every method raises the errors of ``Api``."""
 
     def __init__(self, api: Api, options: SlackOptions) -> None:
         self._api = api
@@ -155,13 +158,13 @@ class Directory:
         self._lock = asyncio.Lock()
         self._team: Team | None = None
         self._users: dict[str, User] = {}
-        self._users_until = 0.0
-        self._strangers: dict[str, User | None] = {}
-        """People that the workspace does not list; None: nobody knows them."""
+        self._users_expire_at = 0.0
+        self._unlisted_users: dict[str, User | None] = {}
+        """People whom the workspace does not list; None: Slack does not know the id."""
         self._groups: dict[str, str] = {}
-        self._groups_until = 0.0
+        self._groups_expire_at = 0.0
         self._channels: dict[str, Channel] = {}
-        self._channels_until = 0.0
+        self._channels_expire_at = 0.0
         self._names = Names()
 
     async def team(self) -> Team:
@@ -177,115 +180,120 @@ class Directory:
     # People
 
     async def users(self) -> Mapping[str, User]:
-        """As they are now."""
+        """Read all users of the workspace, by id."""
         team = await self.team()
-        rows = await self._api.everything("users.list", "members")
-        self._users = {found.id: found for row in rows if isinstance(row, dict) and (found := user(row, team))}
-        self._users_until = time.monotonic() + NAMES_SECONDS
-        self._strangers = {id: found for id, found in self._strangers.items() if found}
-        self._rename()
+        rows = await self._api.all_rows("users.list", "members")
+        self._users = {account.id: account for row in rows if isinstance(row, dict) and (account := user(row, team))}
+        self._users_expire_at = time.monotonic() + NAMES_SECONDS
+        self._unlisted_users = {id: account for id, account in self._unlisted_users.items() if account}
+        self._rebuild_names()
         return self._users
 
-    def is_as_known(self, row: Object) -> bool:
-        """Whether an event about a user changes nothing for access; names are brought up to date on the way."""
-        if self._team is None or (found := user(row, self._team)) is None:
+    def update_user(self, row: Object) -> bool:
+        """Store a user from an event. Returns whether everything that matters for access is unchanged."""
+        if self._team is None or (updated := user(row, self._team)) is None:
             return False
-        before = self._users.get(found.id)
-        self._users[found.id] = found
-        self._rename()
-        return before is not None and (before.email, before.standing) == (found.email, found.standing)
+        previous = self._users.get(updated.id)
+        self._users[updated.id] = updated
+        self._rebuild_names()
+        return previous is not None and (previous.email, previous.kind) == (updated.email, updated.kind)
 
     # Channels
 
     async def channels(self) -> Mapping[str, Channel]:
-        """As they are now: all public ones, and the private ones that the app is in; by id."""
+        """Read all public channels, and the private ones of which the app is a member, by id."""
         kinds = _KINDS if self._options.private else "public_channel"
-        rows = await self._api.everything("conversations.list", "channels", types=kinds, exclude_archived=False)
-        self._channels = {found.id: found for row in rows if isinstance(row, dict) and (found := channel(row))}
-        self._channels_until = time.monotonic() + NAMES_SECONDS
-        self._rename()
+        rows = await self._api.all_rows("conversations.list", "channels", types=kinds, exclude_archived=False)
+        self._channels = {listed.id: listed for row in rows if isinstance(row, dict) and (listed := channel(row))}
+        self._channels_expire_at = time.monotonic() + NAMES_SECONDS
+        self._rebuild_names()
         return self._channels
 
     async def channel(self, id: str) -> Channel | None:
-        """As it is now; None: there is none that the app may see."""
+        """Read one channel; None: there is none with this id that the app may see."""
         try:
             answer = await self._api.call("conversations.info", channel=id)
         except Absent:
             return None
         row = answer.get("channel")
-        found = channel(row) if isinstance(row, dict) else None
-        if found is not None:
-            before = self._channels.get(id)
-            self._channels[id] = found
-            if found != before:
-                self._rename()
-        return found
+        current = channel(row) if isinstance(row, dict) else None
+        if current is not None:
+            previous = self._channels.get(id)
+            self._channels[id] = current
+            if current != previous:
+                self._rebuild_names()
+        return current
 
-    def known(self) -> Mapping[str, Channel]:
-        """As they were when last asked for."""
+    def cached_channels(self) -> Mapping[str, Channel]:
+        """The channels as they were last read."""
         return self._channels
 
-    def admits(self, found: Channel) -> bool:
-        """Whether the settings want it read, and the app is in it."""
-        return found.is_member and self.wants(found)
+    def is_read(self, channel: Channel) -> bool:
+        """True when the settings select the channel and the app is a member of it."""
+        return channel.is_member and self.is_selected(channel)
 
-    def wants(self, found: Channel) -> bool:
-        if found.is_direct or (found.is_archived and self._options.archived == "drop"):
+    def is_selected(self, channel: Channel) -> bool:
+        """True when the settings select the channel."""
+        if channel.is_direct or (channel.is_archived and self._options.archived == "drop"):
             return False
-        return self._options.admits(found.id, found.name, is_private=found.is_private)
+        return self._options.is_selected(channel.id, channel.name, is_private=channel.is_private)
 
-    async def place(self, found: Channel) -> Place:
-        return Place(found.id, found.name, (await self.team()).url)
+    async def channel_info(self, channel: Channel) -> ChannelInfo:
+        return ChannelInfo(channel.id, channel.name, (await self.team()).url)
 
     # Names
 
-    def forget_names(self) -> None:
-        self._users_until = self._channels_until = self._groups_until = 0.0
+    def expire_names(self) -> None:
+        """Read all names again when they are needed next."""
+        self._users_expire_at = self._channels_expire_at = self._groups_expire_at = 0.0
 
     async def names(self) -> Names:
+        """Return the current names, with an empty set of missing ones."""
         async with self._lock:
             now = time.monotonic()
-            if now >= self._users_until:
+            if now >= self._users_expire_at:
                 await self.users()
-            if now >= self._groups_until:
+            if now >= self._groups_expire_at:
                 self._groups = await self._usergroups()
-                self._groups_until = time.monotonic() + NAMES_SECONDS
-                self._rename()
-            if now >= self._channels_until:
+                self._groups_expire_at = time.monotonic() + NAMES_SECONDS
+                self._rebuild_names()
+            if now >= self._channels_expire_at:
                 await self.channels()
         return Names(self._names.users, self._names.channels, self._names.groups)
 
-    def _rename(self) -> None:
-        """Once a change, not once a document: a workspace may have ten thousands of people."""
-        strangers = {id: found.name for id, found in self._strangers.items() if found}
+    def _rebuild_names(self) -> None:
+        """Rebuild the names after a change, and not for each document: a workspace may have tens of thousands of
+        people."""
+        unlisted = {id: account.name for id, account in self._unlisted_users.items() if account}
         self._names = Names(
-            users={**strangers, **{id: found.name for id, found in self._users.items()}},
-            channels={id: found.name for id, found in self._channels.items() if not found.is_private},
+            users={**unlisted, **{id: account.name for id, account in self._users.items()}},
+            channels={id: listed.name for id, listed in self._channels.items() if not listed.is_private},
             groups=self._groups,
         )
 
-    async def introduce(self, ids: set[str]) -> bool:
-        """Ask who these are that the workspace's list lacks. Returns whether any of them is known now that was not."""
-        unknown = [id for id in sorted(ids) if id[:1] in ("U", "W") and id not in self._strangers]
+    async def load_users(self, ids: set[str]) -> bool:
+        """Read users whom the workspace does not list. Returns whether Slack knows any of them."""
+        unknown = [id for id in sorted(ids) if id[:1] in ("U", "W") and id not in self._unlisted_users]
         team = await self.team()
         for id in unknown:
             try:
                 row = (await self._api.call("users.info", user=id)).get("user")
             except Absent:
                 row = None
-            self._strangers[id] = user(row, team) if isinstance(row, dict) else None
-        self._rename()
-        return any(self._strangers[id] for id in unknown)
+            self._unlisted_users[id] = user(row, team) if isinstance(row, dict) else None
+        self._rebuild_names()
+        return any(self._unlisted_users[id] for id in unknown)
 
-    async def introduce_from(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Names of an export's people, for those that Slack does not list."""
+    async def add_users(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add the users of an export, to name people whom Slack does not list."""
         team = await self.team()
-        found = (user(row, team) for row in rows)
-        self._strangers |= {one.id: one for one in found if one}
-        self._rename()
+        accounts = (user(row, team) for row in rows)
+        self._unlisted_users |= {account.id: account for account in accounts if account}
+        self._rebuild_names()
 
     async def _usergroups(self) -> dict[str, str]:
-        """Handles; without the scope the text keeps what Slack put beside the mention."""
+        """Read the handles of user groups. Without the scope there are none, and mentions have the label that Slack put
+        into the text."""
         try:
             rows = (await self._api.call("usergroups.list", include_disabled=True)).get("usergroups")
         except ScopeMissing:

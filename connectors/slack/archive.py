@@ -1,8 +1,9 @@
-"""A Slack export (ZIP): the answers in threads, so that a first load need not ask for each thread by itself.
+"""A Slack export (ZIP): the replies of threads, so that a first load need not request each thread by itself.
 
 Layout (slack.com/help, How to read Slack data exports): ``channels.json`` and ``groups.json`` name the folders,
-``users.json`` the people, ``FOLDER/YYYY-MM-DD.json`` hold a day's messages. Nothing is unpacked to disk, and folders of
-direct messages are never looked at. What there is and who may read it is not taken from an export: Slack tells that.
+``users.json`` the people, and each ``FOLDER/YYYY-MM-DD.json`` holds a day's messages. Nothing is unpacked to disk, and
+folders of direct messages are never read. An export decides neither which documents exist nor who may read them: the
+API does.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from connectors.slack.content import root
+from connectors.slack.content import thread_ts
 from pipeline.core.errors import Misconfigured
 
 Object = Mapping[str, Any]
 
-MAX_MEMBERS = 1_000_000
+MAX_FILES = 1_000_000
 MAX_FILE_BYTES = 128 * 1024 * 1024
-"""Of one file, unpacked: a day of a very busy channel is a few MiB."""
+"""The size of one unpacked file; a day of a very busy channel is a few MiB."""
 MAX_CHANNEL_BYTES = 512 * 1024 * 1024
-"""Of all the days of one channel, unpacked. One that is larger is left to the API."""
-_KEPT = frozenset(
+"""The unpacked size of one channel. A larger channel is read from the API alone."""
+_MESSAGE_FIELDS = frozenset(
     {
         "ts",
         "thread_ts",
@@ -45,13 +46,14 @@ _KEPT = frozenset(
         "type",
     }
 )
-"""What is read of a message: the rest need not stay in memory."""
+"""The fields of a message that are used; the others would only occupy memory."""
 _DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
-_READ = 1024 * 1024
+_READ_BYTES = 1024 * 1024
 
 
 class Archive:
-    """Blocking; call it in a thread. Every method raises Misconfigured, naming no file of the archive."""
+    """Reads an export. It blocks, so call it in a thread. Every method raises Misconfigured, which names no file of the
+    archive."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -76,16 +78,19 @@ class Archive:
         self._zip.close()
 
     def _sorted_days(self) -> dict[str, list[zipfile.ZipInfo]]:
-        """By folder. A name with more or other parts than folder and day is none of an export's, and is not read."""
+        """Return the files of each folder in the order of their days. A file whose name is not a folder and a day is
+        ignored."""
         members = self._zip.infolist()
-        if len(members) > MAX_MEMBERS:
-            raise Misconfigured(f"the export archive holds more than {MAX_MEMBERS} files: split it")
+        if len(members) > MAX_FILES:
+            raise Misconfigured(f"the export archive holds more than {MAX_FILES} files: split it")
         days: dict[str, list[zipfile.ZipInfo]] = defaultdict(list)
         sizes: dict[str, int] = defaultdict(int)
         names: set[str] = set()
         for member in members:
             if member.filename in names:
-                raise Misconfigured("the export archive holds two files of one name: it is damaged or made up")
+                raise Misconfigured(
+                    "the export archive holds two files of one name: it is damaged or forged; export it again"
+                )
             names.add(member.filename)
             folder, _, day = member.filename.partition("/")
             if not _DAY.fullmatch(day) or folder in ("", ".", ".."):
@@ -93,8 +98,8 @@ class Archive:
             sizes[folder] += member.file_size
             days[folder].append(member)
         return {
-            folder: sorted(found, key=lambda one: one.filename)
-            for folder, found in days.items()
+            folder: sorted(members, key=lambda member: member.filename)
+            for folder, members in days.items()
             if sizes[folder] <= MAX_CHANNEL_BYTES
         }
 
@@ -108,31 +113,32 @@ class Archive:
         return self._rows(member)
 
     def users(self) -> list[Object]:
-        """As ``users.list`` shows them."""
+        """Return the users in the format of ``users.list``."""
         return self._index("users.json")
 
     def threads(self, channel: str) -> dict[str, list[Object]]:
-        """Answers by the ts of their parent, oldest first, each once."""
-        found: dict[str, dict[str, Object]] = defaultdict(dict)
+        """Return the replies by the ``ts`` of their parent, oldest first, each once."""
+        threads: dict[str, dict[str, Object]] = defaultdict(dict)
         for member in self._days.get(self._folders.get(channel, ""), ()):
             for message in self._rows(member):
                 ts = message.get("ts")
-                if isinstance(ts, str) and re.fullmatch(r"\d{1,12}\.\d{1,6}", ts) and root(message) != ts:
-                    found[root(message)][ts] = {key: message[key] for key in message.keys() & _KEPT}
-        return {parent: [answers[ts] for ts in sorted(answers, key=float)] for parent, answers in found.items()}
+                if isinstance(ts, str) and re.fullmatch(r"\d{1,12}\.\d{1,6}", ts) and thread_ts(message) != ts:
+                    threads[thread_ts(message)][ts] = {key: message[key] for key in message.keys() & _MESSAGE_FIELDS}
+        return {parent: [replies[ts] for ts in sorted(replies, key=float)] for parent, replies in threads.items()}
 
     def _rows(self, member: zipfile.ZipInfo) -> list[Object]:
-        """What the ZIP says of a file's size is not believed: reading ends at the limit."""
+        """Parse one file. The size that the ZIP states is not trusted: reading ends at the limit."""
         if member.flag_bits & 1:
-            raise Misconfigured("the export archive is encrypted: give it unpacked and packed again without a password")
+            raise Misconfigured("the export archive is encrypted: unpack it and pack it again without a password")
         parts, size = [], 0
         try:
             with self._zip.open(member) as file:
-                while part := file.read(_READ):
+                while part := file.read(_READ_BYTES):
                     size += len(part)
                     if size > MAX_FILE_BYTES:
                         raise Misconfigured(
-                            "a file in the export archive unpacks to more than 128 MiB: no day of a channel is"
+                            "a file in the export archive unpacks to more than 128 MiB, which no day of a channel"
+                            " does: export it again"
                         )
                     parts.append(part)
             rows = json.loads(b"".join(parts))
@@ -151,8 +157,8 @@ class Archive:
         return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def completes(answers: list[Object], parent: Object) -> bool:
-    """Whether these are all the answers that Slack says a parent has now."""
+def is_complete(replies: list[Object], parent: Object) -> bool:
+    """True when these are all the replies that a parent has now, according to Slack."""
     return (
-        bool(answers) and len(answers) == parent.get("reply_count") and answers[-1]["ts"] == parent.get("latest_reply")
+        bool(replies) and len(replies) == parent.get("reply_count") and replies[-1]["ts"] == parent.get("latest_reply")
     )

@@ -39,7 +39,7 @@ _ABSENT = frozenset(
     }
 )
 _THROTTLED = frozenset({"ratelimited", "rate_limited"})
-_NEEDS_A_PERSON = frozenset(
+_MISCONFIGURED = frozenset(
     {
         "invalid_auth",
         "not_authed",
@@ -60,8 +60,8 @@ _NEEDS_A_PERSON = frozenset(
     }
 )
 _CODE = re.compile(r"[a-z0-9_]{1,64}")
-_ATTEMPTS = 3
-"""Listings begun again because a cursor was no longer known."""
+_MAX_ATTEMPTS = 3
+"""How often a list is read from its beginning, because Slack no longer knows a cursor, before an error is raised."""
 
 
 class Absent(PenstockError):
@@ -73,6 +73,8 @@ class Absent(PenstockError):
 
 
 class ScopeMissing(Misconfigured):
+    """The token lacks a scope. ``needed`` holds the alternatives, any of which is enough."""
+
     def __init__(self, message: str, *, needed: Collection[str], provided: Collection[str]) -> None:
         super().__init__(message)
         self.needed = needed
@@ -80,31 +82,31 @@ class ScopeMissing(Misconfigured):
 
 
 class InvalidCursor(PenstockError):
-    """Slack does not know the cursor (any more): the listing begins again."""
+    """Slack no longer knows the cursor, and the list has to be read from its beginning."""
 
 
 def failure(name: str, method: str, answer: Mapping[str, Any]) -> PenstockError:
-    """What an answer with ``ok: false`` means. Quotes nothing of it but the error's own name and scopes."""
+    """Return the exception for a response with ``ok: false``. Its text quotes only the error code and the scopes."""
     error = answer.get("error")
     code = error if isinstance(error, str) and _CODE.fullmatch(error) else "unknown_error"
-    said = f"{name}: Slack answered {code} to {method}"
+    message = f"{name}: Slack answered {code} to {method}"
     if code == "missing_scope":
         needed, provided = _scopes(answer.get("needed")), _scopes(answer.get("provided"))
-        which = " or ".join(needed) or "(Slack does not say which)"
+        scopes = " or ".join(needed) or "(Slack does not say which)"
         return ScopeMissing(
-            f"{said}: add the scope {which} to the app and install it again",
+            f"{message}: add the scope {scopes} to the app and install it again",
             needed=needed,
             provided=provided,
         )
     if code == "invalid_cursor":
-        return InvalidCursor(said)
+        return InvalidCursor(message)
     if code in _ABSENT:
-        return Absent(said, code=code)
+        return Absent(message, code=code)
     if code in _THROTTLED:
-        return Deferred(f"{said}: too many requests")
-    if code in _NEEDS_A_PERSON:
-        return Misconfigured(f"{said}: check the app's token, its scopes and that it is installed in the workspace")
-    return Retryable(said)
+        return Deferred(f"{message}: too many requests")
+    if code in _MISCONFIGURED:
+        return Misconfigured(f"{message}: check the app's token, its scopes and that it is installed in the workspace")
+    return Retryable(message)
 
 
 def _scopes(text: object) -> tuple[str, ...]:
@@ -113,7 +115,7 @@ def _scopes(text: object) -> tuple[str, ...]:
 
 
 class Bearer(httpx.Auth):
-    """The token, and the scopes that Slack says it has (``x-oauth-scopes`` of every answer)."""
+    """Authentication by token. It records the token's scopes, which each response names in ``x-oauth-scopes``."""
 
     def __init__(self, token: SecretStr) -> None:
         self._token = token
@@ -127,25 +129,27 @@ class Bearer(httpx.Auth):
 
 
 class Api:
-    """Every method raises Deferred, Retryable, Misconfigured (ScopeMissing) and Absent."""
+    """The Web API. Every method may raise Deferred, Retryable, Misconfigured (also ScopeMissing) and Absent."""
 
     def __init__(self, base_url: str, token: SecretStr, *, name: str, rows: int) -> None:
-        """rows: of one answer of a list."""
+        """``name`` is the connector's, for messages. ``rows`` is the number of rows to request at once from a list.
+        Raises Misconfigured for a token that cannot be one."""
         self.name = name
         self._rows = rows
-        self._bearer = Bearer(_sendable(token, name))
+        self._bearer = Bearer(_valid_token(token, name))
         self._web = Web(base_url, auth=self._bearer, name=name)
 
     @property
     def scopes(self) -> frozenset[str] | None:
-        """Of the token, once Slack has answered."""
+        """The token's scopes; None before the first response."""
         return self._bearer.scopes
 
     async def close(self) -> None:
         await self._web.close()
 
     async def call(self, method: str, **arguments: str | int | bool | None) -> Object:
-        """The answer, when it is ok. Raises InvalidCursor besides."""
+        """Return the response when it is ok. Also raises InvalidCursor. A response that is too large is requested again
+        with half the limit."""
         form = {
             key: str(value).lower() if isinstance(value, bool) else str(value)
             for key, value in arguments.items()
@@ -155,71 +159,68 @@ class Api:
             answer = await self._web.json("POST", method, data=form, bucket=method)
         except TooLarge as error:
             limit = arguments.get("limit")
-            if isinstance(limit, int) and limit > 1:  # fewer at once
+            if isinstance(limit, int) and limit > 1:
                 return await self.call(method, **{**arguments, "limit": limit // 2})
-            raise Retryable(
-                f"{self.name}: what Slack answers to {method} is larger than {error.limit} bytes"
-            ) from error
+            raise Retryable(f"{self.name}: Slack's response to {method} is larger than {error.limit} bytes") from error
         except (Denied, Missing) as error:
-            raise Misconfigured(f"{self.name}: {method} is not answered ({error.status}): check base_url") from error
+            raise Misconfigured(f"{self.name}: {method} was refused ({error.status}): check base_url") from error
         except Rejected as error:
             raise Retryable(f"{self.name}: Slack answered {error.status} to {method}") from error
         if not isinstance(answer, dict):
-            raise Retryable(f"{self.name}: what answers {method} is not Slack: no JSON object")
+            raise Retryable(f"{self.name}: the response to {method} is not Slack's: it is no JSON object")
         if answer.get("ok") is not True:
             raise failure(self.name, method, answer)
         return answer
 
-    async def everything(self, method: str, field: str, **arguments: str | int | bool | None) -> list[Any]:
-        """All pages of a list, in Slack's order; a cursor that expires begins the list again."""
-        for _ in range(_ATTEMPTS):
+    async def all_rows(self, method: str, field: str, **arguments: str | int | bool | None) -> list[Any]:
+        """Return all rows of a list, in Slack's order. When a cursor expires, the list is read from its beginning."""
+        for _ in range(_MAX_ATTEMPTS):
             try:
-                return await self._pages(method, field, arguments)
+                return await self._read_all(method, field, arguments)
             except InvalidCursor as error:
                 expired = error
-        raise Retryable(f"{self.name}: Slack forgets the cursors of {method} faster than they can be used") from expired
+        raise Retryable(f"{self.name}: the cursors of {method} expire faster than they can be used") from expired
 
-    async def _pages(self, method: str, field: str, arguments: Mapping[str, str | int | bool | None]) -> list[Any]:
+    async def _read_all(self, method: str, field: str, arguments: Mapping[str, str | int | bool | None]) -> list[Any]:
         rows: list[Any] = []
         cursor: str | None = None
         while True:
             answer = await self.call(method, **arguments, limit=self._rows, cursor=cursor)
-            rows += listed(answer, field, f"{self.name}: {method}")
+            rows += _rows(answer, field, f"{self.name}: {method}")
             metadata = answer.get("response_metadata")
             after = metadata.get("next_cursor") if isinstance(metadata, dict) else None
             if not after:
                 if answer.get("has_more") is True:
-                    raise Retryable(f"{self.name}: {method} says that there is more, and not where")
+                    raise Retryable(f"{self.name}: {method} reports more rows but returns no cursor")
                 return rows
             if after == cursor:
-                raise Retryable(f"{self.name}: {method} gives the same cursor again and again")
+                raise Retryable(f"{self.name}: {method} returned the same cursor twice")
             cursor = after
 
     async def history(
         self, channel: str, *, limit: int, latest: str | None = None, oldest: str | None = None
     ) -> tuple[list[Object], str | None]:
-        """Messages before ``latest``, newest first, parents and broadcasts only, and the next ``latest`` (None: there
-        are no more). Pages by time, not by cursor: a ts never expires, so that a crawl resumes after any pause."""
+        """Return messages before ``latest``, newest first and without replies that were not also sent to the channel,
+        and the next ``latest`` (None: this was the last page). A ``ts`` is used instead of a cursor because it never
+        expires: a full read resumes after any pause."""
         answer = await self.call(
             "conversations.history", channel=channel, limit=limit, latest=latest, oldest=oldest, inclusive=False
         )
-        messages = [
-            row for row in listed(answer, "messages", f"{self.name}: conversations.history") if _is_message(row)
-        ]
+        messages = [row for row in _rows(answer, "messages", f"{self.name}: conversations.history") if _is_message(row)]
         if answer.get("has_more") is not True:
             return messages, None
         if not messages:
-            raise Retryable(f"{self.name}: conversations.history says that there is more, and gives nothing")
+            raise Retryable(f"{self.name}: conversations.history reports more messages but returns none")
         return messages, min((str(row["ts"]) for row in messages), key=float)
 
     async def thread(self, channel: str, ts: str) -> list[Object]:
-        """A parent and its answers, oldest first, each once."""
-        rows = await self.everything("conversations.replies", "messages", channel=channel, ts=ts)
-        found = {str(row["ts"]): row for row in rows if _is_message(row)}
-        return [found[ts] for ts in sorted(found, key=float)]
+        """Return a parent and its replies, oldest first, each once."""
+        rows = await self.all_rows("conversations.replies", "messages", channel=channel, ts=ts)
+        messages = {str(row["ts"]): row for row in rows if _is_message(row)}
+        return [messages[ts] for ts in sorted(messages, key=float)]
 
 
-def listed(answer: Mapping[str, Any], field: str, where: str) -> list[Any]:
+def _rows(answer: Mapping[str, Any], field: str, where: str) -> list[Any]:
     rows = answer.get(field)
     if not isinstance(rows, list):
         raise Retryable(f"{where} answered without {field}")
@@ -230,10 +231,10 @@ def _is_message(row: object) -> bool:
     return isinstance(row, dict) and isinstance(row.get("ts"), str) and re.fullmatch(r"\d+\.\d+", row["ts"]) is not None
 
 
-def _sendable(token: SecretStr, name: str) -> SecretStr:
+def _valid_token(token: SecretStr, name: str) -> SecretStr:
     text = token.get_secret_value().strip()
     if not text or not text.isascii() or not text.isprintable():
-        raise Misconfigured(f"{name}: the token is empty or holds letters that no token has: copy it again")
+        raise Misconfigured(f"{name}: the token is empty or holds characters that no token has: copy it again")
     return SecretStr(text)
 
 
@@ -246,7 +247,7 @@ _silent.disabled = True
 
 
 class _Client(SocketModeClient):
-    """Takes its addresses by our HTTP client, which knows the limits and the errors, and whose proxy is none."""
+    """The library's client, which gets its addresses through ``Api`` (for its limits and errors) and uses no proxy."""
 
     def __init__(self, open_connection: Callable[[], Awaitable[str]]) -> None:
         super().__init__(app_token="", logger=_silent, ping_interval=PING_SECONDS)
@@ -260,10 +261,10 @@ class _Client(SocketModeClient):
 async def listen(
     api: Api, react: Callable[[Mapping[str, Any]], Awaitable[None]], connected: Callable[[], Awaitable[None]]
 ) -> None:
-    """Until cancelled. react: given each envelope's payload, once it is acknowledged. connected: called when a
-    connection stands; what happened while there was none may be lost. Raises Misconfigured when the token is refused,
-    and what ``react`` and ``connected`` raise."""
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    """Receive events until cancelled. ``react`` is called with each envelope's payload after it was acknowledged, and
+    ``connected`` with each new connection, because events without one may be lost. Raises Misconfigured when the token
+    is refused, and the errors of ``react`` and ``connected``."""
+    failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def open_connection() -> str:
         while True:
@@ -275,31 +276,31 @@ async def listen(
                 log.warning("slack_socket_waits", source=api.name, error=str(error))
                 await asyncio.sleep(error.retry_after or PING_SECONDS)
             except Misconfigured as error:
-                _end(ended, error)
+                _fail(failed, error)
                 raise
 
     async def on_request(client: AsyncBaseSocketModeClient, request: SocketModeRequest) -> None:
         await client.send_socket_mode_response(SocketModeResponse(envelope_id=request.envelope_id))
         if request.type != "events_api":
             return
-        await guarded(react(request.payload))
+        await fail_on_error(react(request.payload))
 
     async def on_message(_: AsyncBaseSocketModeClient, message: Mapping[str, Any], __: str | None = None) -> None:
         if message.get("type") == "hello":
-            await guarded(connected())
+            await fail_on_error(connected())
 
-    async def guarded(work: Awaitable[None]) -> None:
+    async def fail_on_error(work: Awaitable[None]) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 # raised where listen is awaited; the library would only log it
-            _end(ended, error)
+        except Exception as error:  # noqa: BLE001 # listen raises it; the library would only log it
+            _fail(failed, error)
 
     client = _Client(open_connection)
     client.message_listeners.append(on_message)
     client.socket_mode_request_listeners.append(on_request)
     connecting = asyncio.create_task(client.connect())  # type: ignore[no-untyped-call]
     try:
-        await ended
+        await failed
     finally:
         connecting.cancel()
         await asyncio.gather(connecting, return_exceptions=True)
@@ -308,6 +309,6 @@ async def listen(
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
 
 
-def _end(ended: asyncio.Future[None], error: Exception) -> None:
-    if not ended.done():
-        ended.set_exception(error)
+def _fail(failed: asyncio.Future[None], error: Exception) -> None:
+    if not failed.done():
+        failed.set_exception(error)

@@ -1,8 +1,8 @@
 """Threads and messages as documents with plain text: mrkdwn, blocks, attachments and files. Pure.
 
-A message that nobody has answered is a thread of one, and a document of its own: it keeps its id when the first answer
-arrives, an edit or a delete touches nothing else, and a result links to exactly that message. (A day's messages as one
-document would be renumbered whenever one of them became a thread.)
+A message without replies is a thread of one, and a document of its own: its id stays the same when the first reply
+arrives, an edit or a deletion changes nothing else, and a result links to exactly that message. (If a day's messages
+were one document, their numbers would change whenever one of them became a thread.)
 
 docs.slack.dev/messaging/formatting-message-text and /reference/block-kit/blocks.
 """
@@ -27,22 +27,22 @@ _ENTITIES = {"lt": "<", "gt": ">", "amp": "&"}
 _SKIN_TONE = re.compile(r"(?<=:):skin-tone-[2-6]:")
 _BROADCASTS = frozenset({"here", "channel", "everyone"})
 _BLANK_LINES = re.compile(r"\n{3,}")
-MAX_NAME = 300
-"""Characters of a person's, bot's or file's name."""
-_DEEPEST = 8
-"""Blocks within blocks within attachments."""
+MAX_NAME_CHARACTERS = 300
+"""The most characters of a person's, bot's or file's name."""
+_MAX_DEPTH = 8
+"""The deepest nesting of blocks and attachments that is read, and the most levels of indentation."""
 
 
 @dataclass(slots=True)
 class Names:
-    """What ids are called. ``channels`` holds public ones only: whoever reads a mention of a private channel need not
-    be a member of it, and Slack does not tell them its name either."""
+    """Names by id. ``channels`` holds public channels only: a reader of a mention need not be a member of the private
+    channel that it names, and Slack hides that name too."""
 
     users: Mapping[str, str] = field(default_factory=dict)
     channels: Mapping[str, str] = field(default_factory=dict)
     groups: Mapping[str, str] = field(default_factory=dict)
     missing: set[str] = field(default_factory=set)
-    """Users that were asked for and are not known."""
+    """Ids of users who were looked up and are unknown."""
 
     def user(self, id: str, label: str = "") -> str:
         if id not in self.users:
@@ -57,15 +57,15 @@ class Names:
 
 
 def body(message: Mapping[str, Any], names: Names) -> str:
-    """Text, attachments' text and files' names of one message; ``""`` when it has none of them."""
+    """Return a message's text, the text of its attachments and the names of its files; ``""`` if it has none."""
     parts = [blocks(message.get("blocks"), names) or mrkdwn(_text(message.get("text")), names)]
-    parts += [attachment(one, names) for one in _objects(message.get("attachments"))]
-    parts += [shown for one in _objects(message.get("files")) if (shown := file_name(one))]
+    parts += [attachment(card, names) for card in _objects(message.get("attachments"))]
+    parts += [label for file in _objects(message.get("files")) if (label := file_name(file))]
     return tidy("\n".join(part for part in parts if part.strip()))
 
 
 def author(message: Mapping[str, Any], names: Names) -> str:
-    """A person by name, a bot by its own."""
+    """Return the name of the person or bot that wrote a message."""
     user, bot = _text(message.get("user")), _object(message.get("bot_profile"))
     if message.get("bot_id") and not (user and user in names.users and not (bot or message.get("username"))):
         return _line(_text(message.get("username")) or _text(bot.get("name")) or _text(message.get("bot_id")))
@@ -75,21 +75,23 @@ def author(message: Mapping[str, Any], names: Names) -> str:
 
 
 def tidy(text: str) -> str:
-    """Without the sign that separates messages: nobody may forge one. Half a character (a lone surrogate) is none."""
+    """Clean a text. The separator of messages is removed, so that a text cannot forge a message, and lone surrogates
+    are replaced."""
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     text = text.replace("\r\n", "\n").replace(RECORD_SEPARATOR, " ")
     return _BLANK_LINES.sub("\n\n", "\n".join(line.rstrip() for line in text.split("\n"))).strip()
 
 
 def _line(text: str) -> str:
-    return " ".join(tidy(text[:MAX_NAME]).split())
+    return " ".join(tidy(text[:MAX_NAME_CHARACTERS]).split())
 
 
 # mrkdwn
 
 
 def mrkdwn(text: str, names: Names) -> str:
-    """Mentions by name, links as ``text (url)``, entities as letters; emoji stay words between colons."""
+    """Convert mrkdwn to plain text: mentions by name, links as ``text (url)``, entities as characters. Emoji stay words
+    between colons."""
     parts, last = [], 0
     for match in _TOKEN.finditer(text):
         parts += [unescape(text[last : match.start()]), _token(match[1], names)]
@@ -126,28 +128,30 @@ def link(url: str, label: str = "") -> str:
 # Blocks
 
 
-def blocks(found: object, names: Names, depth: int = 0) -> str:
-    if depth > _DEEPEST:
+def blocks(rows: object, names: Names, depth: int = 0) -> str:
+    if depth > _MAX_DEPTH:
         return ""
-    return "\n".join(part for one in _objects(found) if (part := _block(one, names, depth)).strip())
+    return "\n".join(part for block in _objects(rows) if (part := _block(block, names, depth)).strip())
 
 
 def _block(block: Mapping[str, Any], names: Names, depth: int) -> str:
     match block.get("type"):
         case "rich_text":
-            return "\n".join(_rich(one, names) for one in _objects(block.get("elements")))
+            return "\n".join(_rich_text(part, names) for part in _objects(block.get("elements")))
         case "section" | "header":
-            parts = [_composed(block.get("text"), names)]
-            parts += [_composed(one, names) for one in _objects(block.get("fields"))]
+            parts = [_text_object(block.get("text"), names)]
+            parts += [_text_object(part, names) for part in _objects(block.get("fields"))]
             return "\n".join(part for part in parts if part)
         case "context":
-            shown = (_composed(one, names) or _text(one.get("alt_text")) for one in _objects(block.get("elements")))
-            return " ".join(part for part in shown if part)
+            texts = (
+                _text_object(part, names) or _text(part.get("alt_text")) for part in _objects(block.get("elements"))
+            )
+            return " ".join(part for part in texts if part)
         case "markdown":
             return _text(block.get("text"))
         case "image" | "video":
-            title = _composed(block.get("title"), names) or _text(block.get("alt_text"))
-            return "\n".join(part for part in (title, _composed(block.get("description"), names)) if part)
+            title = _text_object(block.get("title"), names) or _text(block.get("alt_text"))
+            return "\n".join(part for part in (title, _text_object(block.get("description"), names)) if part)
         case "table":
             rows = block.get("rows")
             return "\n".join(_row(row, names, depth) for row in rows) if isinstance(rows, list) else ""
@@ -155,27 +159,27 @@ def _block(block: Mapping[str, Any], names: Names, depth: int) -> str:
             return ""
 
 
-def _composed(text: object, names: Names) -> str:
-    """A text object, ``mrkdwn`` or ``plain_text`` (whose entities are escaped as well)."""
-    found = _object(text)
-    raw = _text(found.get("text"))
-    return mrkdwn(raw, names) if found.get("type") == "mrkdwn" else unescape(raw)
+def _text_object(text: object, names: Names) -> str:
+    """Convert a text object of type ``mrkdwn`` or ``plain_text``, whose entities are escaped as well."""
+    composition = _object(text)
+    raw = _text(composition.get("text"))
+    return mrkdwn(raw, names) if composition.get("type") == "mrkdwn" else unescape(raw)
 
 
 def _row(row: object, names: Names, depth: int) -> str:
-    cells = (blocks([one], names, depth + 1) or _text(one.get("text")) for one in _objects(row))
+    cells = (blocks([cell], names, depth + 1) or _text(cell.get("text")) for cell in _objects(row))
     return " | ".join(" ".join(cell.split()) for cell in cells)
 
 
-def _rich(element: Mapping[str, Any], names: Names) -> str:
+def _rich_text(element: Mapping[str, Any], names: Names) -> str:
     match element.get("type"):
         case "rich_text_list":
-            indent = "  " * min(_number(element.get("indent")), _DEEPEST)
+            indent = "  " * min(_number(element.get("indent")), _MAX_DEPTH)
             ordered = element.get("style") == "ordered"
             first = _number(element.get("offset")) + 1
             return "\n".join(
-                f"{indent}{f'{n}.' if ordered else '-'} {_inline(one, names)}"
-                for n, one in enumerate(_objects(element.get("elements")), first)
+                f"{indent}{f'{n}.' if ordered else '-'} {_inline(item, names)}"
+                for n, item in enumerate(_objects(element.get("elements")), first)
             )
         case "rich_text_quote":
             return "\n".join(f"> {line}" for line in _inline(element, names).split("\n"))
@@ -186,7 +190,7 @@ def _rich(element: Mapping[str, Any], names: Names) -> str:
 
 
 def _inline(element: Mapping[str, Any], names: Names) -> str:
-    return "".join(_span(one, names) for one in _objects(element.get("elements")))
+    return "".join(_span(span, names) for span in _objects(element.get("elements")))
 
 
 def _span(span: Mapping[str, Any], names: Names) -> str:
@@ -216,25 +220,25 @@ def _span(span: Mapping[str, Any], names: Names) -> str:
 # Attachments and files
 
 
-def attachment(one: Mapping[str, Any], names: Names, depth: int = 0) -> str:
-    """Cards of apps, unfurled links, shared messages."""
-    title = mrkdwn(_text(one.get("title")), names)
+def attachment(card: Mapping[str, Any], names: Names, depth: int = 0) -> str:
+    """Convert an attachment: an app's card, a link's preview or a shared message."""
+    title = mrkdwn(_text(card.get("title")), names)
     parts = [
-        mrkdwn(_text(one.get("pretext")), names),
-        _text(one.get("author_name")),
-        link(_text(one.get("title_link")), title) if title and one.get("title_link") else title,
-        mrkdwn(_text(one.get("text")), names),
-        blocks(one.get("blocks"), names, depth + 1),
+        mrkdwn(_text(card.get("pretext")), names),
+        _text(card.get("author_name")),
+        link(_text(card.get("title_link")), title) if title and card.get("title_link") else title,
+        mrkdwn(_text(card.get("text")), names),
+        blocks(card.get("blocks"), names, depth + 1),
     ]
-    for field_ in _objects(one.get("fields")):
+    for field_ in _objects(card.get("fields")):
         parts.append(": ".join(mrkdwn(_text(field_.get(key)), names) for key in ("title", "value") if field_.get(key)))
-    parts += [shown for file in _objects(one.get("files")) if (shown := file_name(file))]
-    shown = "\n".join(part for part in parts if part.strip())
-    return shown or mrkdwn(_text(one.get("fallback")), names)
+    parts += [label for file in _objects(card.get("files")) if (label := file_name(file))]
+    text = "\n".join(part for part in parts if part.strip())
+    return text or mrkdwn(_text(card.get("fallback")), names)
 
 
 def file_name(file: Mapping[str, Any]) -> str:
-    """``""`` for a file that was deleted or that the plan hides."""
+    """Return a line with a file's title and name; ``""`` for a file that was deleted or that the plan hides."""
     if file.get("mode") in ("tombstone", "hidden_by_limit"):
         return ""
     name, title = _line(_text(file.get("name"))), _line(_text(file.get("title")))
@@ -242,7 +246,7 @@ def file_name(file: Mapping[str, Any]) -> str:
     return f"File: {both}" if both else ""
 
 
-# What came from outside may be of any type
+# Values of a response may be of any type
 
 
 def _text(value: object) -> str:
@@ -254,7 +258,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _objects(value: object) -> Iterator[Mapping[str, Any]]:
-    return (one for one in value if isinstance(one, Mapping)) if isinstance(value, list) else iter(())
+    return (item for item in value if isinstance(item, Mapping)) if isinstance(value, list) else iter(())
 
 
 def _number(value: object) -> int:
@@ -263,7 +267,7 @@ def _number(value: object) -> int:
 
 Object = Mapping[str, Any]
 
-NOISE = frozenset(
+SYSTEM_SUBTYPES = frozenset(
     {
         "channel_join",
         "channel_leave",
@@ -292,27 +296,26 @@ NOISE = frozenset(
         "channel_canvas_updated",
     }
 )
-"""Subtypes that say nothing but that something was done; docs.slack.dev/reference/events/message. A thread that people
-began under one is read."""
+"""Subtypes of messages that Slack writes about an action (docs.slack.dev/reference/events/message). They are no
+documents unless people replied to them."""
 
-DELETED = "(this message was deleted)"
-MAX_TITLE = 120
-MAX_NAMES = 50
-"""Participants and files named in the metadata."""
+DELETED_TEXT = "(this message was deleted)"
+MAX_TITLE_CHARACTERS = 120
+MAX_METADATA_NAMES = 50
+"""The most participants, and the most files, that the metadata names."""
 
 _ID = re.compile(r"([CG][A-Z0-9]{1,40}):(\d{1,12}\.\d{1,6})")
 _TS = re.compile(r"\d{1,12}\.\d{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a thread stands."""
+class ChannelInfo:
+    """The properties of a thread's channel that its document contains."""
 
-    channel: str
-    """Its id."""
+    id: str
     name: str
     url: str
-    """Of the workspace, e.g. ``https://acme.slack.com``."""
+    """The address of the workspace, such as ``https://acme.slack.com``."""
 
 
 def external_id(channel: str, ts: str) -> str:
@@ -320,7 +323,7 @@ def external_id(channel: str, ts: str) -> str:
 
 
 def split_id(id: str) -> tuple[str, str] | None:
-    """``(channel, ts)``; None: no id of ours."""
+    """Split an external id into ``(channel, ts)``; None: it has another format."""
     match = _ID.fullmatch(id)
     return (match[1], match[2]) if match else None
 
@@ -329,30 +332,31 @@ def tag(channel: str) -> str:
     return f"channel:{channel}"
 
 
-def root(message: Object) -> str:
-    """The ts of the thread that a message belongs to."""
+def thread_ts(message: Object) -> str:
+    """Return the ``ts`` of the thread that a message belongs to."""
     parent = message.get("thread_ts")
     return parent if isinstance(parent, str) else str(message["ts"])
 
 
 def is_document(message: Object, *, min_characters: int) -> bool:
-    """Whether this message of a history begins a thread that is read. Decided from the parent alone, so that a listing
-    admits exactly what is read."""
-    if root(message) != message["ts"]:
+    """Return whether a message begins a thread that is a document. This depends on the parent alone, so that a listing
+    and a read agree."""
+    if thread_ts(message) != message["ts"]:
         return False
     if message.get("reply_count"):
         return True
-    if message.get("subtype") in NOISE or message.get("hidden") or message.get("subtype") == "tombstone":
+    if message.get("subtype") in SYSTEM_SUBTYPES or message.get("hidden") or message.get("subtype") == "tombstone":
         return False
     text = body(message, Names())
     return bool(text) and len(text) >= min_characters
 
 
-def revision(parent: Object, place: Place) -> str:
-    """Of the parent as ``conversations.history`` returns it. Ids stand for names: a person who is renamed does not make
-    every thread new. An edit of an answer changes nothing here: only events, ``fetch`` and the poll's overlap tell."""
-    told = [
-        place.name,
+def revision(parent: Object, channel: ChannelInfo) -> str:
+    """Return the revision of a thread, computed from the parent as ``conversations.history`` returns it. It contains
+    ids instead of names, so that renaming a person changes no thread's revision. An edit of a reply does not change it
+    either: only events, ``fetch`` and the overlap of polls detect that."""
+    state = [
+        channel.name,
         body(parent, Names()),
         parent.get("user") or parent.get("bot_id"),
         _edited(parent),
@@ -360,81 +364,84 @@ def revision(parent: Object, place: Place) -> str:
         parent.get("reply_count") or 0,
         parent.get("latest_reply"),
     ]
-    return hashlib.sha256(json.dumps(told, ensure_ascii=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(state, ensure_ascii=True).encode()).hexdigest()[:32]
 
 
-def listed(parent: Object, place: Place) -> Listed:
+def listed(parent: Object, channel: ChannelInfo) -> Listed:
     return Listed(
-        external_id=external_id(place.channel, parent["ts"]),
-        acl_tags=(tag(place.channel),),
-        revision=revision(parent, place),
+        external_id=external_id(channel.id, parent["ts"]),
+        acl_tags=(tag(channel.id),),
+        revision=revision(parent, channel),
     )
 
 
-def newest(message: Object) -> float:
-    """When the thread changed last, as its parent knows: seconds since 1970."""
+def last_change(message: Object) -> float:
+    """Return when a thread changed last according to its parent, in seconds since 1970."""
     return max(_seconds(message.get("ts")), _seconds(message.get("latest_reply")), _seconds(_edited(message)))
 
 
 def document(
-    messages: Sequence[Object], ts: str, place: Place, names: Names, *, min_characters: int
+    messages: Sequence[Object], ts: str, channel: ChannelInfo, names: Names, *, min_characters: int
 ) -> Document | Gone | Unreadable:
-    """messages: the parent and its answers, oldest first. Gone: there is no such parent among them."""
-    id = external_id(place.channel, ts)
+    """Convert a thread. ``messages`` holds the parent and its replies, oldest first. Returns Gone when it holds no
+    parent, or one that is no document."""
+    id = external_id(channel.id, ts)
     parent = next((message for message in messages if message["ts"] == ts), None)
     if parent is None or not is_document(parent, min_characters=min_characters):
         return Gone(id)
-    answers = [
-        m for m in messages if m["ts"] != ts and m.get("subtype") != "tombstone" and m.get("subtype") not in NOISE
+    replies = [
+        m
+        for m in messages
+        if m["ts"] != ts and m.get("subtype") != "tombstone" and m.get("subtype") not in SYSTEM_SUBTYPES
     ]
-    first = DELETED if parent.get("subtype") == "tombstone" else body(parent, names)
-    spoken = [f"{author(parent, names)}: {first}" if first != DELETED else DELETED]
-    spoken += [f"{author(answer, names)}: {text}" for answer in answers if (text := body(answer, names))]
-    content = RECORD_SEPARATOR.join(spoken)
+    first = DELETED_TEXT if parent.get("subtype") == "tombstone" else body(parent, names)
+    texts = [f"{author(parent, names)}: {first}" if first != DELETED_TEXT else DELETED_TEXT]
+    texts += [f"{author(reply, names)}: {text}" for reply in replies if (text := body(reply, names))]
+    content = RECORD_SEPARATOR.join(texts)
     if len(content.encode(errors="replace")) > MAX_CONTENT_BYTES:
         return Unreadable(
             external_id=id,
             code="too_large",
-            acl_tags=(tag(place.channel),),
-            revision=revision(parent, place),
-            message=f"a thread of {len(spoken)} messages is larger than 4 MiB: begin a new thread",
+            acl_tags=(tag(channel.id),),
+            revision=revision(parent, channel),
+            message=f"a thread of {len(texts)} messages is larger than 4 MiB: begin a new thread",
         )
     people: dict[str | int | float | bool, None] = dict.fromkeys(
-        author(message, names) for message in (parent, *answers) if message["ts"] == ts or body(message, names)
+        author(message, names) for message in (parent, *replies) if message["ts"] == ts or body(message, names)
     )
-    files = [file["name"] for message in (parent, *answers) for file in _files(message)]
+    files = [file["name"] for message in (parent, *replies) for file in _files(message)]
     return Document(
         external_id=id,
-        title=title(first, place.name),
+        title=title(first, channel.name),
         content=content,
         media_type=MESSAGES_TYPE,
-        acl_tags=(tag(place.channel),),
-        revision=revision(parent, place),
-        source_url=f"{place.url}/archives/{place.channel}/p{ts.replace('.', '')}",
-        author=None if first == DELETED else author(parent, names),
-        source_modified_at=_moment(max([newest(parent), *(newest(answer) for answer in answers)])),
+        acl_tags=(tag(channel.id),),
+        revision=revision(parent, channel),
+        source_url=f"{channel.url}/archives/{channel.id}/p{ts.replace('.', '')}",
+        author=None if first == DELETED_TEXT else author(parent, names),
+        source_modified_at=_time(max([last_change(parent), *(last_change(reply) for reply in replies)])),
         metadata={
-            "channel": place.name,
-            "channel_id": place.channel,
-            "messages": len(spoken),
-            "participants": list(people)[:MAX_NAMES],
-            **({"files": [*files[:MAX_NAMES]]} if files else {}),
+            "channel": channel.name,
+            "channel_id": channel.id,
+            "messages": len(texts),
+            "participants": list(people)[:MAX_METADATA_NAMES],
+            **({"files": [*files[:MAX_METADATA_NAMES]]} if files else {}),
         },
     )
 
 
 def title(text: str, channel: str) -> str:
-    """The parent's first line, cut at a word, and where it stands."""
-    line = next((shown for part in text.split("\n") if (shown := part.lstrip(" >`-").rstrip(" `"))), "Message")
-    if len(line) > MAX_TITLE:
-        line = f"{line[: MAX_TITLE + 1].rpartition(' ')[0] or line[:MAX_TITLE]} …"
+    """Return the parent's first line, cut at a word, and the channel's name."""
+    line = next((stripped for part in text.split("\n") if (stripped := part.lstrip(" >`-").rstrip(" `"))), "Message")
+    if len(line) > MAX_TITLE_CHARACTERS:
+        line = f"{line[: MAX_TITLE_CHARACTERS + 1].rpartition(' ')[0] or line[:MAX_TITLE_CHARACTERS]} …"
     return f"{line} · #{channel}"
 
 
 def _files(message: Object) -> list[Mapping[str, str]]:
     files = message.get("files")
     return (
-        [one for one in files if isinstance(one, dict) and isinstance(one.get("name"), str)]
+        [file for file in files if isinstance(file, dict) and isinstance(file.get("name"), str)]
         if isinstance(files, list)
         else []
     )
@@ -450,5 +457,5 @@ def _seconds(ts: object) -> float:
     return float(ts) if isinstance(ts, str) and _TS.fullmatch(ts) else 0.0
 
 
-def _moment(seconds: float) -> datetime | None:
+def _time(seconds: float) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if seconds > 0 else None

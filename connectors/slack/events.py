@@ -1,4 +1,4 @@
-"""What an event of Slack's makes us read again. Pure.
+"""The reaction to an event: which documents, channels and memberships to read again. Pure.
 
 An envelope looks the same over HTTP and over a socket: docs.slack.dev/apis/events-api and /reference/events.
 """
@@ -9,14 +9,14 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from connectors.slack.content import external_id, root, split_id, tag
+from connectors.slack.content import external_id, split_id, tag, thread_ts
 from connectors.source import Reaction
 
-REMEMBERED = 10_000
-"""Event ids. Slack repeats an event that was not answered after a moment, a minute and five minutes."""
+MAX_SEEN_EVENTS = 10_000
+"""Event ids that are stored. Slack repeats an unanswered event almost immediately, after one and after five minutes."""
 
 _MEMBERS = frozenset({"member_joined_channel", "member_left_channel"})
-_LEFT = frozenset({"channel_left", "group_left"})
+_APP_LEFT = frozenset({"channel_left", "group_left"})
 _CHANNEL = frozenset(
     {
         "channel_archive",
@@ -34,16 +34,16 @@ _CHANNEL = frozenset(
     }
 )
 _USER = frozenset({"user_change", "team_join"})
-_ABOUT_ANOTHER = frozenset({"message_changed", "message_deleted", "message_replied"})
-"""The ts of such an event is no message's."""
+_REFERRING = frozenset({"message_changed", "message_deleted", "message_replied"})
+"""Events about another message: their own ``ts`` is not the message's."""
 _CONVERTED = frozenset({"channel_convert_to_private", "channel_convert_to_public"})
 
 Effect = Literal["names", "people"]
-"""What else changed: names alone, or a user (given in the event)."""
+"""A further consequence of an event: cached names are outdated, or the user in the event changed."""
 
 
-class Seen:
-    """The ids of the last events: a repeated one is answered, and nothing is done."""
+class SeenEvents:
+    """The ids of the last events. A repeated event is acknowledged and ignored."""
 
     def __init__(self) -> None:
         self._ids: OrderedDict[str, None] = OrderedDict()
@@ -52,15 +52,15 @@ class Seen:
         return isinstance(id, str) and id in self._ids
 
     def add(self, id: object) -> None:
-        """Only once its reaction is known: what failed shall come again."""
+        """Store the id of an event whose reaction succeeded; Slack repeats an event that failed."""
         if isinstance(id, str) and id:
             self._ids[id] = None
-            if len(self._ids) > REMEMBERED:
+            if len(self._ids) > MAX_SEEN_EVENTS:
                 self._ids.popitem(last=False)
 
 
 def reaction(envelope: Mapping[str, Any]) -> tuple[Reaction, Effect | None]:
-    """Of an ``event_callback`` or ``app_rate_limited``; of anything else: none."""
+    """Return the reaction to an ``event_callback`` or ``app_rate_limited``, and an empty one for every other type."""
     if envelope.get("type") == "app_rate_limited":  # events of that minute are lost
         return Reaction(changes=True, sweep=True), None
     event = envelope.get("event")
@@ -71,15 +71,15 @@ def reaction(envelope: Mapping[str, Any]) -> tuple[Reaction, Effect | None]:
         return _message(event), None
     channel = _channel(event)
     if kind in _MEMBERS and channel:
-        own = event.get("user") in _own(envelope)
+        own = event.get("user") in _app_users(envelope)
         return Reaction(groups=(tag(channel),), changes=own, sweep=own), "names" if own else None
-    if kind in _LEFT and channel:
+    if kind in _APP_LEFT and channel:
         return Reaction(groups=(tag(channel),), sweep=True), "names"
     if kind in _CHANNEL and channel:
         return Reaction(groups=(tag(channel),), sweep=kind != "channel_created"), "names"
     if kind in _USER:
         return Reaction(), "people"
-    if isinstance(kind, str) and kind.startswith("subteam_"):  # user groups give no access here: their names only
+    if isinstance(kind, str) and kind.startswith("subteam_"):  # user groups have names but grant no access
         return Reaction(), "names"
     return Reaction(), None
 
@@ -92,23 +92,27 @@ def _message(event: Mapping[str, Any]) -> Reaction:
         return Reaction()
     if subtype in _CONVERTED:
         return Reaction(groups=(tag(channel),), sweep=True)
-    told = (event.get("message"), event.get("previous_message"))
-    about = told if subtype in _ABOUT_ANOTHER else (event,)
-    found = {root(message) for message in about if isinstance(message, Mapping) and isinstance(message.get("ts"), str)}
-    if not found and isinstance(deleted := event.get("deleted_ts"), str):
-        found.add(deleted)
-    ids = {id for ts in found if split_id(id := external_id(channel, ts))}
+    referred = (event.get("message"), event.get("previous_message"))
+    messages = referred if subtype in _REFERRING else (event,)
+    threads = {
+        thread_ts(message)
+        for message in messages
+        if isinstance(message, Mapping) and isinstance(message.get("ts"), str)
+    }
+    if not threads and isinstance(deleted := event.get("deleted_ts"), str):
+        threads.add(deleted)
+    ids = {id for ts in threads if split_id(id := external_id(channel, ts))}
     return Reaction(ids=tuple(sorted(ids)))
 
 
 def _channel(event: Mapping[str, Any]) -> str | None:
-    found = event.get("channel")
-    found = found.get("id") if isinstance(found, Mapping) else found
-    return found if isinstance(found, str) and found.startswith(("C", "G")) else None
+    channel = event.get("channel")
+    channel = channel.get("id") if isinstance(channel, Mapping) else channel
+    return channel if isinstance(channel, str) and channel.startswith(("C", "G")) else None
 
 
-def _own(envelope: Mapping[str, Any]) -> set[str]:
-    """The app's own users, as the envelope says for whom it was sent."""
+def _app_users(envelope: Mapping[str, Any]) -> set[str]:
+    """Return the app's own users, from the envelope's list of recipients."""
     rows = envelope.get("authorizations")
     rows = rows if isinstance(rows, list) else []
     return {

@@ -15,7 +15,7 @@ class SlackOptions(BaseModel):
     token: SecretStr
     """The app's bot token (``xoxb-…``)."""
     signing_secret: SecretStr | None = None
-    """For the Events API over HTTP. Without it every event that reaches us is refused."""
+    """The secret that signs the events of the Events API over HTTP. None: every such event is refused."""
     app_token: SecretStr | None = None
     """An app-level token (``xapp-…``, scope connections:write) turns Socket Mode on."""
     base_url: str = "https://slack.com/api"
@@ -27,27 +27,28 @@ class SlackOptions(BaseModel):
     private: bool = True
     """Whether private channels that the app is a member of are read."""
     archived: Literal["keep", "drop"] = "keep"
-    """What becomes of a public channel's documents when it is archived (Slack puts bots out of it)."""
+    """Whether a public channel's documents stay when it is archived, which removes the app from it."""
     min_characters: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """A message that nobody has answered and that is shorter is no document."""
+    """A message without replies that is shorter than this is no document."""
     trust_external_emails: bool = False
     """Whether members from other companies (Slack Connect) are known by the e-mail address that their company set."""
 
     page_size: Annotated[int, Field(ge=1, le=200)] = 50
-    """Threads in one page of a full read."""
+    """The number of threads in one page of a full read."""
     rows_per_request: Annotated[int, Field(ge=1, le=999)] = 500
-    """How many messages, members or channels Slack is asked for at once."""
+    """How many messages, members or channels to request at once."""
     overlap_seconds: Annotated[int, Field(ge=0, le=86_400)] = 600
-    """How far a poll goes back before the one before it: late messages, edits and deletes in it are seen."""
+    """How far each poll overlaps the one before: late messages, edits and deletions in this time are detected."""
     thread_days: Annotated[float, Field(ge=0, le=90)] = 2
-    """A poll sees answers to threads that began in the last days; older threads are left to events and sweeps."""
+    """A poll detects replies to threads that began in the last days; older threads are left to events and sweeps."""
     forget_lost_after_hours: Annotated[float, Field(ge=0, le=24 * 90)] = 24
-    """A channel that the app was removed from is closed to everybody at once; after so long its documents go."""
+    """A channel that the app was removed from is closed to everybody at once; after this time its documents go."""
 
     archive: Path | None = None
-    """A Slack export (ZIP) that a full read takes first."""
+    """A Slack export (ZIP) from which a full read takes the replies of threads."""
 
-    def admits(self, id: str, name: str, *, is_private: bool) -> bool:
+    def is_selected(self, id: str, name: str, *, is_private: bool) -> bool:
+        """True when these settings select a channel."""
         if is_private and not self.private:
             return False
         if _named(self.exclude, id, name):

@@ -1,5 +1,5 @@
-"""A pretended workspace for the contract suite: each document is a thread in a public channel of its own, which every
-full member of the workspace reads."""
+"""A fake workspace for the contract suite: each document is a thread in a public channel of its own, which every full
+member of the workspace may read."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class SlackPlayground:
         self.workspace = fake.workspace
         self.ines = self.workspace.user("Ines Ito")
         self.sam = self.workspace.user("Sam Sun")
-        self.workspace.user("Otto Orr", is_restricted=True)  # a guest: reads only what he was invited to
+        self.workspace.user("Otto Orr", is_restricted=True)  # a guest reads only channels of which he is a member
         self.threads: dict[str, tuple[str, str, str]] = {}
-        """By the suite's name: channel, ts, ts of the answer."""
+        """The suite's name of a document → its channel, its ``ts``, and the ``ts`` of its reply."""
         self.removed: dict[str, list[Object]] = {}
         self.options: Mapping[str, Any] = {
             "base_url": f"{url}/api",
@@ -53,10 +53,10 @@ class SlackPlayground:
         self.workspace.rename(channel, f"{self.workspace.channels[channel].name}-renamed")
 
     async def remove(self, name: str) -> None:
-        channel, ts, answer = self.threads[name]
+        channel, ts, reply = self.threads[name]
         messages = self.workspace.channels[channel].messages
-        self.removed[name] = [copy.deepcopy(messages[one]) for one in (ts, answer)]
-        self.workspace.delete(channel, answer)
+        self.removed[name] = [copy.deepcopy(messages[ts]), copy.deepcopy(messages[reply])]
+        self.workspace.delete(channel, reply)
         self.workspace.delete(channel, ts)
 
     async def restore(self, name: str) -> None:
@@ -64,11 +64,11 @@ class SlackPlayground:
             self.workspace.restore(self.threads[name][0], message)
 
     async def restrict(self, name: str) -> None:
-        """The channel above becomes private, and Ines never joined it."""
+        """Make the thread's channel private. Ines never joined it."""
         self.workspace.convert_to_private(self.threads[name][0])
 
     async def leave(self) -> None:
-        """Ines becomes a guest, who reads only what she is invited to."""
+        """Make Ines a guest, who reads only channels of which she is a member."""
         self.workspace.change_user(self.ines, is_restricted=True)
 
     def sent(self) -> Sequence[Request]:

@@ -1,10 +1,10 @@
-"""Reads threads and lists them, also those of channels that the app can no longer read.
+"""Reads and lists threads, also those of channels that the app can no longer read ("lost" channels).
 
 Slack does not distinguish a channel that the app was removed from and one that was deleted. Both are closed to
-everybody at once; their documents are deleted only after a while, so that an app that was removed by mistake and
-invited again costs nothing. What was last listed of each channel is stored on disk, because Slack lists nothing of such
-channels. When that folder is lost, their documents are missing from a listing, and the sweep's guard and ``fetch``
-decide.
+everybody at once, but their documents are deleted only after ``forget_lost_after_hours``, so that removing the app by
+mistake and inviting it again loses nothing. The last listing of each channel is stored on disk, because Slack no longer
+lists such channels. If that folder is lost, their documents are missing from the next listing, and the sweep's guard
+and ``fetch`` decide about them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from connectors.slack.access import Channel, Directory, User, channel_group, workspace_group, workspace_tag
-from connectors.slack.archive import Archive, completes
+from connectors.slack.archive import Archive, is_complete
 from connectors.slack.client import Absent, Api, Object
-from connectors.slack.content import document, external_id, is_document, listed, newest, root, split_id, tag
+from connectors.slack.content import document, external_id, is_document, last_change, listed, split_id, tag, thread_ts
 from connectors.slack.options import SlackOptions
 from connectors.source import Cursor, CursorExpired, Entry, Gone, Group, Listed, Memory, Page, Unreadable
 from pipeline.core.errors import Retryable
@@ -32,19 +32,20 @@ Row = tuple[str, str]
 """(external id, revision)"""
 
 
-class Roster:
-    """Blocking; call it in a thread."""
+class StoredListings:
+    """The last complete listing of each channel, in files. It blocks, so call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "channels"
 
     def channels(self) -> list[str]:
+        """Return the ids of the channels that have a stored listing."""
         if not self._folder.is_dir():
             return []
         return sorted(path.stem for path in self._folder.glob("*.json") if _ID.fullmatch(path.stem))
 
     def write(self, channel: str, rows: Sequence[Row]) -> None:
-        """All of a channel, once it was listed to its end."""
+        """Store a channel's complete listing."""
         self._folder.mkdir(parents=True, exist_ok=True)
         path, part = self._path(channel), self._path(channel).with_suffix(".part")
         text = json.dumps(rows)
@@ -54,12 +55,12 @@ class Roster:
         os.replace(part, path)
 
     def read(self, channel: str) -> list[Row]:
-        """What is not readable is as good as lost."""
+        """Return a channel's stored listing; a missing or damaged file counts as empty."""
         try:
-            found = json.loads(self._path(channel).read_text())
+            rows = json.loads(self._path(channel).read_text())
         except (FileNotFoundError, ValueError):
             return []
-        return [(str(id), str(revision)) for id, revision in found]
+        return [(str(id), str(revision)) for id, revision in rows]
 
     def forget(self, channels: Collection[str]) -> None:
         for channel in channels:
@@ -71,121 +72,129 @@ class Roster:
         return self._folder / f"{channel}.json"
 
 
-HOUR = 3_600.0
+HOUR_SECONDS = 3_600.0
 
 
-class Losses:
+class LostChannels:
+    """Decides what to return for the documents of channels that the app can no longer read."""
+
     def __init__(self, directory: Directory, options: SlackOptions, memory: Memory, folder: Path) -> None:
         self._directory = directory
         self._options = options
         self._memory = memory
-        self._roster = Roster(folder)
+        self._stored = StoredListings(folder)
 
-    async def listed(self, channel: str, rows: Sequence[Row]) -> None:
-        """A channel was listed to its end."""
-        await asyncio.to_thread(self._roster.write, channel, rows)
+    async def record(self, channel: str, rows: Sequence[Row]) -> None:
+        """Store the complete listing of a channel that the app can read."""
+        await asyncio.to_thread(self._stored.write, channel, rows)
 
-    async def channels(self) -> list[str]:
-        """Those that were ever listed and not forgotten."""
-        return await asyncio.to_thread(self._roster.channels)
+    async def listed_channels(self) -> list[str]:
+        """Return the ids of the channels that were listed and not forgotten."""
+        return await asyncio.to_thread(self._stored.channels)
 
-    def is_kept(self, channel: Channel | None) -> bool:
-        """A public channel that was archived: the workspace still reads it in Slack, the app does not."""
-        return channel is not None and channel.is_archived and not channel.is_private and self._directory.wants(channel)
+    def is_still_public(self, channel: Channel | None) -> bool:
+        """True for an archived public channel: in Slack the workspace can still read it, and the app cannot."""
+        return (
+            channel is not None
+            and channel.is_archived
+            and not channel.is_private
+            and self._directory.is_selected(channel)
+        )
 
-    async def known(self, id: str) -> list[Row]:
-        """What was listed of a channel last: which documents, never who may read them."""
-        return await asyncio.to_thread(self._roster.read, id)
+    async def last_listing(self, id: str) -> list[Row]:
+        """Return a channel's last complete listing, which contains ids and revisions but no access."""
+        return await asyncio.to_thread(self._stored.read, id)
 
     async def listing(self, id: str, channel: Channel | None, rows: Sequence[Row]) -> list[Listed]:
-        """What a sweep shall see of some documents of a channel that cannot be read (any more). channel: as it is now;
-        None: there is none."""
-        if self.is_kept(channel):
-            return [Listed(external_id=row, acl_tags=(tag(id),), revision=revision) for row, revision in rows]
-        unwanted = channel is not None and not self._directory.wants(channel)
-        if unwanted or await self._is_over(id):
-            await asyncio.to_thread(self._roster.forget, [id])
+        """Return the entries of a sweep for some rows of a lost channel's last listing. ``channel`` is its present
+        state; None: the app does not see it."""
+        if self.is_still_public(channel):
+            return [Listed(external_id=id_, acl_tags=(tag(id),), revision=revision) for id_, revision in rows]
+        excluded = channel is not None and not self._directory.is_selected(channel)
+        if excluded or await self._is_expired(id):
+            await asyncio.to_thread(self._stored.forget, [id])
             return []
-        return [Listed(external_id=row, acl_tags=(), revision=_while_lost(revision)) for row, revision in rows]
+        return [Listed(external_id=id_, acl_tags=(), revision=_lost_revision(revision)) for id_, revision in rows]
 
     async def entries(self, id: str, channel: Channel | None, stamps: Sequence[str]) -> list[Entry]:
+        """Return the entries of ``fetch`` for the threads with these ``ts`` in a lost channel."""
         ids = [external_id(id, ts) for ts in stamps]
-        revisions = dict(await asyncio.to_thread(self._roster.read, id))
-        if self.is_kept(channel):
+        revisions = dict(await asyncio.to_thread(self._stored.read, id))
+        if self.is_still_public(channel):
             return [
                 Unreadable(
-                    external_id=one,
+                    external_id=id_,
                     code="archived",
                     acl_tags=(tag(id),),
-                    revision=revisions.get(one),
-                    message="its channel is archived, and Slack shows it to no app: what was read before stays",
+                    revision=revisions.get(id_),
+                    message="its channel is archived, and Slack returns it to no app: what was read before stays",
                 )
-                for one in ids
+                for id_ in ids
             ]
-        if await self._is_over(id):
-            return [Gone(one) for one in ids]
+        if await self._is_expired(id):
+            return [Gone(id_) for id_ in ids]
         return [
             Unreadable(
-                external_id=one,
+                external_id=id_,
                 code="access_lost",
                 acl_tags=(),
-                revision=_while_lost(revisions[one]) if one in revisions else None,
-                message="the app is not in this channel (any more): invite it, or the document goes",
+                revision=_lost_revision(revisions[id_]) if id_ in revisions else None,
+                message="the app is no member of this channel: invite it, or the document will be deleted",
             )
-            for one in ids
+            for id_ in ids
         ]
 
-    async def found(self, id: str) -> None:
-        """The app is in it (again)."""
-        if await self._memory.get(_lost(id)) is not None:
-            await self._memory.put(_lost(id), None)
+    async def mark_readable(self, id: str) -> None:
+        """Record that the app can read the channel (again)."""
+        if await self._memory.get(_lost_key(id)) is not None:
+            await self._memory.put(_lost_key(id), None)
 
-    async def _is_over(self, id: str) -> bool:
-        """Whether the channel was lost long enough ago. The first time that it is asked counts as the loss."""
-        since = await self._memory.get(_lost(id))
+    async def _is_expired(self, id: str) -> bool:
+        """True when the channel has been lost for ``forget_lost_after_hours``, counted from the first call."""
+        since = await self._memory.get(_lost_key(id))
         if not isinstance(since, int | float):
             since = time.time()
-            await self._memory.put(_lost(id), since)
-        return time.time() >= since + self._options.forget_lost_after_hours * HOUR
+            await self._memory.put(_lost_key(id), since)
+        return time.time() >= since + self._options.forget_lost_after_hours * HOUR_SECONDS
 
 
-def _while_lost(revision: str) -> str:
-    """Another one than the channel's own: when it comes back, each document is read again."""
+def _lost_revision(revision: str) -> str:
+    """Return a revision that differs from the document's own, so that it is read again when the channel returns."""
     return f"lost:{revision}"
 
 
-def _lost(id: str) -> str:
+def _lost_key(id: str) -> str:
     return f"lost:{id}"
 
 
-DAY = 86_400.0
+DAY_SECONDS = 86_400.0
 
 
 class Reader:
-    """Every method raises what ``Api`` raises, but for Absent."""
+    """Reads threads. Every method raises the errors of ``Api`` except Absent."""
 
-    def __init__(self, api: Api, directory: Directory, losses: Losses, options: SlackOptions) -> None:
+    def __init__(self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions) -> None:
         self._api = api
         self._directory = directory
-        self._losses = losses
+        self._lost = lost
         self._options = options
 
     async def channels(self) -> list[Channel]:
-        """Those that are read, by id."""
-        found = await self._directory.channels()
-        return [channel for _, channel in sorted(found.items()) if self._directory.admits(channel)]
+        """Return the channels to read, in the order of their ids."""
+        channels = await self._directory.channels()
+        return [channel for _, channel in sorted(channels.items()) if self._directory.is_read(channel)]
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
-        """Channel by channel, each from its newest message to its oldest. A channel that the app loses meanwhile ends
-        early; the sweep sees to it. What there is comes from the API's histories; an export archive only spares asking
-        for the answers of each thread. Raises Misconfigured when the archive is none."""
-        at, before = (None, None) if cursor is None else (_text(cursor, "channel"), _text(cursor, "before"))
-        archive = await self._opened()
+        """Read channel by channel, each from its newest message to its oldest. A channel that is lost meanwhile ends
+        early, and the sweep handles it. The API's histories decide which threads exist; an export archive only saves
+        the request for the replies of each. Raises Misconfigured for an unreadable archive."""
+        current, before = (None, None) if cursor is None else (_text(cursor, "channel"), _text(cursor, "before"))
+        archive = await self._open_archive()
         try:
             for channel in await self.channels():
-                if at is None or channel.id >= at:
+                if current is None or channel.id >= current:
                     stored = await asyncio.to_thread(archive.threads, channel.id) if archive else {}
-                    async for page in self._history(channel, before if channel.id == at else None, stored):
+                    async for page in self._history(channel, before if channel.id == current else None, stored):
                         yield page
         finally:
             if archive:
@@ -196,28 +205,30 @@ class Reader:
     ) -> AsyncIterator[Page]:
         while True:
             try:
-                messages, after = await self._api.history(channel.id, limit=self._options.page_size, latest=latest)
+                messages, following = await self._api.history(channel.id, limit=self._options.page_size, latest=latest)
             except Absent:
                 return
             entries = [
-                await self._met(channel, one, stored.get(one["ts"], [])) for one in messages if self._is_document(one)
+                await self._thread_entry(channel, message, stored.get(message["ts"], []))
+                for message in messages
+                if self._is_document(message)
             ]
             if messages:
                 yield Page(entries, {"channel": channel.id, "before": min((m["ts"] for m in messages), key=float)})
-            if after is None:
+            if following is None:
                 return
-            latest = after
+            latest = following
 
-    async def _met(self, channel: Channel, parent: Object, stored: list[Mapping[str, Any]]) -> Entry:
-        if completes(stored, parent):
-            return await self.converted(channel, [parent, *stored], parent["ts"])
+    async def _thread_entry(self, channel: Channel, parent: Object, stored: list[Mapping[str, Any]]) -> Entry:
+        if is_complete(stored, parent):
+            return await self._convert(channel, [parent, *stored], parent["ts"])
         return await self._entry_or_gone(channel, parent["ts"], parent)
 
-    async def _opened(self) -> Archive | None:
+    async def _open_archive(self) -> Archive | None:
         if self._options.archive is None:
             return None
         archive = await asyncio.to_thread(Archive, self._options.archive)
-        await self._directory.introduce_from(await asyncio.to_thread(archive.users))
+        await self._directory.add_users(await asyncio.to_thread(archive.users))
         return archive
 
     # Changes
@@ -227,9 +238,9 @@ class Reader:
         return {"at": time.time()}
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
-        """Threads in which something moved since ``at`` less the overlap: their parents are looked for in the last
-        ``thread_days`` before that. Threads of the overlap that a poll before has seen and that are there no longer
-        are read by name. ``began`` to ``now_seen``: of a poll that was interrupted."""
+        """Read threads that changed since the cursor's ``at`` minus the overlap, among the parents of the
+        ``thread_days`` before that. Threads that the previous poll saw in the overlap and that are no longer listed are
+        read by id. The cursor's ``began``, ``now_seen`` and ``after`` belong to an interrupted poll."""
         try:
             at = float(cursor["at"])
             began = float(cursor.get("began", time.time()))
@@ -244,16 +255,16 @@ class Reader:
             if channel.id <= after:
                 continue
             try:
-                moved, found = await self._moved(channel, since, seen.get(channel.id, ()))
+                changed, parents = await self._changed_threads(channel, since, seen.get(channel.id, ()))
             except Absent:
-                moved, found = [], []
-            keep = [ts for ts in found if float(ts) >= began - self._options.overlap_seconds]
+                changed, parents = [], []
+            keep = [ts for ts in parents if float(ts) >= began - self._options.overlap_seconds]
             if keep:
                 now_seen[channel.id] = keep
             size = self._options.page_size
-            for start in range(0, len(moved), size):
-                entries = [await self._entry_or_gone(channel, ts) for ts in moved[start : start + size]]
-                last = start + size >= len(moved)
+            for start in range(0, len(changed), size):
+                entries = [await self._entry_or_gone(channel, ts) for ts in changed[start : start + size]]
+                last = start + size >= len(changed)
                 yield Page(
                     entries,
                     {
@@ -267,48 +278,50 @@ class Reader:
             after = channel.id
         yield Page((), {"at": began, "seen": now_seen})
 
-    async def _moved(self, channel: Channel, since: float, seen: Sequence[str]) -> tuple[list[str], list[str]]:
-        """(threads to read, oldest first; all parents that were met)"""
-        moved: set[str] = set()
-        met: set[str] = set()
-        oldest = max(0.0, since - self._options.thread_days * DAY)
+    async def _changed_threads(
+        self, channel: Channel, since: float, seen: Sequence[str]
+    ) -> tuple[list[str], list[str]]:
+        """Return the threads to read and all parents that were listed, both by ``ts``, oldest first."""
+        changed: set[str] = set()
+        parents: set[str] = set()
+        oldest = max(0.0, since - self._options.thread_days * DAY_SECONDS)
         latest: str | None = None
         while True:
             messages, latest = await self._api.history(
                 channel.id, limit=self._options.rows_per_request, latest=latest, oldest=f"{oldest:.6f}"
             )
             for message in messages:
-                if root(message) != message["ts"] and float(message["ts"]) >= since:
-                    moved.add(root(message))  # an answer that was also sent to the channel: its thread may be old
+                if thread_ts(message) != message["ts"] and float(message["ts"]) >= since:
+                    changed.add(thread_ts(message))  # a reply that was also sent to the channel; its thread may be old
                 elif self._is_document(message):
-                    met.add(message["ts"])
-                    if newest(message) >= since:
-                        moved.add(message["ts"])
+                    parents.add(message["ts"])
+                    if last_change(message) >= since:
+                        changed.add(message["ts"])
             if latest is None:
                 break
-        moved |= {ts for ts in seen if ts not in met}
-        return sorted(moved, key=float), sorted(met, key=float)
+        changed |= {ts for ts in seen if ts not in parents}
+        return sorted(changed, key=float), sorted(parents, key=float)
 
-    # These
+    # By id
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        """A document of a channel that the app was put out of is not said to be gone before its time."""
+        """Read these documents. A document of a lost channel is not reported as gone before the channel expires."""
         entries: list[Entry] = []
-        wanted: dict[str, list[str]] = defaultdict(list)
+        stamps_by_channel: dict[str, list[str]] = defaultdict(list)
         for id in dict.fromkeys(external_ids):
             parts = split_id(id)
             if parts is None:
                 entries.append(Gone(id))
             else:
-                wanted[parts[0]].append(parts[1])
-        for channel_id, stamps in wanted.items():
+                stamps_by_channel[parts[0]].append(parts[1])
+        for channel_id, stamps in stamps_by_channel.items():
             channel = await self._directory.channel(channel_id)
-            if channel is not None and not self._directory.wants(channel):
+            if channel is not None and not self._directory.is_selected(channel):
                 entries += [Gone(external_id(channel_id, ts)) for ts in stamps]
             elif channel is None or not channel.is_member:
-                entries += await self._losses.entries(channel_id, channel, stamps)
+                entries += await self._lost.entries(channel_id, channel, stamps)
             else:
-                await self._losses.found(channel_id)
+                await self._lost.mark_readable(channel_id)
                 entries += [await self._entry_or_gone(channel, ts) for ts in stamps]
         return entries
 
@@ -318,22 +331,23 @@ class Reader:
         except Absent as absent:
             if absent.code in ("thread_not_found", "message_not_found"):
                 return Gone(external_id(channel.id, ts))
-            return (await self._losses.entries(channel.id, None, [ts]))[0]
+            return (await self._lost.entries(channel.id, None, [ts]))[0]
 
     async def entry(self, channel: Channel, ts: str, parent: Object | None = None) -> Entry:
-        """parent: as a history has just shown it; its answers are asked for only if there are any. Raises Absent."""
-        alone = parent is not None and not parent.get("reply_count") and not parent.get("thread_ts")
-        messages = [parent] if alone and parent is not None else await self._api.thread(channel.id, ts)
-        return await self.converted(channel, messages, ts)
+        """Read one thread. ``parent`` is the message from a history that was just read; its replies are requested only
+        if there are any. Raises Absent."""
+        without_replies = parent is not None and not parent.get("reply_count") and not parent.get("thread_ts")
+        messages = [parent] if without_replies and parent is not None else await self._api.thread(channel.id, ts)
+        return await self._convert(channel, messages, ts)
 
-    async def converted(self, channel: Channel, messages: Sequence[Mapping[str, Any]], ts: str) -> Entry:
-        """The thread with everybody by name."""
-        place = await self._directory.place(channel)
-        least = self._options.min_characters
+    async def _convert(self, channel: Channel, messages: Sequence[Mapping[str, Any]], ts: str) -> Entry:
+        """Convert a thread, after reading the names that it needs."""
+        channel_info = await self._directory.channel_info(channel)
+        min_characters = self._options.min_characters
         names = await self._directory.names()
-        entry = document(messages, ts, place, names, min_characters=least)
-        if names.missing and await self._directory.introduce(names.missing):
-            entry = document(messages, ts, place, await self._directory.names(), min_characters=least)
+        entry = document(messages, ts, channel_info, names, min_characters=min_characters)
+        if names.missing and await self._directory.load_users(names.missing):
+            entry = document(messages, ts, channel_info, await self._directory.names(), min_characters=min_characters)
         return entry
 
     def _is_document(self, message: Object) -> bool:
@@ -341,99 +355,104 @@ class Reader:
 
 
 def _text(cursor: Cursor, key: str) -> str:
-    found = cursor.get(key)
-    if not isinstance(found, str):
+    value = cursor.get(key)
+    if not isinstance(value, str):
         raise CursorExpired("this cursor of a full read was written by another version of the connector")
-    return found
+    return value
 
 
 _CHANNEL_TAG = tag("")
 
 
 class Lister:
-    """Both raise what ``Api`` raises, but for Absent; and Retryable when Slack's list of channels lacks one that is
-    there, because a listing that is cut short must not look complete."""
+    """Lists documents and groups. Raises the errors of ``Api`` except Absent, and Retryable when Slack's list of
+    channels lacks one that exists, because a truncated listing must not look complete."""
 
-    def __init__(self, api: Api, directory: Directory, losses: Losses, options: SlackOptions) -> None:
+    def __init__(self, api: Api, directory: Directory, lost: LostChannels, options: SlackOptions) -> None:
         self._api = api
         self._directory = directory
-        self._losses = losses
+        self._lost = lost
         self._options = options
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
-        """From the histories alone: no thread is opened for it."""
-        done: set[str] = set()
+        """List all documents from the channels' histories, without reading any thread."""
+        listed_ids: set[str] = set()
         for _, channel in sorted((await self._directory.channels()).items()):
-            if not self._directory.admits(channel):
+            if not self._directory.is_read(channel):
                 continue
             rows: list[tuple[str, str]] = []
             try:
                 async for page in self._history(channel):
-                    rows += [(one.external_id, one.revision or "") for one in page]
+                    rows += [(entry.external_id, entry.revision or "") for entry in page]
                     yield page
             except Absent:
                 continue
-            done.add(channel.id)
-            await self._losses.listed(channel.id, rows)
-            await self._losses.found(channel.id)
-        for id in await self._losses.channels():
-            if id not in done:
-                async for page in self._of_lost(id):
+            listed_ids.add(channel.id)
+            await self._lost.record(channel.id, rows)
+            await self._lost.mark_readable(channel.id)
+        for id in await self._lost.listed_channels():
+            if id not in listed_ids:
+                async for page in self._lost_listing(id):
                     yield page
 
-    async def _of_lost(self, id: str) -> AsyncIterator[Sequence[Listed]]:
-        """What was listed of it before. The channel is asked for anew for each page: access that was read for an
-        earlier page would be published under a stamp that is later than the reading."""
-        known = await self._losses.known(id)
-        for start in range(0, max(1, len(known)), self._options.rows_per_request):
+    async def _lost_listing(self, id: str) -> AsyncIterator[Sequence[Listed]]:
+        """List a lost channel from its last listing. The channel is read again for each page, because access that was
+        read for an earlier page would be published with a later observation time."""
+        rows = await self._lost.last_listing(id)
+        for start in range(0, max(1, len(rows)), self._options.rows_per_request):
             channel = await self._lost_channel(id)
-            yield await self._losses.listing(id, channel, known[start : start + self._options.rows_per_request])
+            yield await self._lost.listing(id, channel, rows[start : start + self._options.rows_per_request])
 
     async def _history(self, channel: Channel) -> AsyncIterator[Sequence[Listed]]:
-        place = await self._directory.place(channel)
-        least = self._options.min_characters
+        channel_info = await self._directory.channel_info(channel)
+        min_characters = self._options.min_characters
         latest: str | None = None
         while True:
             messages, latest = await self._api.history(channel.id, limit=self._options.rows_per_request, latest=latest)
-            yield [listed(message, place) for message in messages if is_document(message, min_characters=least)]
+            yield [
+                listed(message, channel_info)
+                for message in messages
+                if is_document(message, min_characters=min_characters)
+            ]
             if latest is None:
                 return
 
-    async def _lost(self, read: Collection[str]) -> Mapping[str, Channel | None]:
-        """Channels listed before and not among ``read``, each asked for by name."""
-        return {id: await self._lost_channel(id) for id in await self._losses.channels() if id not in read}
+    async def _lost_channels(self, read: Collection[str]) -> Mapping[str, Channel | None]:
+        """Return the present state of each channel that was listed before and is not among ``read``."""
+        return {id: await self._lost_channel(id) for id in await self._lost.listed_channels() if id not in read}
 
     async def _lost_channel(self, id: str) -> Channel | None:
         channel = await self._directory.channel(id)
-        if channel is not None and self._directory.admits(channel):
-            raise Retryable("Slack's list of channels lacked one that is there: the listing is not complete")
+        if channel is not None and self._directory.is_read(channel):
+            raise Retryable("Slack's list of channels lacked one that exists: the listing is not complete")
         return channel
 
     async def groups(self, tags: Collection[str] | None) -> AsyncIterator[Group]:
-        """Each channel's members are asked for after the list of people, and both anew."""
+        """Yield the groups of the workspace and of channels. People are read first, then each channel's members, and
+        nothing comes from a cache."""
         team, users = await self._directory.team(), await self._directory.users()
         if tags is None or workspace_tag(team) in tags:
             yield workspace_group(team, users)
         if tags is None:
-            channels = await self._directory.channels()
-            read = [channel for _, channel in sorted(channels.items()) if self._directory.admits(channel)]
-            lost = list((await self._lost([channel.id for channel in read])).values())
+            visible = await self._directory.channels()
+            read = [channel for _, channel in sorted(visible.items()) if self._directory.is_read(channel)]
+            lost = list((await self._lost_channels([channel.id for channel in read])).values())
         else:
             ids = sorted(name.removeprefix(_CHANNEL_TAG) for name in tags if name.startswith(_CHANNEL_TAG))
-            asked = [await self._directory.channel(id) for id in ids]
-            read = [channel for channel in asked if channel is not None and self._directory.admits(channel)]
-            lost = [channel for channel in asked if channel is not None and not self._directory.admits(channel)]
+            channels = [await self._directory.channel(id) for id in ids]
+            read = [channel for channel in channels if channel is not None and self._directory.is_read(channel)]
+            lost = [channel for channel in channels if channel is not None and not self._directory.is_read(channel)]
         for channel in read:
             if (group := await self._group(channel, users)) is not None:
                 yield group
-        for gone in lost:
-            if gone is not None and self._losses.is_kept(gone):
-                yield Group(tag(gone.id), (), of=(workspace_tag(team),))
+        for lost_channel in lost:
+            if lost_channel is not None and self._lost.is_still_public(lost_channel):
+                yield Group(tag(lost_channel.id), (), of=(workspace_tag(team),))
 
     async def _group(self, channel: Channel, users: Mapping[str, User]) -> Group | None:
-        """None: nobody, for the app may not ask (any more)."""
+        """Return a channel's group; None: the app can no longer read its members, and the tag has none."""
         try:
-            members = await self._api.everything("conversations.members", "members", channel=channel.id)
+            members = await self._api.all_rows("conversations.members", "members", channel=channel.id)
         except Absent:
             return None
         return channel_group(

@@ -1,4 +1,4 @@
-"""Slack as a source: threads of the channels that an app is a member of, and a check of what it lacks to read them."""
+"""Slack as a source: the threads of the channels of which an app is a member, and a check of its token and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from connectors.slack.access import Channel, Directory, workspace_tag
 from connectors.slack.client import Api
 from connectors.slack.content import tag
 from connectors.slack.options import SlackOptions
-from connectors.slack.reading import Lister, Losses, Reader
+from connectors.slack.reading import Lister, LostChannels, Reader
 from connectors.source import Context, Cursor, Entry, Group, Listed, Page, Playground, Reaction, Refused, Request
 from pipeline.core.errors import Misconfigured
 
@@ -33,65 +33,73 @@ _PRIVATE = {
 }
 
 
-def needed(options: SlackOptions) -> dict[str, str]:
-    """Scopes of the bot token, and what each is for."""
+def required_scopes(options: SlackOptions) -> dict[str, str]:
+    """Return the scopes that the bot token needs, and the purpose of each."""
     return {**_PUBLIC, **(_PRIVATE if options.private else {})}
 
 
 async def check(
     api: Api, socket: Api | None, directory: Directory, options: SlackOptions, *, name: str, has_events_url: bool
 ) -> Sequence[Problem]:
-    """socket: with the app-level token, where there is one. Raises Deferred and Retryable."""
+    """Return the problems of the tokens, scopes and settings. ``socket`` uses the app-level token; None: there is none.
+    Raises Deferred and Retryable."""
     problems: list[Problem] = []
     try:
         app = f"@{(await api.call('auth.test')).get('user') or 'app'}"
     except Misconfigured as error:
-        return [Problem("token", "token", _said(error, name))]
-    lacking = [scope for scope in needed(options) if api.scopes is not None and scope not in api.scopes]
+        return [Problem("token", "token", _without_name(error, name))]
+    purposes = required_scopes(options)
+    lacking = [scope for scope in purposes if api.scopes is not None and scope not in api.scopes]
     problems += [
         Problem(
             "token",
             "missing_scope",
-            f"the bot token lacks the scope {scope}, {needed(options)[scope]}: add it under OAuth & Permissions and"
+            f"the bot token lacks the scope {scope}, {purposes[scope]}: add it under OAuth & Permissions and"
             " install the app again",
         )
         for scope in lacking
     ]
     if not {"channels:read", "groups:read"} & set(lacking):
         try:
-            problems += _channels(list((await directory.channels()).values()), options, app)
+            problems += _channel_problems(list((await directory.channels()).values()), options, app)
         except Misconfigured as error:
-            problems.append(Problem("channels", "channels", _said(error, name)))
+            problems.append(Problem("channels", "channels", _without_name(error, name)))
     if socket is not None:
         try:
             await socket.call("apps.connections.open")
         except Misconfigured as error:
             message = "Socket Mode needs an app-level token (xapp-…) with the scope connections:write"
-            problems.append(Problem("app_token", "app_token", f"{_said(error, name)}; {message}"))
+            problems.append(Problem("app_token", "app_token", f"{_without_name(error, name)}; {message}"))
     elif has_events_url and options.signing_secret is None:
         problems.append(
             Problem(
                 "signing_secret",
                 "signing_secret",
-                "there is none, so every event is refused: take it from Basic Information of the app, or set app_token"
+                "it is not set, so every event is refused: copy it from Basic Information of the app, or set app_token"
                 " for Socket Mode",
             )
         )
     if options.archive is not None and not options.archive.is_file():
         problems.append(
-            Problem("archive", "archive", "the export is not there: correct the path, or remove the setting")
+            Problem("archive", "archive", "the export does not exist: correct the path, or remove the setting")
         )
     return problems
 
 
-def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
-    """Channels that the settings name and the app is not in. Without such names: whether it is in any. app: its name,
-    as people mention it."""
-    wanted = [one for one in visible if options.admits(one.id, one.name, is_private=one.is_private)]
+def _channel_problems(visible: Sequence[Channel], options: SlackOptions, app: str) -> list[Problem]:
+    """Return a problem for each channel that the settings name and of which the app is no member, or one problem if
+    they name none and the app is a member of no channel. ``app`` is the app's name with its ``@``."""
+    selected = [
+        channel for channel in visible if options.is_selected(channel.id, channel.name, is_private=channel.is_private)
+    ]
     problems = []
     for pattern in options.channels:
-        alone = options.model_copy(update={"channels": (pattern,)})
-        matching = [one for one in wanted if alone.admits(one.id, one.name, is_private=one.is_private)]
+        single = options.model_copy(update={"channels": (pattern,)})
+        matching = [
+            channel
+            for channel in selected
+            if single.is_selected(channel.id, channel.name, is_private=channel.is_private)
+        ]
         if not matching:
             problems.append(
                 Problem(
@@ -101,11 +109,13 @@ def _channels(visible: Sequence[Channel], options: SlackOptions, app: str) -> li
                     " name",
                 )
             )
-        problems += [_invite(app, one) for one in matching if not one.is_member and not one.is_archived]
-    if not options.channels and not any(one.is_member for one in wanted):
+        problems += [_invite(app, channel) for channel in matching if not channel.is_member and not channel.is_archived]
+    if not options.channels and not any(channel.is_member for channel in selected):
         problems.append(
             Problem(
-                "channels", "not_invited", f"the app is in none yet: write /invite {app} in those that shall be read"
+                "channels",
+                "not_invited",
+                f"the app is a member of no channel: write /invite {app} in each channel that shall be read",
             )
         )
     return problems
@@ -115,20 +125,20 @@ def _invite(app: str, channel: Channel) -> Problem:
     return Problem(f"#{channel.name}", "not_invited", f"the app is not in this channel: write /invite {app} there")
 
 
-def _said(error: Misconfigured, name: str) -> str:
-    """Without the connector's name, which whoever shows a problem says."""
+def _without_name(error: Misconfigured, name: str) -> str:
+    """Return the error's text without the connector's name, which is displayed with each problem anyway."""
     return str(error).removeprefix(f"{name}: ")
 
 
 class Slack:
-    """Fulfils ``connectors.source.Source``. A document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
+    """A workspace as a Source. Each document is a thread; its external id is ``CHANNEL:TS`` of its parent."""
 
     Options: ClassVar[type[BaseModel]] = SlackOptions
 
     @staticmethod
     def playground() -> AbstractAsyncContextManager[Playground]:
-        """A pretended workspace, for ``penstock connector conform slack``."""
-        from connectors.slack.playground import playing  # the fake is loaded for that alone
+        """A fake workspace, for ``penstock connector conform slack``."""
+        from connectors.slack.playground import playing  # lazy: production never loads the fake
 
         return playing()
 
@@ -144,10 +154,10 @@ class Slack:
         if options.signing_secret is not None and options.signing_secret.get_secret_value().strip():
             self._verifier = SignatureVerifier(options.signing_secret.get_secret_value().strip())
         self._directory = Directory(self._api, options)
-        self._losses = Losses(self._directory, options, context.memory, context.folder)
-        self._reader = Reader(self._api, self._directory, self._losses, options)
-        self._lister = Lister(self._api, self._directory, self._losses, options)
-        self._seen = events.Seen()
+        self._lost = LostChannels(self._directory, options, context.memory, context.folder)
+        self._reader = Reader(self._api, self._directory, self._lost, options)
+        self._lister = Lister(self._api, self._directory, self._lost, options)
+        self._seen = events.SeenEvents()
 
     async def close(self) -> None:
         await self._api.close()
@@ -186,13 +196,13 @@ class Slack:
 
     async def on_event(self, request: Request) -> Reaction:
         if self._verifier is None or not _is_signed(self._verifier, request):
-            raise Refused(f"{self._context.name}: an event without a valid signature of Slack's")
+            raise Refused(f"{self._context.name}: an event has no valid signature: is signing_secret the app's?")
         try:
             envelope = json.loads(request.body)
         except ValueError as error:
-            raise Refused(f"{self._context.name}: an event that is no JSON") from error
+            raise Refused(f"{self._context.name}: an event is no JSON") from error
         if not isinstance(envelope, dict):
-            raise Refused(f"{self._context.name}: an event that is no JSON object")
+            raise Refused(f"{self._context.name}: an event is no JSON object")
         challenge = envelope.get("challenge")
         if envelope.get("type") == "url_verification" and isinstance(challenge, str):
             return Reaction(answer=challenge.encode())
@@ -202,22 +212,25 @@ class Slack:
         id = envelope.get("event_id")
         if id in self._seen:
             return Reaction()
-        found, effect = events.reaction(envelope)
+        reaction, effect = events.reaction(envelope)
         if effect == "names":
-            self._directory.forget_names()
-        elif effect == "people" and not self._directory.is_as_known(envelope["event"].get("user")):
-            found = Reaction(groups=await self._tags(envelope["event"].get("type")))
+            self._directory.expire_names()
+        elif effect == "people" and not self._directory.update_user(envelope["event"].get("user")):
+            reaction = Reaction(groups=await self._affected_tags(envelope["event"].get("type")))
         self._seen.add(id)
-        return found
+        return reaction
 
-    async def _tags(self, event: str) -> Collection[str]:
-        """A person's standing or address changed: it counts wherever they are a member. Who is new is in no channel
-        yet: of those that they join, events tell."""
+    async def _affected_tags(self, event: str) -> Collection[str]:
+        """Return the tags to read again after a person's account changed: those of every channel, since they may be a
+        member. A new person is a member of none, and joining one has an event of its own."""
         team = await self._directory.team()
         if event == "team_join":
             return [workspace_tag(team)]
-        channels = self._directory.known() or await self._directory.channels()
-        return [workspace_tag(team), *(tag(one.id) for one in channels.values() if self._directory.admits(one))]
+        channels = self._directory.cached_channels() or await self._directory.channels()
+        return [
+            workspace_tag(team),
+            *(tag(channel.id) for channel in channels.values() if self._directory.is_read(channel)),
+        ]
 
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         if self._socket is None:
@@ -233,8 +246,8 @@ class Slack:
 
 
 def _is_signed(verifier: SignatureVerifier, request: Request) -> bool:
-    """HMAC-SHA256 over the body as it came, at most five minutes old."""
+    """Verify the HMAC-SHA256 over the request's bytes. A signature expires after five minutes."""
     try:
         return bool(verifier.is_valid_request(request.body, dict(request.headers)))
-    except (ValueError, TypeError):  # a time that is no number, a body that is no text, a signature that is not ASCII
+    except (ValueError, TypeError):  # the time is no number, the body no text or the signature not ASCII
         return False

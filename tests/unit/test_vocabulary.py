@@ -15,10 +15,11 @@ PRODUCT = ("topics", "pipeline", "connectors", "query", "canary", "cli", "deploy
 CLEAN: tuple[str, ...] = (
     "canary",
     "cli",
-    "connectors/runner",
     "connectors/confluence",
     "connectors/extraction",
     "connectors/google_drive",
+    "connectors/runner",
+    "connectors/slack",
     "connectors/uploads",
     "deploy",
     "pipeline/core",

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from connectors.slack import SlackOptions
 from connectors.slack.events import reaction
-from connectors.slack.source import needed
+from connectors.slack.source import required_scopes
 from connectors.source import Reaction
 
 GUIDE = (Path(__file__).parents[4] / "docs/connectors/slack.md").read_text()
@@ -22,7 +22,7 @@ def listed(under: str) -> list[str]:
 
 
 def test_the_manifest_has_exactly_the_scopes_that_check_asks_for() -> None:
-    assert listed("bot") == sorted(needed(SlackOptions(token=SecretStr("x"))))
+    assert listed("bot") == sorted(required_scopes(SlackOptions(token=SecretStr("x"))))
 
 
 def test_every_event_in_the_manifest_is_understood() -> None:

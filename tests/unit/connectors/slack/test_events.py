@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from connectors.slack.access import Team, channel, channel_group, principal, user, workspace_group
-from connectors.slack.events import REMEMBERED, Seen, reaction
+from connectors.slack.events import MAX_SEEN_EVENTS, SeenEvents, reaction
 from connectors.source import Reaction
 
 TEAM = Team("T1", "https://acme.slack.com", None)
@@ -108,8 +108,8 @@ def test_what_is_no_event_does_nothing(nonsense: dict[str, Any]) -> None:
 
 
 def test_only_so_many_event_ids_are_remembered() -> None:
-    seen = Seen()
-    for n in range(REMEMBERED + 1):
+    seen = SeenEvents()
+    for n in range(MAX_SEEN_EVENTS + 1):
         seen.add(f"Ev{n}")
     assert "Ev0" not in seen
     assert "Ev1" in seen
@@ -147,10 +147,10 @@ def test_a_colleague_of_another_workspace_of_the_organisation_reads_what_they_ar
     team = Team("T1", "https://acme.slack.com", "E1")
     found = user(row("U1", team_id="T2", enterprise_user={"enterprise_id": "E1"}), team)
     assert found is not None
-    assert found.standing == "guest"
+    assert found.kind == "guest"
     ours = user(row("U2", team_id="T2", enterprise_user={"enterprise_id": "E1", "teams": ["T2", "T1"]}), team)
     assert ours is not None
-    assert ours.standing == "full"
+    assert ours.kind == "full"
     assert principal("U1", {"U1": found}, trust_external_emails=False) == "u1@acme.example"
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.slack.content import Names, Place, author, body, document, is_document, mrkdwn, revision, title
+from connectors.slack.content import ChannelInfo, Names, author, body, document, is_document, mrkdwn, revision, title
 from connectors.source import Document, Unreadable
 
 NAMES = Names(users={"U1": "Ann Lee"}, channels={"C1": "ops"}, groups={"S1": "oncall"})
@@ -159,7 +159,7 @@ anything = st.recursive(
 @given(text=anything, blocks=anything, attachments=anything, files=anything)
 def test_no_message_breaks_the_reading(text: Any, blocks: Any, attachments: Any, files: Any) -> None:
     message = {"ts": "1.000000", "text": text, "blocks": blocks, "attachments": attachments, "files": files}
-    place = Place("C1", "ops", "https://acme.slack.com")
+    place = ChannelInfo("C1", "ops", "https://acme.slack.com")
     entry = document([message], "1.000000", place, NAMES, min_characters=0)
     assert isinstance(entry, Document) == is_document(message, min_characters=0)
     assert len(revision(message, place)) == 32
@@ -186,7 +186,7 @@ def test_a_short_message_without_answers_may_be_left_out() -> None:
 def test_a_thread_that_is_too_large_is_said_to_be_and_not_cut() -> None:
     messages = [{"ts": f"{n}.000000", "text": "x" * 40_000, "user": "U1"} for n in range(1, 121)]
     messages[0]["reply_count"] = 119
-    entry = document(messages, "1.000000", Place("C1", "ops", "https://acme.slack.com"), NAMES, min_characters=0)
+    entry = document(messages, "1.000000", ChannelInfo("C1", "ops", "https://acme.slack.com"), NAMES, min_characters=0)
     assert isinstance(entry, Unreadable)
     assert entry.code == "too_large"
     assert "xxx" not in entry.message
