@@ -77,13 +77,16 @@ def simulated() -> Iterator[None]:
     chunker, rows = chunking.chunk, vectors.WRITE_CHUNKS
     chunking.chunk = changes.cut  # type: ignore[assignment]
     vectors.WRITE_CHUNKS = MAX_ROWS
-    gc.collect()
-    gc.freeze()  # the modules: looking through them again and again takes an eighth of the time
+    freezes = not gc.get_freeze_count()  # pytest has done it already
+    if freezes:
+        gc.collect()
+        gc.freeze()  # the modules: looking through them again and again takes an eighth of the time
     try:
         with controlled(), connected(), looked_at():
             yield
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
         chunking.chunk, vectors.WRITE_CHUNKS = chunker, rows
 
 

@@ -5,11 +5,10 @@ python -m tests.unit.test_architecture      # write the diagram anew
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
 
-from tests.unit.test_imports import LAYERS, ROOT, imported, place, sources
+from tests.unit.test_imports import LAYERS, ROOT, imported, parsed, place, sources
 
 DOCUMENT = ROOT / "docs" / "architecture.md"
 DIAGRAM = re.compile(r"(?<=```mermaid\n).*?(?=```)", re.DOTALL)
@@ -21,7 +20,7 @@ def import_counts() -> Counter[tuple[str, str]]:
     for module, path in sources().items():
         importing = place(module)
         assert importing is not None
-        for _, name in imported(ast.parse(path.read_text())):
+        for _, name in imported(parsed(path)):
             target = place(name)
             if target is not None and target[1] != importing[1]:
                 counts[importing[1], target[1]] += 1

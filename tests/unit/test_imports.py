@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,9 +109,8 @@ def imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def violations(module: str, source: str) -> list[str]:
+def violations(module: str, tree: ast.Module) -> list[str]:
     """One line for each import (or use of the clock) that ``module`` must not have."""
-    tree = ast.parse(source)
     mine = place(module)
     assert mine is not None
     layer, package = mine
@@ -136,6 +136,12 @@ def violations(module: str, source: str) -> list[str]:
     return found
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Three tests read the whole source tree."""
+    return ast.parse(path.read_text())
+
+
 def sources() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
@@ -149,7 +155,7 @@ def sources() -> dict[str, Path]:
 def test_imports_point_one_way() -> None:
     modules = sources()
     assert {"topics.codec", "pipeline.core.model", "pipeline.stream.consume"} <= set(modules)
-    assert [line for module, path in sorted(modules.items()) for line in violations(module, path.read_text())] == []
+    assert [line for module, path in sorted(modules.items()) for line in violations(module, parsed(path))] == []
 
 
 @pytest.mark.parametrize(
@@ -188,7 +194,7 @@ def test_imports_point_one_way() -> None:
     ],
 )
 def test_a_wrong_import_is_found(module: str, source: str) -> None:
-    assert len(violations(module, source)) == 1
+    assert len(violations(module, ast.parse(source))) == 1
 
 
 @pytest.mark.parametrize(
@@ -206,7 +212,7 @@ def test_a_wrong_import_is_found(module: str, source: str) -> None:
     ],
 )
 def test_a_right_import_is_allowed(module: str, source: str) -> None:
-    assert violations(module, source) == []
+    assert violations(module, ast.parse(source)) == []
 
 
 def test_only_up_and_down_know_the_local_stack() -> None:
@@ -214,7 +220,7 @@ def test_only_up_and_down_know_the_local_stack() -> None:
         module
         for module, path in sources().items()
         if module.split(".")[0] not in ("deploy", "bench")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.ImportFrom) and within(node.module or "", "deploy") and module != "cli.stack"
     }
     assert users == set()

@@ -251,6 +251,15 @@ def test_depth_is_no_attack(depth: int) -> None:
     assert "hunter2" not in found
 
 
+@pytest.mark.parametrize("start", ["<p>", "<b>", "<pre>", "<td>"])
+def test_no_page_takes_longer_than_its_length_allows(start: str) -> None:
+    """A page of spaces took three minutes."""
+    began = time.process_time()
+    found = markdown(f"{start}a{' ' * 200_000}b")
+    assert time.process_time() - began < 10
+    assert "a b" in found or start == "<pre>"
+
+
 FRAGMENTS = st.sampled_from(
     [
         "<p>",
