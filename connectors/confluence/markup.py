@@ -16,7 +16,7 @@ from html import escape, unescape
 from typing import TypeAlias
 
 from bs4 import BeautifulSoup
-from bs4.element import Tag
+from bs4.element import NavigableString, Tag
 from lxml import etree, html  # type: ignore[import-untyped]
 from markdownify import MarkdownConverter
 
@@ -350,6 +350,7 @@ DROPPED = frozenset(
 LINKS = ("http://", "https://", "mailto:")
 FENCE = re.compile(r"`{3,}")
 GAPS = re.compile(r"\n{3,}")
+LONG_GAP = re.compile(r"[ \t]{50,}")
 INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")
 
 
@@ -375,6 +376,14 @@ def markdown(storage: str, names: Mapping[str, str] = {}) -> str:
 
 class _Markdown(MarkdownConverter):
     """The library's conversion, with code fences that name the language and are longer than any fence in the code."""
+
+    def process_text(self, el: NavigableString, parent_tags: set[str] | None = None) -> str:
+        """Fold long gaps first, outside of code: the library takes time with the square of their length."""
+        if "pre" not in (parent_tags or ()) and LONG_GAP.search(el):
+            folded = NavigableString(LONG_GAP.sub(" ", el))
+            el.replace_with(folded)
+            el = folded
+        return str(super().process_text(el, parent_tags))  # type: ignore[misc]
 
     def convert_pre(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         code = el.get_text().strip("\n")
