@@ -1,1 +1,1 @@
-"""Git repositories: engineering wikis and code, by the ``git`` command."""
+"""Source kind ``git``: repositories of wikis and code, read with the ``git`` command."""

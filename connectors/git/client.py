@@ -1,6 +1,6 @@
-"""The ``git`` command, and with it a bare mirror of one branch of the remote on our disk, never checked out.
+"""Runs the ``git`` command, and maintains a bare mirror of one branch of the remote, which is never checked out.
 
-The command runs with an environment of ours, within limits of time and size, and ends when we end.
+The command runs in its own environment, within limits of time and size, and never outlives its caller.
 """
 
 from __future__ import annotations
@@ -24,72 +24,78 @@ from pipeline.core.errors import Deferred, Misconfigured, Retryable
 from pipeline.core.retry import backoff
 
 LOCAL_SECONDS = 600.0
-"""For one command over what is on our disk; the longest is the walk over all history."""
-ANSWER_BYTES = 1024 * 1024
-RECORD_BYTES = 1024 * 1024
-"""A path is shorter; a longer record is no answer of git's."""
-_ERROR_BYTES = 16 * 1024
-_PIECE = 64 * 1024
+"""Limit for one command on the mirror; the longest is the walk over the whole history."""
+MAX_OUTPUT_BYTES = 1024 * 1024
+MAX_RECORD_BYTES = 1024 * 1024
+"""A path is shorter; a longer record cannot come from git."""
+_MAX_ERROR_BYTES = 16 * 1024
+_PIECE_BYTES = 64 * 1024
 
 
 class GitFailed(Exception):
-    """git ended with an error. The text is its own first line about it, without secrets; ``status``: its exit code."""
+    """git ended with an error. The message is the first line of its error output, without secrets; ``status`` is its
+    exit code."""
 
-    def __init__(self, message: str, status: int, said: str) -> None:
+    def __init__(self, message: str, status: int, stderr: str) -> None:
         super().__init__(message)
         self.status = status
-        self.said = said
-        """All that it wrote to stderr, cut; to be matched, not to be shown."""
+        self.stderr = stderr
+        """The beginning of its error output, which is matched but never shown."""
 
 
-class Running:
-    """A git that runs. Its stdout is to be read to the end, or it is to be left."""
+class RunningGit:
+    """A running git process. Read its stdout to the end, or set ``is_abandoned``."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         self.process = process
         self.stdout = process.stdout
-        self.left = False
-        """We have what we wanted: how it ends does not matter."""
+        self.is_abandoned = False
+        """The caller has read enough: the exit code does not matter."""
 
 
 class Command:
+    """Runs git on one repository."""
+
     def __init__(self, folder: Path, environment: Mapping[str, str], secrets: Collection[str]) -> None:
-        """folder: the bare repository. secrets: shown nowhere, whatever git writes."""
+        """folder: the bare repository. secrets: removed from error messages."""
         self.folder = folder
         self._environment = environment
         self._secrets = [secret for secret in secrets if secret]
 
     async def run(self, *arguments: str, seconds: float = LOCAL_SECONDS) -> bytes:
-        """stdout, at most ANSWER_BYTES. Raises GitFailed, Retryable (too slow), Misconfigured (no git)."""
+        """Run a command and return its stdout, at most MAX_OUTPUT_BYTES. Raises GitFailed, Retryable (too slow or too
+        long) and Misconfigured (no git)."""
         async with self.running(*arguments, seconds=seconds) as git:
-            answer = await git.stdout.read(ANSWER_BYTES)
-            while piece := await git.stdout.read(_PIECE):
-                answer += piece
-                if len(answer) > ANSWER_BYTES:
-                    raise Retryable(f"git {arguments[0]} answered with more than {ANSWER_BYTES:,} bytes")
-        return answer
+            output = await git.stdout.read(MAX_OUTPUT_BYTES)
+            while piece := await git.stdout.read(_PIECE_BYTES):
+                output += piece
+                if len(output) > MAX_OUTPUT_BYTES:
+                    raise Retryable(f"git {arguments[0]} wrote more than {MAX_OUTPUT_BYTES:,} bytes")
+        return output
 
-    async def each(self, see: Callable[[bytes], bool], *arguments: str, seconds: float = LOCAL_SECONDS) -> None:
-        """Shows what ``-z`` separates, as it comes, until ``see`` says False: it has seen enough."""
+    async def read_records(
+        self, consume: Callable[[bytes], bool], *arguments: str, seconds: float = LOCAL_SECONDS
+    ) -> None:
+        """Pass each record that ``-z`` separates to ``consume``, until it returns False."""
         async with self.running(*arguments, seconds=seconds) as git:
             rest = b""
-            while piece := await git.stdout.read(_PIECE):
+            while piece := await git.stdout.read(_PIECE_BYTES):
                 *whole, rest = (rest + piece).split(b"\0")
-                if not all(see(record) for record in whole):
-                    git.left = True
+                if not all(consume(record) for record in whole):
+                    git.is_abandoned = True
                     return
-                if len(rest) > RECORD_BYTES:
-                    raise Retryable(f"git {arguments[0]} answered with a record of more than {RECORD_BYTES:,} bytes")
+                if len(rest) > MAX_RECORD_BYTES:
+                    raise Retryable(f"git {arguments[0]} wrote a record of more than {MAX_RECORD_BYTES:,} bytes")
             if rest:
-                see(rest)
+                consume(rest)
 
     @asynccontextmanager
     async def running(
         self, *arguments: str, seconds: float = LOCAL_SECONDS, input: bytes | None = None
-    ) -> AsyncIterator[Running]:
-        """At a normal end of the block the exit code is awaited and judged; whatever else ends it kills git and all
-        that it started."""
+    ) -> AsyncIterator[RunningGit]:
+        """Run a command while the block runs. At its normal end the exit code is checked; if the block is left by an
+        error or cancelled, git and all processes that it started are killed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 "git",
@@ -103,7 +109,7 @@ class Command:
                 env=self._environment,
                 cwd=self.folder.parent,
                 start_new_session=True,
-                limit=RECORD_BYTES,
+                limit=MAX_RECORD_BYTES,
             )
         except FileNotFoundError as error:
             raise Misconfigured("git is not installed, or not on PATH: install it (2.35 or newer)") from error
@@ -113,14 +119,14 @@ class Command:
             helpers.append(asyncio.create_task(_feed(process.stdin, input)))
         try:
             async with asyncio.timeout(seconds):
-                running = Running(process)
+                running = RunningGit(process)
                 yield running
-                if running.left:
+                if running.is_abandoned:
                     return
                 status = await process.wait()
-            said = (await errors).decode("utf-8", "replace")
+            stderr = (await errors).decode("utf-8", "replace")
             if status:
-                raise GitFailed(self._shown(arguments[0], said, status), status, said)
+                raise GitFailed(self._message(arguments[0], stderr, status), status, stderr)
         except TimeoutError as error:
             raise Retryable(f"git {arguments[0]} took more than {seconds:g} s") from error
         finally:
@@ -129,50 +135,50 @@ class Command:
                 helper.cancel()
             await asyncio.gather(*helpers, return_exceptions=True)
 
-    def _shown(self, command: str, said: str, status: int) -> str:
-        """The first line that git itself wrote: those that begin with ``remote:`` are somebody else's."""
+    def _message(self, command: str, stderr: str, status: int) -> str:
+        """Return the first error line that git itself wrote: lines that begin with ``remote:`` come from the server."""
         for secret in self._secrets:
-            said = said.replace(secret, "…")
-        lines = [line for line in said.splitlines() if re.match(r"(?:fatal|error):|ssh:|.*(?:denied|failed)", line)]
+            stderr = stderr.replace(secret, "…")
+        lines = [line for line in stderr.splitlines() if re.match(r"(?:fatal|error):|ssh:|.*(?:denied|failed)", line)]
         lines = [line for line in lines if not line.startswith("remote:")]
-        why = printable(lines[0])[:200] if lines else f"exit code {status}"
-        return f"git {command}: {why}"
+        reason = printable(lines[0])[:200] if lines else f"exit code {status}"
+        return f"git {command}: {reason}"
 
 
 async def _head(stream: asyncio.StreamReader | None) -> bytes:
-    """Reads to the end and keeps the beginning."""
+    """Read a stream to its end and return its beginning."""
     assert stream is not None
-    kept = b""
-    while piece := await stream.read(_PIECE):
-        kept = (kept + piece)[:_ERROR_BYTES]
-    return kept
+    head = b""
+    while piece := await stream.read(_PIECE_BYTES):
+        head = (head + piece)[:_MAX_ERROR_BYTES]
+    return head
 
 
 async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
     assert stream is not None
-    with suppress(BrokenPipeError, ConnectionResetError):  # its exit code tells why it went
+    with suppress(BrokenPipeError, ConnectionResetError):  # its exit code says why it ended
         stream.write(data)
         await stream.drain()
         stream.close()
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """It and its helpers (its own process group), whether or not it has ended by itself."""
+    """Kill a process and its process group, unless it has ended."""
     if process.returncode is not None:
         return
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    if process.stdout is not None:  # or wait() would wait for what nobody reads
-        while await process.stdout.read(_PIECE):
+    if process.stdout is not None:  # or wait() would wait for output that nobody reads
+        while await process.stdout.read(_PIECE_BYTES):
             pass
     await process.wait()
 
 
 REF = "refs/penstock/head"
-ASK_SECONDS = 60.0
+LS_REMOTE_SECONDS = 60.0
 PATIENCE_SECONDS = 20.0
-"""Of one request to the remote, failed attempts and waits together; the runner waits on."""
-_WATCH_SECONDS = 0.5
+"""Longest time for one request to the remote, with retries and delays; afterwards the runner retries."""
+_SIZE_CHECK_SECONDS = 0.5
 _DAMAGED = re.compile(
     r"not a git repository|corrupt|bad object|missing blob|unable to read (?:tree|sha1|[0-9a-f]{40})|inflate:|is empty",
     re.I,
@@ -184,20 +190,20 @@ _REFUSED = re.compile(
     r"|Bad owner or permissions|Load key",
     re.I,
 )
-"""What only a person can mend. Everything else (no connection, 5xx, an early end) may heal."""
+"""Errors that only an operator can correct. All others (no connection, 5xx, an early end) are retryable."""
 _THROTTLED = re.compile(r"returned error: 429|rate limit", re.I)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where the remote's branch is. commit None: the repository has nothing in it yet."""
+    """The commit of the remote's branch. commit None: the repository is empty."""
 
     commit: str | None
     branch: str
 
 
 class Mirror:
-    """One at a time: ``refresh`` is for one task."""
+    """A bare mirror of the remote's branch. Only one task at a time may call ``refresh``."""
 
     def __init__(self, folder: Path, options: GitOptions) -> None:
         self._folder = folder
@@ -210,14 +216,14 @@ class Mirror:
         self._home = home
         self._damaged = False
 
-    async def ask(self) -> Head | None:
-        """Where the branch is now; nothing is fetched. None: the remote is there and holds nothing at all. Raises
-        Misconfigured, Retryable."""
+    async def head(self) -> Head | None:
+        """Return the branch's current commit at the remote, without fetching it. None: the repository is empty. Raises
+        Misconfigured and Retryable."""
         await asyncio.to_thread(self._prepare)
         name = "HEAD" if self._options.branch is None else f"refs/heads/{self._options.branch}"
-        answer = await self._remote("ls-remote", "--symref", "--", self._options.url, name, seconds=ASK_SECONDS)
+        output = await self._remote("ls-remote", "--symref", "--", self._options.url, name, seconds=LS_REMOTE_SECONDS)
         commit, branch = None, self._options.branch
-        for line in answer.decode("utf-8", "replace").splitlines():
+        for line in output.decode("utf-8", "replace").splitlines():
             value, _, ref = line.partition("\t")
             if ref == name and value.startswith("ref: "):
                 branch = branch or value.removeprefix("ref: ").removeprefix("refs/heads/")
@@ -225,31 +231,32 @@ class Mirror:
                 commit = value
         if commit is not None:
             return Head(commit, branch or "HEAD")
-        refs, found = await self._refs(name)
+        refs, has_branch = await self._refs(name)
         if not refs:
             return None
-        if found:
-            raise Retryable("the branch came back while it was looked for")
+        if has_branch:
+            raise Retryable("the remote listed the branch only at the second request")
         raise Misconfigured(
             f"the repository has no branch {name.removeprefix('refs/heads/')}: set branch to one it has"
         )
 
     async def _refs(self, name: str) -> tuple[int, bool]:
-        """How many the remote has, and whether this is among them."""
-        refs, found = 0, False
-        async with self.git.running("ls-remote", "--", self._options.url, seconds=ASK_SECONDS) as git:
+        """Return the number of the remote's refs, and whether this is one of them."""
+        refs, has_name = 0, False
+        async with self.git.running("ls-remote", "--", self._options.url, seconds=LS_REMOTE_SECONDS) as git:
             while line := await git.stdout.readline():
                 refs += 1
-                found = found or line.rstrip().endswith(b"\t" + name.encode())
-        return refs, found
+                has_name = has_name or line.rstrip().endswith(b"\t" + name.encode())
+        return refs, has_name
 
     async def refresh(self) -> Head | None:
-        """The branch as it is now, all of it on our disk. Raises Misconfigured, Retryable."""
-        head = await self.ask()
-        if head is None or await self.has(head.commit):
+        """Fetch the branch. Return its commit, or None if the repository is empty. Raises Misconfigured and
+        Retryable."""
+        head = await self.head()
+        if head is None or await self.has_commit(head.commit):
             return head
         name = "HEAD" if self._options.branch is None else f"refs/heads/{self._options.branch}"
-        watching = asyncio.create_task(self._too_large())
+        watching = asyncio.create_task(self._wait_until_too_large())
         fetching = asyncio.create_task(
             self._remote(
                 "fetch",
@@ -268,75 +275,78 @@ class Mirror:
         try:
             done, _ = await asyncio.wait({watching, fetching}, return_when=asyncio.FIRST_COMPLETED)
             if fetching not in done:
-                raise await self._refused_as_too_large(fetching)
+                raise await self._remove_too_large(fetching)
             await fetching
         finally:
             for task in (watching, fetching):
                 task.cancel()
             await asyncio.gather(watching, fetching, return_exceptions=True)
         if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
-            raise await self._refused_as_too_large(None)
-        commit = (await self.local("rev-parse", "--verify", f"{REF}^{{commit}}")).decode().strip()
-        await self.local("gc", "--auto", "--quiet", "--prune=2.weeks.ago")
+            raise await self._remove_too_large(None)
+        commit = (await self.run_local("rev-parse", "--verify", f"{REF}^{{commit}}")).decode().strip()
+        await self.run_local("gc", "--auto", "--quiet", "--prune=2.weeks.ago")
         return Head(commit, head.branch)
 
-    async def _refused_as_too_large(self, fetching: asyncio.Task[bytes] | None) -> Misconfigured:
+    async def _remove_too_large(self, fetching: asyncio.Task[bytes] | None) -> Misconfigured:
+        """Stop fetching, remove the mirror and return the error."""
         if fetching is not None:
             fetching.cancel()
             await asyncio.gather(fetching, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, self.git.folder, ignore_errors=True)
         limit = self._options.max_repository_bytes
-        said = f"the repository takes more than max_repository_bytes = {limit:,} on disk"
-        return Misconfigured(f"{said}: raise it, or connect a smaller one")
+        return Misconfigured(
+            f"the repository takes more than max_repository_bytes = {limit:,} on disk: raise it, or connect a"
+            " smaller one"
+        )
 
-    async def has(self, commit: str | None) -> bool:
+    async def has_commit(self, commit: str | None) -> bool:
         try:
             await self.git.run("cat-file", "-e", f"{commit}^{{commit}}")
         except GitFailed:
             return False
         return True
 
-    async def leads_to(self, old: str, new: str) -> bool:
-        """Whether the branch went from one to the other without taking anything back."""
-        if not await self.has(old):
+    async def is_ancestor(self, old: str, new: str) -> bool:
+        """Whether one commit is an ancestor of the other. Raises Retryable."""
+        if not await self.has_commit(old):
             return False
         try:
             await self.git.run("merge-base", "--is-ancestor", old, new)
         except GitFailed as error:
             if error.status == 1:
                 return False
-            raise self.damaged(error) from error
+            raise self.local_error(error) from error
         return True
 
-    async def local(self, *arguments: str) -> bytes:
-        """A command over what we have. Raises Retryable."""
+    async def run_local(self, *arguments: str) -> bytes:
+        """Run a command on the mirror. Raises Retryable."""
         try:
             return await self.git.run(*arguments)
         except GitFailed as error:
-            raise self.damaged(error) from error
+            raise self.local_error(error) from error
 
-    async def each(self, see: Callable[[bytes], bool], *arguments: str) -> None:
-        """As ``Command.each``, over what we have. Raises Retryable."""
+    async def read_records(self, consume: Callable[[bytes], bool], *arguments: str) -> None:
+        """Call ``Command.read_records`` on the mirror. Raises Retryable."""
         try:
-            await self.git.each(see, *arguments)
+            await self.git.read_records(consume, *arguments)
         except GitFailed as error:
-            raise self.damaged(error) from error
+            raise self.local_error(error) from error
 
-    def damaged(self, error: GitFailed) -> Retryable:
-        """What a failure over our own copy means: if it is damaged, it is fetched anew next time."""
-        if _DAMAGED.search(error.said):
+    def local_error(self, error: GitFailed) -> Retryable:
+        """Return the error for a failure on the mirror. A damaged mirror is fetched again at the next refresh."""
+        if _DAMAGED.search(error.stderr):
             self._damaged = True
-            return Retryable(f"{error}: our copy is damaged, and is fetched anew")
+            return Retryable(f"{error}: the mirror is damaged and will be fetched again")
         return Retryable(str(error))
 
     async def _remote(self, *arguments: str, seconds: float) -> bytes:
-        """Tried again for up to PATIENCE_SECONDS while the remote cannot answer; git does not tell how long it asks to
-        wait."""
+        """Run a command that contacts the remote, with retries for up to PATIENCE_SECONDS. (git does not report a
+        Retry-After.)"""
         attempt, spent = 0, 0.0
         while True:
             began = time.monotonic()
             try:
-                return await self._once(*arguments, seconds=seconds)
+                return await self._attempt(*arguments, seconds=seconds)
             except Retryable as error:
                 wait = backoff(attempt, base=0.5, cap=10.0, random=random.random())  # noqa: S311 — jitter, no secret
                 spent += time.monotonic() - began + wait
@@ -346,20 +356,21 @@ class Mirror:
             await asyncio.sleep(wait)
             attempt += 1
 
-    async def _once(self, *arguments: str, seconds: float) -> bytes:
+    async def _attempt(self, *arguments: str, seconds: float) -> bytes:
         try:
             return await self.git.run(*arguments, seconds=seconds)
         except GitFailed as error:
-            if _THROTTLED.search(error.said):
+            if _THROTTLED.search(error.stderr):
                 raise Deferred(str(error)) from error
-            if _REFUSED.search(error.said):
+            if _REFUSED.search(error.stderr):
                 raise Misconfigured(
                     f"{error}; check url, token or key, and that they may read the repository"
                 ) from error
-            raise self.damaged(error) from error
+            raise self.local_error(error) from error
 
     def _prepare(self) -> None:
-        """Blocks. An empty bare repository, if there is none; what else lies there was ours, and is damaged."""
+        """Create an empty bare repository if there is none. A folder that is not one is a damaged mirror, and removed.
+        Blocks."""
         self._home.mkdir(parents=True, exist_ok=True)
         folder = self.git.folder
         if self._damaged or (folder.exists() and not (folder / "HEAD").is_file()):
@@ -371,20 +382,20 @@ class Mirror:
             (folder / "config").write_text("[core]\n\trepositoryformatversion = 0\n\tbare = true\n")
             (folder / "HEAD").write_text("ref: refs/penstock/none\n")
 
-    async def _too_large(self) -> None:
-        """Returns when the repository has grown beyond the limit."""
+    async def _wait_until_too_large(self) -> None:
+        """Return when the repository has grown beyond the limit."""
         while True:
             if await asyncio.to_thread(_size, self.git.folder) > self._options.max_repository_bytes:
                 return
-            await asyncio.sleep(_WATCH_SECONDS)
+            await asyncio.sleep(_SIZE_CHECK_SECONDS)
 
 
 def _size(folder: Path) -> int:
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             try:
-                total += os.lstat(os.path.join(place, name)).st_size
+                total += os.lstat(os.path.join(parent, name)).st_size
             except FileNotFoundError:  # git renames what it has finished
                 continue
     return total

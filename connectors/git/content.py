@@ -1,4 +1,4 @@
-"""Blobs of a repository as documents."""
+"""Reads blobs of a repository as documents."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from urllib.parse import quote
 from connectors.extract import EXTRACTOR
 from connectors.extraction import Extracted, extract_file
 from connectors.extraction import Unreadable as NoText
-from connectors.git.client import LOCAL_SECONDS, GitFailed, Mirror, Running
-from connectors.git.history import File, Snapshot, Touch, shown
+from connectors.git.client import LOCAL_SECONDS, GitFailed, Mirror, RunningGit
+from connectors.git.history import File, LastChange, Snapshot, printable_path
 from connectors.git.options import Access, GitOptions
 from connectors.source import Document, Entry, Unreadable
 from pipeline.core.errors import Retryable
 
-_PIECE = 256 * 1024
+_PIECE_BYTES = 256 * 1024
 
 
 def revision(path: str, file: File, options: GitOptions, branch: str) -> str:
-    """The blob, and all else of which title, content, address and metadata are made."""
-    rest = [shown(path), source_url(path, options, branch), EXTRACTOR]
+    """Return a value that changes with the blob and everything else that title, content, address and metadata depend
+    on."""
+    rest = [printable_path(path), source_url(path, options, branch), EXTRACTOR]
     return f"{file.blob}-{hashlib.sha256(json.dumps(rest).encode()).hexdigest()[:16]}"
 
 
@@ -36,35 +37,43 @@ def source_url(path: str, options: GitOptions, branch: str) -> str | None:
 
 
 class Reader:
+    """Reads files of a snapshot as entries."""
+
     def __init__(self, mirror: Mirror, options: GitOptions, folder: Path) -> None:
-        """folder: for files that are being read; there is none in it between two calls."""
+        """folder: holds files while they are read."""
         self._mirror = mirror
         self._options = options
         self._folder = folder
 
     async def entries(
-        self, tree: Snapshot, wanted: Sequence[tuple[str, str]], access: Access, touches: Mapping[str, Touch]
+        self, tree: Snapshot, files: Sequence[tuple[str, str]], access: Access, last_changes: Mapping[str, LastChange]
     ) -> list[Entry]:
-        """wanted: (external id, path). Raises Retryable."""
+        """Return files as entries. files: (external id, path). Raises Retryable."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="read-", dir=self._folder) as name:
-            fits = [path for _, path in wanted if tree.files[path].size <= self._options.max_file_bytes]
+            fits = [path for _, path in files if tree.files[path].size <= self._options.max_file_bytes]
             blobs = {tree.files[path].blob for path in fits}
             await self._write(Path(name), sorted(blobs))
             return [
-                await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access, touches)
-                for external_id, path in wanted
+                await self._entry(tree, external_id, path, Path(name) / tree.files[path].blob, access, last_changes)
+                for external_id, path in files
             ]
 
     async def _entry(
-        self, tree: Snapshot, external_id: str, path: str, blob: Path, access: Access, touches: Mapping[str, Touch]
+        self,
+        tree: Snapshot,
+        external_id: str,
+        path: str,
+        blob: Path,
+        access: Access,
+        last_changes: Mapping[str, LastChange],
     ) -> Entry:
-        file, where = tree.files[path], shown(path)
-        acl_tags, required_tags = access.of(path)
-        revised = revision(path, file, self._options, tree.branch)
-        name = where.rpartition("/")[2]
+        file, shown_path = tree.files[path], printable_path(path)
+        acl_tags, required_tags = access.tags_of(path)
+        current_revision = revision(path, file, self._options, tree.branch)
+        name = shown_path.rpartition("/")[2]
         try:
-            found = await self._text(file, blob, name)
+            extracted = await self._text(file, blob, name)
         except NoText as error:
             return Unreadable(
                 external_id=external_id,
@@ -72,22 +81,22 @@ class Reader:
                 message=str(error),
                 acl_tags=acl_tags,
                 required_tags=required_tags,
-                revision=revised,
+                revision=current_revision,
             )
-        touch = touches.get(path, Touch(None, None))
+        last_change = last_changes.get(path, LastChange(None, None))
         ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
         return Document(
             external_id=external_id,
-            title=(found.title or name)[:4_000],
-            content=found.text,
-            media_type=found.media_type,
+            title=(extracted.title or name)[:4_000],
+            content=extracted.text,
+            media_type=extracted.media_type,
             acl_tags=acl_tags,
             required_tags=required_tags,
-            revision=revised,
+            revision=current_revision,
             source_url=source_url(path, self._options, tree.branch),
-            author=touch.author or found.author,
-            source_modified_at=touch.at,
-            metadata={"path": where, "size": file.size, "extension": ending[:200], **found.metadata},
+            author=last_change.author or extracted.author,
+            source_modified_at=last_change.at,
+            metadata={"path": shown_path, "size": file.size, "extension": ending[:200], **extracted.metadata},
         )
 
     async def _text(self, file: File, blob: Path, name: str) -> Extracted:
@@ -97,28 +106,29 @@ class Reader:
         return await extract_file(blob, name)
 
     async def _write(self, folder: Path, blobs: Sequence[str]) -> None:
-        """Each into a file of its name. The names are hexadecimal: no path of a repository becomes one of ours."""
+        """Write each blob into a file named after it. The names are hexadecimal: no path of a repository becomes a
+        local one."""
         if not blobs:
             return
-        asked = "".join(f"{blob}\n" for blob in blobs).encode()
+        requests = "".join(f"{blob}\n" for blob in blobs).encode()
         try:
-            async with self._mirror.git.running("cat-file", "--batch", input=asked, seconds=LOCAL_SECONDS) as git:
+            async with self._mirror.git.running("cat-file", "--batch", input=requests, seconds=LOCAL_SECONDS) as git:
                 for blob in blobs:
-                    await _one(git, folder / blob, blob)
+                    await _copy_blob(git, folder / blob, blob)
         except GitFailed as error:
-            raise self._mirror.damaged(error) from error
+            raise self._mirror.local_error(error) from error
 
 
-async def _one(git: Running, to: Path, blob: str) -> None:
+async def _copy_blob(git: RunningGit, to: Path, blob: str) -> None:
     header = (await git.stdout.readline()).decode("ascii", "replace").split()
     if len(header) != 3 or header[:2] != [blob, "blob"]:
-        raise Retryable(f"git cat-file: object {blob} is missing from our copy: it is asked for again")
-    left = int(header[2])
+        raise Retryable(f"git cat-file: object {blob} is missing from the mirror: it will be requested again")
+    remaining = int(header[2])
     with to.open("wb") as file:
-        while left:
-            piece = await git.stdout.read(min(left, _PIECE))
+        while remaining:
+            piece = await git.stdout.read(min(remaining, _PIECE_BYTES))
             if not piece:
                 raise Retryable(f"git cat-file: object {blob} ended early")
             file.write(piece)
-            left -= len(piece)
+            remaining -= len(piece)
     await git.stdout.readexactly(1)

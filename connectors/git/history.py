@@ -1,9 +1,9 @@
-"""A commit's files, what changed between two commits, who last changed each file, and external ids that follow renames.
+"""Reads a commit's files, the changes between two commits and each file's last author, and assigns external ids that
+follow renames.
 
-A file's id is the path at which it was first seen; it stays when git reports a rename. Only paths whose id differs from
-them are stored. A path that comes back after it was deleted is the same document again. The last authors come from one
-walk over the history, then only over what is new.
-"""
+A file's id is the path at which it was first seen; a rename does not change it. Only ids that differ from the current
+path are stored. A path that is created again after it was deleted is the same document again. The last authors come
+from a walk over the whole history, and later over new commits only."""
 
 from __future__ import annotations
 
@@ -19,127 +19,135 @@ from typing import Any, Literal
 from connectors.git.client import Mirror
 from pipeline.core.errors import Misconfigured
 
-MAX_LEFT = 2_000
-"""Deleted renamed paths that are remembered, in case that they come back."""
-_LONGEST = 1_800
-"""Of the 2,000 bytes that an external id may have (connectors.runner.compare)."""
+MAX_DELETED = 2_000
+"""Deleted paths of renamed files whose ids are remembered, in case the path is created again."""
+_MAX_PATH_BYTES = 1_800
+"""Longest path that is an id, of the 2,000 bytes that an external id may have (connectors.runner.compare)."""
 
 ChangeKind = Literal["added", "modified", "deleted", "renamed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
+    """A file that differs between two commits."""
+
     kind: ChangeKind
     path: str
-    """With whatever bytes were no UTF-8 as surrogates (``os.fsdecode``)."""
+    """The path; bytes that are not UTF-8 are surrogates (``os.fsdecode``)."""
     old: str | None = None
-    """Of a rename: where it was."""
+    """The former path of a renamed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """commit: for which tree this holds; None: the empty one."""
+    """The external ids of a commit's files. commit None: the empty tree."""
 
     commit: str | None = None
-    other: Mapping[str, str] = field(default_factory=dict)
-    """path → id, of files whose id is not ``own(path)``."""
-    left: Mapping[str, str] = field(default_factory=dict)
-    """The same of paths that are no more; the newest last."""
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """By path: ids that are not ``default_id(path)``."""
+    deleted: Mapping[str, str] = field(default_factory=dict)
+    """By path: such ids of deleted paths, the newest last."""
 
-    def of(self, path: str) -> str:
-        return self.other.get(path) or own(path)
+    def id_of(self, path: str) -> str:
+        return self.renamed.get(path) or default_id(path)
 
-    def was(self, path: str) -> str:
-        """The id of a path, or the one that it had before it was deleted."""
-        return self.other.get(path) or self.left.get(path) or own(path)
+    def last_id_of(self, path: str) -> str:
+        """Return the id of a path, or the one that it had before it was deleted."""
+        return self.renamed.get(path) or self.deleted.get(path) or default_id(path)
 
-    def kept(self) -> dict[str, Any]:
-        """As JSON. Paths and ids that JSON cannot carry are escaped by ``loaded``'s inverse."""
+    def to_json(self) -> dict[str, Any]:
+        """Return the ids as JSON values; ``_escape`` encodes paths that JSON cannot represent."""
         return {
             "commit": self.commit,
-            "other": {_out(path): name for path, name in self.other.items()},
-            "left": [[_out(path), name] for path, name in self.left.items()],
+            "other": {_escape(path): name for path, name in self.renamed.items()},
+            "left": [[_escape(path), name] for path, name in self.deleted.items()],
         }
 
     @classmethod
-    def loaded(cls, kept: Mapping[str, Any]) -> Ids:
+    def from_json(cls, stored: Mapping[str, Any]) -> Ids:
         return cls(
-            kept["commit"],
-            {_in(path): name for path, name in kept["other"].items()},
-            {_in(path): name for path, name in kept["left"]},
+            stored["commit"],
+            {_unescape(path): name for path, name in stored["other"].items()},
+            {_unescape(path): name for path, name in stored["left"]},
         )
 
 
-def own(path: str) -> str:
-    """The id of a file that was never renamed: its path; with a hash, where it is too long, or no UTF-8."""
-    name = shown(path)
-    if len(name.encode()) <= _LONGEST and name == path:
+def default_id(path: str) -> str:
+    """Return the id of a file that was never renamed: its path, with a hash if it is too long or not UTF-8."""
+    name = printable_path(path)
+    if len(name.encode()) <= _MAX_PATH_BYTES and name == path:
         return name
-    beginning = name.encode()[:_LONGEST].decode("utf-8", "ignore")
+    beginning = name.encode()[:_MAX_PATH_BYTES].decode("utf-8", "ignore")
     return f"{beginning}…{hashlib.sha256(os.fsencode(path)).hexdigest()[:32]}"
 
 
-def shown(path: str) -> str:
-    """Bytes that are no UTF-8 as ``\\xff``."""
+def printable_path(path: str) -> str:
+    """Return a path with bytes that are not UTF-8 written as ``\\xff``."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def advanced(ids: Ids, changes: Iterable[Change], commit: str, live: Container[str]) -> Ids:
-    """After changes that lead from ``ids.commit`` to ``commit``. live: the paths of that commit's tree.
+def advance_ids(ids: Ids, changes: Iterable[Change], commit: str, live: Container[str]) -> Ids:
+    """Return the ids after changes that lead from ``ids.commit`` to ``commit``. live: the paths of that commit's tree.
 
     Law: two paths of one tree never have one id.
     """
     changes = list(changes)
-    other, left = dict(ids.other), dict(ids.left)
+    renamed, deleted = dict(ids.renamed), dict(ids.deleted)
     moved: dict[str, str] = {}
-    for change in changes:  # all that goes before all that comes: two files may have changed places
+    for change in changes:  # all removals before all additions: two files may have exchanged their paths
         if change.kind == "renamed" and change.old is not None:
-            before = other.pop(change.old, None)
-            moved[change.path] = own(change.old) if before is None else before
+            before = renamed.pop(change.old, None)
+            moved[change.path] = default_id(change.old) if before is None else before
         elif change.kind == "deleted":
-            left.pop(change.path, None)
-            if (name := other.pop(change.path, None)) is not None:
-                left[change.path] = name
+            deleted.pop(change.path, None)
+            if (name := renamed.pop(change.path, None)) is not None:
+                deleted[change.path] = name
     for path, name in moved.items():
-        left.pop(path, None)
-        if name != own(path):
-            other[path] = name
-    held = set(other.values())
+        deleted.pop(path, None)
+        if name != default_id(path):
+            renamed[path] = name
+    used = set(renamed.values())
     sources = {change.old for change in changes}
-    # A file that was rewritten while its text went on elsewhere (a new README beside the old one) is a new one.
+    # A file that was rewritten while its former text moved to another path is a new document.
     fresh = {change.path for change in changes if change.kind == "added"} | {
         change.path for change in changes if change.kind == "modified" and change.path in sources
     }
     for path in sorted(fresh):
-        wished = [left.pop(path, own(path)), own(path), f"{own(path)}@{commit[:12]}"]
-        free = [name for name in wished if name not in held and not (name != own(path) and _is_own(name, live, other))]
-        name = free[0] if free else f"{own(path)}@{commit}"
-        if name != own(path):
-            other[path] = name
-            held.add(name)
-    return Ids(commit, other, dict(list(left.items())[-MAX_LEFT:]))
+        default = default_id(path)
+        candidates = [deleted.pop(path, default), default, f"{default}@{commit[:12]}"]
+        free = [
+            name
+            for name in candidates
+            if name not in used and not (name != default and _is_default_id(name, live, renamed))
+        ]
+        name = free[0] if free else f"{default}@{commit}"
+        if name != default:
+            renamed[path] = name
+            used.add(name)
+    return Ids(commit, renamed, dict(list(deleted.items())[-MAX_DELETED:]))
 
 
-def _is_own(name: str, live: Container[str], other: Mapping[str, str]) -> bool:
-    """Whether a file of that name has it as its id."""
-    return name in live and name not in other
+def _is_default_id(name: str, live: Container[str], renamed: Mapping[str, str]) -> bool:
+    """Whether the file at this path has it as its id."""
+    return name in live and name not in renamed
 
 
-def refounded(ids: Ids, commit: str, live: Collection[str]) -> Ids:
-    """Where nothing leads from ``ids.commit`` to ``commit`` any more: what is called as before keeps its id."""
-    other = {path: name for path, name in ids.other.items() if path in live}
-    held = set(other.values())
-    doubled = [Change("added", path) for path in live if path not in other and own(path) in held]
-    return advanced(Ids(commit, other, ids.left), doubled, commit, live)
+def rebuild_ids(ids: Ids, commit: str, live: Collection[str]) -> Ids:
+    """Return the ids of a commit that does not descend from ``ids.commit``: a path that still exists has the same
+    id."""
+    renamed = {path: name for path, name in ids.renamed.items() if path in live}
+    used = set(renamed.values())
+    conflicting = [Change("added", path) for path in live if path not in renamed and default_id(path) in used]
+    return advance_ids(Ids(commit, renamed, ids.deleted), conflicting, commit, live)
 
 
-def _out(path: str) -> str:
-    """Surrogates, which Postgres does not take, as U+0001 and their byte; U+0001 itself likewise."""
+def _escape(path: str) -> str:
+    """Write surrogates, which Postgres does not accept, as U+0001 and their byte; U+0001 itself likewise."""
     escaped = path.replace("\x01", "\x0101")
     return "".join(f"\x01{ord(char) - 0xDC00:02x}" if "\udc80" <= char <= "\udcff" else char for char in escaped)
 
 
-def _in(text: str) -> str:
+def _unescape(text: str) -> str:
     first, *others = text.split("\x01")
     return first + "".join(_byte(int(part[:2], 16)) + part[2:] for part in others)
 
@@ -150,8 +158,8 @@ def _byte(value: int) -> str:
 
 MAX_FILES = 2_000_000
 _FILE = re.compile(rb"100(?:644|755|664) blob ([0-9a-f]+) +(\d+)\t(.+)", re.DOTALL)
-"""Links (120000) and submodules (160000) are no files: neither is followed."""
-_PICTURES_AND_SO_ON = frozenset(
+"""A regular file. Links (120000) and submodules (160000) are not followed."""
+_BINARY_ENDINGS = frozenset(
     {
         "png",
         "jpg",
@@ -246,11 +254,13 @@ _PICTURES_AND_SO_ON = frozenset(
         "idx",
     }
 )
-"""Endings of what holds no text to index. Of what is binary without saying so, reading finds out."""
+"""Endings of files without text. Other binary files are detected when they are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class File:
+    """A file of a commit."""
+
     blob: str
     size: int
     """Bytes."""
@@ -258,53 +268,55 @@ class File:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A commit's tree. files: every regular file, whether it is taken or not."""
+    """A commit's tree."""
 
     commit: str | None
     branch: str
     files: Mapping[str, File]
-    taken: Mapping[str, str]
-    """external id → path, in the order of the ids: of what is indexed."""
+    """By path: every regular file."""
+    documents: Mapping[str, str]
+    """By external id, in its order: the paths of the files that are documents."""
     ids: Ids
 
     @cached_property
     def order(self) -> list[str]:
-        return list(self.taken)
+        return list(self.documents)
 
 
-def is_taken(path: str, file: File) -> bool:
+def may_hold_text(path: str, file: File) -> bool:
     """Whether a file may hold text at all."""
     ending = path.rpartition("/")[2].rpartition(".")[2].lower()
-    return file.size > 0 and ending not in _PICTURES_AND_SO_ON
+    return file.size > 0 and ending not in _BINARY_ENDINGS
 
 
 async def files(mirror: Mirror, commit: str) -> dict[str, File]:
-    """Raises Misconfigured (too many), Retryable."""
-    found: dict[str, File] = {}
+    """Return a commit's regular files by path. Raises Misconfigured (too many) and Retryable."""
+    by_path: dict[str, File] = {}
 
-    def see(record: bytes) -> bool:
+    def consume(record: bytes) -> bool:
         if match := _FILE.fullmatch(record):
-            found[os.fsdecode(match[3])] = File(match[1].decode(), int(match[2]))
-        return len(found) <= MAX_FILES
+            by_path[os.fsdecode(match[3])] = File(match[1].decode(), int(match[2]))
+        return len(by_path) <= MAX_FILES
 
-    await mirror.each(see, "ls-tree", "-r", "-l", "-z", "--full-tree", commit)
-    if len(found) > MAX_FILES:
-        raise Misconfigured(f"the repository holds more than {MAX_FILES:,} files: connect a smaller one")
-    return found
+    await mirror.read_records(consume, "ls-tree", "-r", "-l", "-z", "--full-tree", commit)
+    if len(by_path) > MAX_FILES:
+        raise Misconfigured(f"the repository has more than {MAX_FILES:,} files: connect a smaller one")
+    return by_path
 
 
 async def changes(mirror: Mirror, old: str | None, new: str) -> list[Change]:
-    """From one tree to the other; old None: from the empty one. Submodules and links are among them."""
+    """Return the changes from one commit to another, including those of submodules and links. old None: the empty tree.
+    Raises Misconfigured and Retryable."""
     if old is None:
         return [Change("added", path) for path in await files(mirror, new)]
     fields: list[bytes] = []
 
-    def see(record: bytes) -> bool:
+    def consume(record: bytes) -> bool:
         fields.append(record)
         return True
 
-    await mirror.each(
-        see,
+    await mirror.read_records(
+        consume,
         "diff-tree",
         "-r",
         "-z",
@@ -317,49 +329,51 @@ async def changes(mirror: Mirror, old: str | None, new: str) -> list[Change]:
         old,
         new,
     )
-    found, position = [], 0
+    differences, position = [], 0
     while position < len(fields):
         status, path = fields[position][:1], os.fsdecode(fields[position + 1])
         position += 2
         if status == b"R":
-            found.append(Change("renamed", os.fsdecode(fields[position]), path))
+            differences.append(Change("renamed", os.fsdecode(fields[position]), path))
             position += 1
         elif status in (b"A", b"D"):
-            found.append(Change("added" if status == b"A" else "deleted", path))
+            differences.append(Change("added" if status == b"A" else "deleted", path))
         else:
-            found.append(Change("modified", path))
-    return found
+            differences.append(Change("modified", path))
+    return differences
 
 
 _MARK = b"\x02"
 _FORMAT = "--format=%x02%ct%x00%aN"
-"""When it was committed, and by whom it was written."""
+"""The time of a commit and the name of its author."""
 
 
 @dataclass(frozen=True, slots=True)
-class Touch:
+class LastChange:
+    """The last commit that changed a file."""
+
     author: str | None
     at: datetime | None
 
 
 @dataclass(slots=True)
 class History:
-    """Of the newest commit that was asked for. A merge touches only what its branches touched."""
+    """The last change of each file, as of a commit. A merge changes only the files that its branches changed."""
 
     commit: str | None = None
-    touches: dict[str, Touch] = field(default_factory=dict)
+    last_changes: dict[str, LastChange] = field(default_factory=dict)
 
     async def advance(self, mirror: Mirror, commit: str, paths: Collection[str]) -> None:
-        """So that ``touches`` holds for that commit's tree. Raises Retryable."""
+        """Update ``last_changes`` to a commit's tree. Raises Retryable."""
         if commit == self.commit:
             return
-        known = self.commit is not None and await mirror.leads_to(self.commit, commit)
-        touches = dict(self.touches) if known else {}
-        span = f"{self.commit}..{commit}" if known else commit
-        # A span is walked to its end; everything only as far as there are files whose last commit is not found.
+        known = self.commit is not None and await mirror.is_ancestor(self.commit, commit)
+        last_changes = dict(self.last_changes) if known else {}
+        commits = f"{self.commit}..{commit}" if known else commit
+        # New commits are walked completely; the whole history only until the last commit of every file is known.
         walk = _Walk(None if known else set(paths))
-        await mirror.each(
-            walk.see,
+        await mirror.read_records(
+            walk.consume,
             "log",
             "-z",
             _FORMAT,
@@ -367,36 +381,39 @@ class History:
             "--no-renames",
             "--no-ext-diff",
             "--no-show-signature",
-            span,
+            commits,
             "--",
         )
-        for path, touch in walk.fresh.items():
-            before = touches.get(path)
-            # What a merge brings may be older than what it was merged with: the newest counts, as in a whole walk.
-            if before is None or before.at is None or (touch.at is not None and touch.at >= before.at):
-                touches[path] = touch
-        self.commit, self.touches = commit, touches
+        for path, last_change in walk.fresh.items():
+            before = last_changes.get(path)
+            # A merged commit may be older than those of the branch: the newest counts, as in a walk over everything.
+            if before is None or before.at is None or (last_change.at is not None and last_change.at >= before.at):
+                last_changes[path] = last_change
+        self.commit, self.last_changes = commit, last_changes
 
 
 class _Walk:
-    def __init__(self, sought: set[str] | None) -> None:
-        self.fresh: dict[str, Touch] = {}
-        self._sought = sought
-        self._touch = Touch(None, None)
+    """Collects the last change of each file from git's log. Ends when it has that of every requested path."""
+
+    def __init__(self, requested: set[str] | None) -> None:
+        """requested: None walks to the end."""
+        self.fresh: dict[str, LastChange] = {}
+        self._missing = requested
+        self._last_change = LastChange(None, None)
         self._stamp = b""
 
-    def see(self, record: bytes) -> bool:
-        """A commit is its time, its author, and then its paths, the first of them after a line end."""
+    def consume(self, record: bytes) -> bool:
+        """Read a record: a commit is its time, its author and then its paths, the first of them after a line end."""
         if record.startswith(_MARK):
             self._stamp = record[1:]
         elif self._stamp:
-            self._touch, self._stamp = Touch(_name(record), _time(self._stamp)), b""
+            self._last_change, self._stamp = LastChange(_name(record), _time(self._stamp)), b""
         else:
             path = os.fsdecode(record.removeprefix(b"\n"))
-            self.fresh.setdefault(path, self._touch)
-            if self._sought is not None:
-                self._sought.discard(path)
-                return bool(self._sought)
+            self.fresh.setdefault(path, self._last_change)
+            if self._missing is not None:
+                self._missing.discard(path)
+                return bool(self._missing)
         return True
 
 
@@ -406,7 +423,7 @@ def _name(raw: bytes) -> str | None:
 
 
 def _time(stamp: bytes) -> datetime | None:
-    """None for what no calendar of ours knows: git lets a committer write any number."""
+    """Return a commit's time, or None if it is out of range: git accepts any number."""
     try:
         at = datetime.fromtimestamp(int(stamp), UTC)
     except (OverflowError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""What a git source is told: where the repository is, what of it is taken, and who may read it."""
+"""The options of a git source: the repository, which files are read, and who may read them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _URL = re.compile(
     rf"https://{_HOST}/[^\s\x00-\x1f]+|ssh://(?:{_USER})?{_HOST}/[^\s\x00-\x1f]+|{_USER}{_HOST}:[^\s\x00-\x1f:][^\s\x00-\x1f]*"
     r"|file:///[^\x00-\x1f]+"
 )
-"""The four ways that are taken. Everything else that git would understand (``ext::``, ``git://``, plain http, other
-helpers) runs commands, or shows what it carries to everybody on the way."""
+"""The four kinds of addresses that are accepted. Others that git understands (``ext::``, ``git://``, plain http, other
+helpers) run commands, or transfer data unencrypted."""
 _BRANCH = re.compile(r"(?![/.\-])(?!.*(?:\.\.|//|@\{|[\x00-\x20\x7f~^:?*\[\\]))[^\x00]{1,200}(?<![/.])")
 DEFAULT_EXCLUDE = (
     ".*",
@@ -36,14 +36,16 @@ DEFAULT_EXCLUDE = (
     "*.min.css",
     "*.map",
 )
-"""Hidden names, what tools install or write by themselves."""
+"""Hidden files, and files that tools install or generate."""
 
 
 class Rule(BaseModel):
+    """The access of the files that match any of its patterns."""
+
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     paths: list[str] = Field(min_length=1)
-    """Patterns as in ``include``."""
+    """Patterns with the syntax of ``include``."""
     acl_tags: AclTags
     required_tags: RequiredTags = []
 
@@ -52,25 +54,25 @@ class Rule(BaseModel):
 
 
 class Access(BaseModel):
-    """Who may read what. Git itself says nothing of it: whoever may fetch a repository has all of it."""
+    """The access of files, and the members of tags. Git has none: who may fetch a repository has all of it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     acl_tags: AclTags
-    """Of every file that no rule names. Empty: nobody."""
+    """Access of every file that no rule matches. Empty: nobody may read it."""
     required_tags: RequiredTags = []
     members: dict[Tag, list[Member]] = {}
-    """Who holds the tags that are no ``user:…``."""
+    """Members of the tags that do not begin with ``user:``."""
     rules: list[Rule] = []
-    """Of those that name a file, the last one decides, alone."""
+    """Only the last rule that matches a file counts."""
 
-    def of(self, path: str) -> tuple[list[str], list[str]]:
-        """(acl_tags, required_tags)"""
+    def tags_of(self, path: str) -> tuple[list[str], list[str]]:
+        """Return the acl_tags and required_tags of a file."""
         rule: Rule | Access = next((rule for rule in reversed(self.rules) if rule.match(path)), self)
         return rule.acl_tags, rule.required_tags
 
     def tags(self) -> set[str]:
-        """All that any file needs."""
+        """Return all tags that are used."""
         lists = [self.acl_tags, self.required_tags]
         lists += [tags for rule in self.rules for tags in (rule.acl_tags, rule.required_tags)]
         return {tag for tags in lists for tag in tags}
@@ -82,14 +84,15 @@ class GitOptions(BaseModel):
     url: str
     """``https://host/path``, ``ssh://user@host/path``, ``user@host:path`` or ``file:///path``."""
     branch: str | None = None
-    """None: the one that the remote's HEAD names."""
+    """None: the branch that the remote's HEAD names."""
     token: SecretStr | None = None
     """For https: a deploy or access token that may read this repository and nothing else."""
     username: str = Field("x-access-token", pattern=r"^[^:\s\x00-\x1f]{1,200}$")
-    """Beside the token. GitHub and GitLab take any for most kinds of token; Bitbucket wants ``x-token-auth``."""
+    """Sent with the token. GitHub and GitLab accept any for most kinds of token; Bitbucket requires
+    ``x-token-auth``."""
     ssh_key_file: Path | None = None
     known_hosts_file: Path | None = None
-    """The host's public keys; without the host in it nothing is fetched over ssh."""
+    """The host's public keys; nothing is fetched over ssh from a host that is not in it."""
     ca_file: Path | None = None
     """Certificates of a company's own authority, for https."""
 
@@ -102,24 +105,24 @@ class GitOptions(BaseModel):
     members: dict[Tag, list[Member]] = {}
     rules: list[Rule] = []
     access_file: Path | None = None
-    """A TOML file with ``acl_tags``, ``required_tags``, ``members`` and ``rules``, in place of those here. Read again
-    at every page and sweep. It lies with the settings, not in the repository: who may push may not say who reads."""
+    """A TOML file with ``acl_tags``, ``required_tags``, ``members`` and ``rules``, instead of these options. It is read
+    again at every page and sweep. It is not in the repository, so that users who may push cannot change access."""
 
     source_url: str | None = None
-    """Where a person opens a file: an address with ``{path}`` and, if need be, ``{branch}``."""
+    """Address at which a person opens a file, with ``{path}`` and optionally ``{branch}``."""
     authors: bool = True
-    """Whether to walk the history for who changed a file last, and when. Takes a minute for 100,000 commits."""
+    """Whether to walk the history for each file's last author and time. Takes a minute for 100,000 commits."""
     webhook_secret: SecretStr | None = None
     max_repository_bytes: int = Field(4 * 1024**3, ge=1024)
-    """On our disk, all history included."""
+    """Largest mirror on disk, including all history."""
     max_file_bytes: int = Field(50_000_000, ge=1)
     page_documents: int = Field(50, ge=1, le=50)
     fetch_seconds: float = Field(1800.0, gt=0)
-    """For the first fetch of everything, too."""
+    """Longest fetch, including the first one of everything."""
 
     @field_validator("url")
     @classmethod
-    def _taken(cls, url: str) -> str:
+    def _is_accepted_url(cls, url: str) -> str:
         if not _URL.fullmatch(url):
             raise ValueError(
                 "write https://host/path, ssh://user@host/path, user@host:path or file:///path;"
@@ -129,27 +132,27 @@ class GitOptions(BaseModel):
 
     @field_validator("branch")
     @classmethod
-    def _named(cls, branch: str | None) -> str | None:
+    def _is_branch_name(cls, branch: str | None) -> str | None:
         if branch is not None and not _BRANCH.fullmatch(branch):
-            raise ValueError("is no name of a branch")
+            raise ValueError("is not the name of a branch")
         return branch
 
     @field_validator("source_url")
     @classmethod
-    def _template(cls, template: str | None) -> str | None:
+    def _is_url_template(cls, template: str | None) -> str | None:
         if template is None:
             return None
         fields = {name for _, name, *_ in string.Formatter().parse(template) if name is not None}
         if "path" not in fields or fields - {"path", "branch"} or not template.startswith(("https://", "http://")):
-            raise ValueError("write an https address that holds {path}, and {branch} if need be")
+            raise ValueError("write an https address with {path}, and {branch} if needed")
         return template
 
     @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def _is_consistent(self) -> Self:
         if self.access_file and (self.acl_tags or self.required_tags or self.members or self.rules):
-            raise ValueError("access_file stands in place of acl_tags, required_tags, members and rules: keep one")
+            raise ValueError("access_file replaces acl_tags, required_tags, members and rules: set one or the other")
         if self.token and not self.url.startswith("https://"):
-            raise ValueError("a token is for https; over ssh it is ssh_key_file")
+            raise ValueError("token is for https addresses; for ssh set ssh_key_file")
         return self
 
     @property
@@ -162,7 +165,7 @@ class GitOptions(BaseModel):
         return not self.include or any(compiled(pattern).fullmatch(path) for pattern in self.include)
 
     def access(self) -> Access:
-        """As it is now. Blocks. Raises Misconfigured: who may not be told is told nothing, and nothing changes."""
+        """Return the current access. Blocks. Raises Misconfigured, which leaves the published access as it is."""
         if self.access_file is None:
             return Access(
                 acl_tags=self.acl_tags, required_tags=self.required_tags, members=self.members, rules=self.rules
@@ -172,17 +175,17 @@ class GitOptions(BaseModel):
         except OSError as error:
             raise Misconfigured(f"access_file {self.access_file}: cannot be read ({error.strerror})") from error
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, found["loc"]))
-            raise Misconfigured(f"access_file {self.access_file}: {where}: {found['msg']}") from error
+            first_error = error.errors(include_url=False, include_input=False)[0]
+            field = ".".join(map(str, first_error["loc"]))
+            raise Misconfigured(f"access_file {self.access_file}: {field}: {first_error['msg']}") from error
         except ValueError as error:
-            raise Misconfigured(f"access_file {self.access_file}: is no TOML in UTF-8 ({error})") from error
+            raise Misconfigured(f"access_file {self.access_file}: is not TOML in UTF-8 ({error})") from error
 
 
 def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]:
-    """All that git is given of the environment. home: an empty folder. path: PATH.
+    """Return the whole environment of the git command. home: an empty folder. path: PATH.
 
-    Credentials stand here, where only this user's processes see them, and neither in an argument nor in an address.
+    Credentials are passed here, where only this user's processes see them, and not in arguments or addresses.
     """
     config = {
         "core.hooksPath": "/dev/null",
@@ -196,7 +199,7 @@ def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]
         "transfer.bundleURI": "false",
         "gc.autoDetach": "false",
         "gc.auto": "2000",
-        "http.followRedirects": "false",  # a token goes nowhere else, nor do we
+        "http.followRedirects": "false",  # the token must not be sent to another host
         "http.lowSpeedLimit": "1000",
         "http.lowSpeedTime": "60",
         "protocol.allow": "never",
@@ -237,6 +240,7 @@ def environment(options: GitOptions, home: Path, path: str) -> Mapping[str, str]
 
 
 def basic(username: str, token: SecretStr) -> str:
+    """Return the credentials of HTTP Basic authentication (RFC 7617)."""
     return b64encode(f"{username}:{token.get_secret_value()}".encode()).decode()
 
 

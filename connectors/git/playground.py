@@ -1,6 +1,5 @@
-"""A git source for the contract suite: a real repository, pushed to and served by git's own ``http-backend`` over
-https, with a token and faults.
-"""
+"""The playground of git for the contract suite: a real repository that git's own ``http-backend`` serves over https,
+with a token and faults."""
 
 from __future__ import annotations
 
@@ -32,17 +31,18 @@ from pipeline.runtime.http_server import served
 
 
 class Backend:
-    """Serves the bare repositories below a folder (an ASGI application). ``throttled`` and ``failing``: so many of the
-    next requests answer 429 or 500. ``redirect``: whereto all are sent. ``asked``: (path, headers) of each request."""
+    """Serves the bare repositories below a folder (an ASGI application). ``throttled`` and ``failing``: how many of the
+    next requests get 429 or 500. ``redirect``: the target of all requests. ``requests``: each one's path and
+    headers."""
 
     def __init__(self, root: Path, authorization: str | None = None) -> None:
-        """authorization: what the header of that name must be."""
+        """authorization: the value that the header of that name must have."""
         self.root = root
         self.authorization = authorization
         self.throttled = 0
         self.failing = 0
         self.redirect: str | None = None
-        self.asked: list[tuple[str, Mapping[str, str]]] = []
+        self.requests: list[tuple[str, Mapping[str, str]]] = []
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -51,7 +51,7 @@ class Backend:
                 await send({"type": f"lifespan.{kind}.complete"})
             return
         request = HttpRequest(scope, receive)
-        self.asked.append((request.url.path, dict(request.headers)))
+        self.requests.append((request.url.path, dict(request.headers)))
         await (await self._answer(request))(scope, receive, send)
 
     async def _answer(self, request: HttpRequest) -> Response:
@@ -66,14 +66,14 @@ class Backend:
         if self.authorization is not None and request.headers.get("authorization") != self.authorization:
             return Response(status_code=401, headers={"www-authenticate": "Basic"})
         body, url = await request.body(), request.url
-        ran = await asyncio.to_thread(self._run, request.method, url.path, url.query, request.headers, body)
-        head, _, content = ran.partition(b"\r\n\r\n")
+        output = await asyncio.to_thread(self._run, request.method, url.path, url.query, request.headers, body)
+        head, _, content = output.partition(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode("ascii").split("\r\n"))
         status = int(fields.pop("Status", "200").split()[0])
         return Response(content, status_code=status, headers=fields)
 
     def _run(self, method: str, path: str, query: str, headers: Mapping[str, str], body: bytes) -> bytes:
-        """As a web server calls a CGI program (RFC 3875); git-http-backend(1) names the variables."""
+        """Run git as a CGI program (RFC 3875); git-http-backend(1) documents the variables."""
         environment = {
             "PATH": os.environ.get("PATH", os.defpath),
             "GIT_CONFIG_NOSYSTEM": "1",
@@ -93,7 +93,8 @@ class Backend:
 
 
 def certificate(folder: Path, host: str = "") -> tuple[Path, Path]:
-    """Files of a certificate for a host name, or for 127.0.0.1, that signs itself, and of its key; for a day."""
+    """Write a self-signed certificate for a host name, or for 127.0.0.1, and its key, valid for a day. Return both
+    paths."""
     names = [x509.DNSName(host)] if host else [x509.IPAddress(ip_address("127.0.0.1"))]
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "penstock playground")])
@@ -110,20 +111,20 @@ def certificate(folder: Path, host: str = "") -> tuple[Path, Path]:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, hashes.SHA256())
     )
-    made, secret = folder / "certificate.pem", folder / "key.pem"
-    made.write_bytes(built.public_bytes(serialization.Encoding.PEM))
+    target, secret = folder / "certificate.pem", folder / "key.pem"
+    target.write_bytes(built.public_bytes(serialization.Encoding.PEM))
     secret.write_bytes(
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
-    return made, secret
+    return target, secret
 
 
-TOKEN = "token-of-the-playground"  # noqa: S105 — opens nothing else
-HOOK = "secret-of-the-playground"
+TOKEN = "token-of-the-playground"  # noqa: S105 — valid for the playground only
+WEBHOOK_SECRET = "secret-of-the-playground"  # noqa: S105 — valid for the playground only
 
 
-class Work:
-    """Somebody's clone, from which they push."""
+class Clone:
+    """A clone of the repository, from which changes are pushed."""
 
     def __init__(self, folder: Path, remote: Path) -> None:
         """remote: a bare repository, made here if there is none."""
@@ -161,7 +162,7 @@ class Work:
         file.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def push(self, message: str = "A change") -> str:
-        """Everything as it is in the folder. Returns the commit."""
+        """Commit and push everything in the folder. Return the commit."""
         self.git("add", "--all", "--force")
         self.git("commit", "--quiet", "--allow-empty", "--message", message)
         self.git("push", "--quiet", "--force", str(self.remote), "HEAD:main")
@@ -173,7 +174,7 @@ class GitPlayground:
     outside = "otto@example.com"
 
     def __init__(self, folder: Path, backend: Backend, url: str) -> None:
-        self._work = Work(folder / "work", backend.root / "wiki.git")
+        self._clone = Clone(folder / "work", backend.root / "wiki.git")
         self.backend = backend
         self._access_file = folder / "access.toml"
         self._secret: list[str] = []
@@ -183,7 +184,7 @@ class GitPlayground:
         self.ids: dict[str, str] = {}
         self._sent: list[Request] = []
         self._rewritten = 0
-        self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": HOOK}
+        self.environment: Mapping[str, str] = {"TOKEN": TOKEN, "WEBHOOK_SECRET": WEBHOOK_SECRET}
         self.options: Mapping[str, Any] = {
             "url": f"{url}/wiki.git",
             "ca_file": str(folder / "certificate.pem"),
@@ -195,20 +196,20 @@ class GitPlayground:
     async def write(self, name: str, text: str) -> str:
         path = self._paths.setdefault(name, f"docs/{name}/page.md")
         self._removed.pop(name, None)
-        self._work.write(path, text)
+        self._clone.write(path, text)
         await self._push()
         return self.ids.setdefault(name, path)
 
     async def move(self, name: str) -> None:
         old = self._paths[name]
         new = f"moved/{old}"
-        self._work.write(new, (self._work.folder / old).read_bytes())
-        (self._work.folder / old).unlink()
+        self._clone.write(new, (self._clone.folder / old).read_bytes())
+        (self._clone.folder / old).unlink()
         self._paths[name] = new
         await self._push()
 
     async def remove(self, name: str) -> None:
-        file = self._work.folder / self._paths[name]
+        file = self._clone.folder / self._paths[name]
         self._removed[name] = file.read_text()
         file.unlink()
         await self._push()
@@ -217,7 +218,7 @@ class GitPlayground:
         await self.write(name, self._removed[name])
 
     async def restrict(self, name: str) -> None:
-        """By a rule for its folder in the access file: git knows no readers."""
+        """Add a rule for its folder to the access file: git has no access control."""
         self._secret.append(f"{self._paths[name].rpartition('/')[0]}/")
         self._write_access()
 
@@ -232,11 +233,11 @@ class GitPlayground:
     async def trouble(
         self, *, throttled: int = 0, failing: int = 0, truncated: bool = False, expired: bool = False
     ) -> None:
-        """truncated: the repository is emptied of its branch, the one way in which git lists less than there is.
-        expired: history is rewritten, every commit of it, with its files and times as they were."""
+        """truncated: remove the repository's branch, the only way in which git lists less than there is. expired:
+        rewrite every commit of the history, with the same files and times."""
         self.backend.throttled, self.backend.failing = throttled, failing
-        hidden = self._work.remote / "hidden-main"
-        branch = self._work.remote / "refs" / "heads" / "main"
+        hidden = self._clone.remote / "hidden-main"
+        branch = self._clone.remote / "refs" / "heads" / "main"
         if truncated and branch.exists():
             branch.rename(hidden)
         elif hidden.exists() and not truncated:
@@ -245,7 +246,7 @@ class GitPlayground:
             self._rewritten += 1
             message = f"sed '1s/^/Rewritten {self._rewritten}: /'"
             await asyncio.to_thread(
-                self._work.git,
+                self._clone.git,
                 "filter-branch",
                 "--force",
                 "--msg-filter",
@@ -256,9 +257,9 @@ class GitPlayground:
             await self._push()
 
     async def _push(self) -> None:
-        commit = await asyncio.to_thread(self._work.push)
+        commit = await asyncio.to_thread(self._clone.push)
         body = json.dumps({"ref": "refs/heads/main", "after": commit}).encode()
-        signature = "sha256=" + hmac.new(HOOK.encode(), body, hashlib.sha256).hexdigest()
+        signature = "sha256=" + hmac.new(WEBHOOK_SECRET.encode(), body, hashlib.sha256).hexdigest()
         self._sent.append(Request({"x-github-event": "push", "x-hub-signature-256": signature}, {}, body))
 
     def _write_access(self) -> None:

@@ -1,4 +1,4 @@
-"""A git repository as a source: one branch of it, file by file."""
+"""One branch of a git repository as a source; each file is a document."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from connectors.git.client import Head, Mirror
 from connectors.git.content import Reader, revision
-from connectors.git.history import History, Ids, Snapshot, advanced, changes, files, is_taken, refounded
+from connectors.git.history import History, Ids, Snapshot, advance_ids, changes, files, may_hold_text, rebuild_ids
 from connectors.git.options import Access, GitOptions
 from connectors.protocol import Problem
 from connectors.replay import Received
@@ -35,22 +35,22 @@ from connectors.source import (
 from pipeline.core.errors import Misconfigured, Retryable
 
 PAGE_BYTES = 16 * 1024 * 1024
-"""Of files, before a page ends early. One larger file is a page by itself."""
-LISTED = 1000
+"""Size of files after which a page ends early. One larger file is a page by itself."""
+LISTED_PER_PAGE = 1000
 _IDS = "ids"
 
 
 @asynccontextmanager
 async def _playing() -> AsyncIterator[Playground]:
-    from connectors.git.playground import playing  # what only trying needs is not loaded at work
+    from connectors.git.playground import playing  # imports a server that production does not need
 
     async with playing() as playground:
         yield playground
 
 
 class Git:
-    """Cursors. full: ``{"after": id}``, in the order of ids, which no rename changes. changes: ``{"commit": …}``; in
-    the midst of a change ``to`` and ``after`` besides."""
+    """A source of a repository's files. Cursors: for ``full``, ``{"after": id}``, in the order of ids, which no rename
+    changes; for ``changes``, ``{"commit": …}``, with ``to`` and ``after`` in the middle of a change."""
 
     Options: ClassVar[type[GitOptions]] = GitOptions
     playground: ClassVar[Playing] = staticmethod(_playing)
@@ -62,7 +62,7 @@ class Git:
         self._reader = Reader(self._mirror, options, context.folder / "reading")
         self._history = History()
         self._received = Received(context.memory)
-        self._now: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._lock = asyncio.Lock()
 
     async def close(self) -> None:
@@ -83,61 +83,63 @@ class Git:
         except Misconfigured as error:
             problems.append(Problem("access_file", "invalid", str(error)))
         else:
-            problems += _unread(access)
+            problems += _unreadable(access)
         try:
-            await self._mirror.ask()
+            await self._mirror.head()
         except (Misconfigured, Retryable) as error:
             code = "invalid" if isinstance(error, Misconfigured) else "unreachable"
             problems.append(Problem("url", code, str(error)))
         return problems
 
     async def start(self) -> Cursor:
-        return {"commit": (await self._fresh()).commit}
+        return {"commit": (await self._current()).commit}
 
     async def full(self, cursor: Cursor | None) -> AsyncIterator[Page]:
         after = "" if cursor is None else str(cursor["after"])
         while True:
-            tree = await self._fresh()
-            wanted = self._page(tree, tree.order[bisect.bisect_right(tree.order, after) :])
-            if not wanted:
+            tree = await self._current()
+            page = self._page(tree, tree.order[bisect.bisect_right(tree.order, after) :])
+            if not page:
                 return
-            after = wanted[-1]
-            yield Page(await self._entries(tree, wanted), {"after": after})
+            after = page[-1]
+            yield Page(await self._entries(tree, page), {"after": after})
 
     async def changes(self, cursor: Cursor) -> AsyncIterator[Page]:
         since, to, after = cursor["commit"], cursor.get("to"), cursor.get("after", "")
         while True:
-            tree = await self._fresh()
+            tree = await self._current()
             to = to or tree.commit
             if to is None or to == since:
                 return
-            await self._still_leads(since, to, tree.commit)
+            await self._require_descent(since, to, tree.commit)
             ids = await self._changed(since, to, tree)
             while True:
-                wanted = self._page(tree, ids[bisect.bisect_right(ids, after) :])
-                rest = ids[bisect.bisect_right(ids, wanted[-1]) :] if wanted else []
-                now = {"commit": since, "to": to, "after": wanted[-1]} if rest else {"commit": to}
-                yield Page(await self._entries(tree, wanted), now)
+                page = self._page(tree, ids[bisect.bisect_right(ids, after) :])
+                rest = ids[bisect.bisect_right(ids, page[-1]) :] if page else []
+                place = {"commit": since, "to": to, "after": page[-1]} if rest else {"commit": to}
+                yield Page(await self._entries(tree, page), place)
                 if not rest:
                     break
-                after, tree = wanted[-1], await self._fresh()
+                after, tree = page[-1], await self._current()
             since, to, after = to, None, ""
 
     async def slim(self) -> AsyncIterator[Sequence[Listed]]:
         after = ""
         while True:
-            tree = await self._fresh()  # a file may have moved to where others read it
+            tree = await self._current()  # a file may have moved to a path with other access
             access = await asyncio.to_thread(self._options.access)
             begin = bisect.bisect_right(tree.order, after)
-            listed = [self._listed(tree, one, access) for one in tree.order[begin : begin + LISTED]]
+            listed = [
+                self._listed(tree, external_id, access) for external_id in tree.order[begin : begin + LISTED_PER_PAGE]
+            ]
             if not listed:
                 return
             after = listed[-1].external_id
             yield listed
 
     def _listed(self, tree: Snapshot, external_id: str, access: Access) -> Listed:
-        path = tree.taken[external_id]
-        acl_tags, required_tags = access.of(path)
+        path = tree.documents[external_id]
+        acl_tags, required_tags = access.tags_of(path)
         return Listed(
             external_id=external_id,
             acl_tags=acl_tags,
@@ -146,7 +148,7 @@ class Git:
         )
 
     async def fetch(self, external_ids: Sequence[str]) -> Sequence[Entry]:
-        tree = await self._fresh()
+        tree = await self._current()
         return await self._entries(tree, list(dict.fromkeys(external_ids)))
 
     async def groups(self, tags: Collection[str] | None = None) -> AsyncIterator[Group]:
@@ -156,17 +158,18 @@ class Git:
                 yield Group(tag, members)
 
     async def on_event(self, request: Request) -> Reaction:
-        """A push, as GitHub, Gitea and Forgejo sign it (``X-Hub-Signature-256``), or with GitLab's token. A signed one
-        is taken once: no two pushes have the same body. A token is no signature: who has it makes events at will."""
+        """React to a push that is signed as by GitHub, Gitea and Forgejo (``X-Hub-Signature-256``), or has GitLab's
+        token. A signed event is accepted once, because no two pushes have the same body. A token does not prevent
+        replays."""
         secret = self._options.webhook_secret
         key = secret.get_secret_value() if secret is not None else ""
-        if not key:  # a variable that is there and empty is no secret either: everybody knows it
-            raise Refused("events are not taken: webhook_secret is not set")
+        if not key:  # an empty variable is not a secret
+            raise Refused("events are not accepted: webhook_secret is not set")
         signed = "sha256=" + hmac.new(key.encode(), request.body, hashlib.sha256).hexdigest()
-        given = request.headers.get("x-hub-signature-256")
-        expected, given = (signed, given) if given else (key, request.headers.get("x-gitlab-token", ""))
-        if not hmac.compare_digest(expected.encode(), given.encode()):
-            raise Refused("the event's signature or token is not ours: is webhook_secret the same on both sides?")
+        signature = request.headers.get("x-hub-signature-256")
+        expected, proof = (signed, signature) if signature else (key, request.headers.get("x-gitlab-token", ""))
+        if not hmac.compare_digest(expected.encode(), proof.encode()):
+            raise Refused("the event's signature or token is wrong: set the same webhook_secret on both sides")
         if expected == signed:
             if await self._received.has(request.body):
                 return Reaction()
@@ -176,67 +179,72 @@ class Git:
     async def listen(self, react: Callable[[Reaction], Awaitable[None]]) -> None:
         return None
 
-    async def _fresh(self) -> Snapshot:
-        """The tree as it is at the remote now. Raises Retryable, Misconfigured."""
+    async def _current(self) -> Snapshot:
+        """Return the remote's current tree. Raises Retryable and Misconfigured."""
         async with self._lock:
             head = await self._mirror.refresh()
             if head is None:
-                return await self._nothing()
-            if self._now is None or self._now.commit != head.commit or self._now.branch != head.branch:
-                self._now = await self._read(head)
-            return self._now
+                return await self._empty()
+            if self._snapshot is None or self._snapshot.commit != head.commit or self._snapshot.branch != head.branch:
+                self._snapshot = await self._read(head)
+            return self._snapshot
 
-    async def _nothing(self) -> Snapshot:
-        """An empty repository; one that lost all its branches is no such thing, and proves no deletion."""
+    async def _empty(self) -> Snapshot:
+        """Return the tree of an empty repository. One that has lost its branches raises Retryable: it proves no
+        deletion."""
         ids = await self._ids()
         if ids.commit is not None:
-            raise Retryable("the repository has no branch any more: was it emptied? nothing is deleted for that")
+            raise Retryable(
+                "the repository has no branch any more: check whether it was emptied; nothing is deleted until then"
+            )
         return Snapshot(None, "", {}, {}, ids)
 
     async def _read(self, head: Head) -> Snapshot:
         assert head.commit is not None
-        found = await files(self._mirror, head.commit)
+        by_path = await files(self._mirror, head.commit)
         ids = await self._ids()
         if ids.commit != head.commit:
-            if ids.commit is None or await self._mirror.has(ids.commit):
+            if ids.commit is None or await self._mirror.has_commit(ids.commit):
                 moved = await changes(self._mirror, ids.commit, head.commit)
-                ids = advanced(ids, moved, head.commit, found)
+                ids = advance_ids(ids, moved, head.commit, by_path)
             else:
-                ids = refounded(ids, head.commit, found)
-            await self._context.memory.put(_IDS, ids.kept())
-        taken = {
-            ids.of(path): path for path, file in found.items() if is_taken(path, file) and self._options.selects(path)
+                ids = rebuild_ids(ids, head.commit, by_path)
+            await self._context.memory.put(_IDS, ids.to_json())
+        documents = {
+            ids.id_of(path): path
+            for path, file in by_path.items()
+            if may_hold_text(path, file) and self._options.selects(path)
         }
         if self._options.authors:
-            await self._history.advance(self._mirror, head.commit, taken.values())
-        return Snapshot(head.commit, head.branch, found, dict(sorted(taken.items())), ids)
+            await self._history.advance(self._mirror, head.commit, documents.values())
+        return Snapshot(head.commit, head.branch, by_path, dict(sorted(documents.items())), ids)
 
     async def _ids(self) -> Ids:
-        if self._now is not None:
-            return self._now.ids
-        kept = await self._context.memory.get(_IDS)
-        return Ids() if kept is None else Ids.loaded(kept)
+        if self._snapshot is not None:
+            return self._snapshot.ids
+        stored = await self._context.memory.get(_IDS)
+        return Ids() if stored is None else Ids.from_json(stored)
 
-    async def _still_leads(self, since: str | None, to: str, now: str | None) -> None:
+    async def _require_descent(self, since: str | None, to: str, now: str | None) -> None:
         for old, new in ((since, to), (to, now)):
-            if old is not None and (new is None or not await self._mirror.leads_to(old, new)):
+            if old is not None and (new is None or not await self._mirror.is_ancestor(old, new)):
                 raise CursorExpired(f"commit {old[:12]} is not in the branch's history any more (a forced push?)")
 
     async def _changed(self, since: str | None, to: str, tree: Snapshot) -> list[str]:
-        """The ids of all that changed between two commits, sorted."""
-        here = {path: external_id for external_id, path in tree.taken.items()}
-        found = set()
+        """Return the sorted ids of all files that changed between two commits."""
+        current = {path: external_id for external_id, path in tree.documents.items()}
+        ids = set()
         for change in await changes(self._mirror, since, to):
             for path in (change.path, change.old):
                 if path is not None:
-                    found.add(here.get(path) or tree.ids.was(path))
-        return sorted(found)
+                    ids.add(current.get(path) or tree.ids.last_id_of(path))
+        return sorted(ids)
 
     def _page(self, tree: Snapshot, ids: Sequence[str]) -> list[str]:
         page: list[str] = []
         size = 0
         for external_id in ids[: self._options.page_documents]:
-            path = tree.taken.get(external_id)
+            path = tree.documents.get(external_id)
             size += tree.files[path].size if path is not None else 0
             if page and size > PAGE_BYTES:
                 break
@@ -244,18 +252,19 @@ class Git:
         return page
 
     async def _entries(self, tree: Snapshot, ids: Sequence[str]) -> list[Entry]:
-        """Each id as it is in the tree; Gone, if it is not in it, or not taken."""
+        """Return the entry of each id; Gone, if it is not a document of the tree."""
         access = await asyncio.to_thread(self._options.access)
-        wanted = [(external_id, tree.taken[external_id]) for external_id in ids if external_id in tree.taken]
-        found = await self._reader.entries(tree, wanted, access, self._history.touches)
-        return [*found, *(Gone(external_id) for external_id in ids if external_id not in tree.taken)]
+        present = [(external_id, tree.documents[external_id]) for external_id in ids if external_id in tree.documents]
+        entries = await self._reader.entries(tree, present, access, self._history.last_changes)
+        return [*entries, *(Gone(external_id) for external_id in ids if external_id not in tree.documents)]
 
 
-def _unread(access: Access) -> list[Problem]:
+def _unreadable(access: Access) -> list[Problem]:
+    """Report tags without which, or with which, nobody may read a file."""
     problems = []
     if not access.tags():
         problems.append(Problem("acl_tags", "nobody", "acl_tags are empty, so nobody may read anything: name who may"))
     for tag in sorted(access.tags() - set(access.members)):
         if not tag.startswith("user:"):
-            problems.append(Problem("members", "nobody", f"nobody holds the tag {tag!r}: list its holders in members"))
+            problems.append(Problem("members", "nobody", f"the tag {tag!r} has no members: list them in members"))
     return problems

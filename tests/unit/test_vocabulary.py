@@ -17,6 +17,7 @@ CLEAN: tuple[str, ...] = (
     "cli",
     "connectors/confluence",
     "connectors/extraction",
+    "connectors/git",
     "connectors/google_drive",
     "connectors/runner",
     "connectors/slack",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.git.options import GitOptions
-from connectors.git.playground import Work
+from connectors.git.playground import Clone
 from connectors.git.source import Git
 from connectors.source import Context, Document, Entry, Gone, Page
 
@@ -26,11 +26,11 @@ class Kept:
 
 
 class Repository:
-    """Work to push from, and sources that read it."""
+    """Clone to push from, and sources that read it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.work = Work(folder / "work", folder / "remote.git")
+        self.work = Clone(folder / "work", folder / "remote.git")
         self.memory = Kept()
         self.options: dict[str, Any] = {
             "url": f"file://{folder}/remote.git",

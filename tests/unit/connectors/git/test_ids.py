@@ -9,34 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from connectors.git.history import Change, Ids, advanced, own, refounded
+from connectors.git.history import Change, Ids, advance_ids, default_id, rebuild_ids
 from connectors.git.options import GitOptions
 
 NAMES = ["a", "b", "c", "d", "e@1", "b\udcff"]
 
 
 def after(ids: Ids, commit: str, live: set[str], *changes: Change) -> Ids:
-    return advanced(ids, changes, commit, live)
+    return advance_ids(ids, changes, commit, live)
 
 
 def test_a_renamed_file_keeps_its_id_and_a_new_one_in_its_place_gets_another() -> None:
     ids = after(Ids(), "1" * 40, {"a"}, Change("added", "a"))
-    assert ids.of("a") == "a"
+    assert ids.id_of("a") == "a"
     ids = after(ids, "2" * 40, {"b"}, Change("renamed", "b", "a"))
     ids = after(ids, "3" * 40, {"b", "a"}, Change("added", "a"))
-    assert (ids.of("b"), ids.of("a")) == ("a", "a@333333333333")
+    assert (ids.id_of("b"), ids.id_of("a")) == ("a", "a@333333333333")
     ids = after(ids, "4" * 40, {"b", "a"}, Change("renamed", "b", "a"), Change("renamed", "a", "b"))
-    assert (ids.of("a"), ids.of("b")) == ("a", "a@333333333333")
+    assert (ids.id_of("a"), ids.id_of("b")) == ("a", "a@333333333333")
 
 
 def test_a_renamed_file_that_was_deleted_and_comes_back_is_the_same() -> None:
     ids = after(Ids(), "1", {"b"}, Change("renamed", "b", "a"))
     ids = after(ids, "2", set(), Change("deleted", "b"))
-    assert ids.was("b") == "a"
-    assert after(ids, "3", {"b"}, Change("added", "b")).of("b") == "a"
+    assert ids.last_id_of("b") == "a"
+    assert after(ids, "3", {"b"}, Change("added", "b")).id_of("b") == "a"
     ids = after(ids, "3", {"a"}, Change("added", "a"))
     ids = after(ids, "4", {"a", "b"}, Change("added", "b"))
-    assert (ids.of("a"), ids.of("b")) == ("a", "b")
+    assert (ids.id_of("a"), ids.id_of("b")) == ("a", "b")
 
 
 @given(
@@ -67,25 +67,28 @@ def test_no_two_files_of_a_tree_have_one_id_and_a_restart_changes_none(steps: li
                 changes.append(Change("renamed", other, path))
                 live = (live - {path}) | {other}
             touched |= {path, other}
-        known = {path: ids.of(path) for path in before & live}
+        known = {path: ids.id_of(path) for path in before & live}
         commit = f"{number:040x}"[::-1]
         if any(what == "lose" for what, *_ in step):
-            ids = refounded(ids, commit, live)
+            ids = rebuild_ids(ids, commit, live)
         else:
-            ids = advanced(ids, changes, commit, live)
-            assert all(ids.of(path) == name for path, name in known.items())
-        assert len({ids.of(path) for path in live}) == len(live)
-        ids = Ids.loaded(json.loads(json.dumps(ids.kept()).encode("utf-8").decode("utf-8")))
-        assert len({ids.of(path) for path in live}) == len(live)
+            ids = advance_ids(ids, changes, commit, live)
+            assert all(ids.id_of(path) == name for path, name in known.items())
+        assert len({ids.id_of(path) for path in live}) == len(live)
+        ids = Ids.from_json(json.loads(json.dumps(ids.to_json()).encode("utf-8").decode("utf-8")))
+        assert len({ids.id_of(path) for path in live}) == len(live)
 
 
 def test_a_path_that_is_no_utf8_or_too_long_has_an_id_that_the_wire_takes() -> None:
-    ids = {own(name) for name in ("x/\udcff", "x/\udcfe", "x/\\xff", "d/" * 2000, "d/" * 2001, "ü" * 1000, "ü" * 1001)}
+    ids = {
+        default_id(name)
+        for name in ("x/\udcff", "x/\udcfe", "x/\\xff", "d/" * 2000, "d/" * 2001, "ü" * 1000, "ü" * 1001)
+    }
     assert len(ids) == 7
     assert all(0 < len(name.encode("utf-8")) <= 2000 for name in ids)
     kept = Ids("1", {"\x01\udcff01": "x"}, {"\udc80": "y"})
-    assert "\\ud" not in json.dumps(kept.kept())
-    assert Ids.loaded(kept.kept()) == kept
+    assert "\\ud" not in json.dumps(kept.to_json())
+    assert Ids.from_json(kept.to_json()) == kept
 
 
 @pytest.mark.parametrize(
@@ -170,9 +173,9 @@ def test_the_last_rule_that_names_a_file_decides() -> None:
         ],
     )
     access = options.access()
-    assert access.of("x.py") == (["all"], ["staff"])
-    assert access.of("docs/a.md") == (["docs"], [])
-    assert access.of("docs/hr/a.md") == ([], ["hr"])
+    assert access.tags_of("x.py") == (["all"], ["staff"])
+    assert access.tags_of("docs/a.md") == (["docs"], [])
+    assert access.tags_of("docs/hr/a.md") == ([], ["hr"])
     assert access.tags() == {"all", "staff", "docs", "hr"}
     taken = [path for path in ("docs/a.png", "x.py", "a/x.py", "x.txt", "docs/draft.md") if options.selects(path)]
     assert taken == ["docs/a.png", "x.py", "a/x.py"]
