@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cli.output import Json, print_json, stdout
-from pipeline.maintenance.plan import Plan, Prices, Quantisation, Wanted
+from pipeline.maintenance.plan import Plan, Prices, Quantisation, Workload
 from pipeline.maintenance.plan import plan as planned
 
 
@@ -37,7 +37,7 @@ def plan(
 
     Example: penstock plan --documents 2000000 --changes-per-hour 10000 --queries-per-second 500
     """
-    size = Wanted(
+    size = Workload(
         documents,
         chunks_per_document,
         dimensions=dimensions,
@@ -59,7 +59,7 @@ def plan(
         stdout.print(line, soft_wrap=True)
 
 
-def _lines(size: Wanted, p: Plan) -> list[str]:
+def _lines(size: Workload, p: Plan) -> list[str]:
     return [
         f"{size.documents:,} documents, {p.chunks:,} chunks of {size.dimensions} dimensions",
         f"graph          {p.graph_gb:,.1f} GB ({size.quantisation}), in memory;"

@@ -198,7 +198,11 @@ async def _verify(since: datetime | None, noted: dict[int, bytes]) -> Examined:
     await recording("trail.verify")
     async with _connection() as connection:
         return await table.examine(
-            connection, keys_of(settings.trail_keys), days_kept=settings.retention.trail_days, since=since, noted=noted
+            connection,
+            keys_of(settings.trail_keys),
+            retention_days=settings.retention.trail_days,
+            since=since,
+            noted=noted,
         )
 
 

@@ -1,4 +1,4 @@
-"""The continuous audit in the workers: small pages, one pace over all workers, its findings a metric."""
+"""The continuous audit in the workers: small pages, one rate over all workers, and its findings as a metric."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ LIMITS = Limits(documents=200, chunks=500, body_bytes=2_000_000, page=600)
 """One request to each store where they hold what they should (docs/adr/0040-an-audit-of-everything-in-an-hour.md): the
 entries of a page fit one answer of Elasticsearch. In pages of 25 a document cost twice as much processor time."""
 PROCESSOR_SHARE = 0.25
-"""Share of one processor, of all servers and workers together. A page waits for one of them at a time, so its own time
-is the most that it can have taken of all."""
+"""Share of one processor, of all servers and workers together. A page waits for one of them at a time, so its duration
+is the most processor time that it can have taken of all."""
 SAMPLED_ROWS = 1
-"""Rows a page that must find themselves in the vector index."""
-LOOKED_AT_AGAIN = 10
-"""Documents a page that differed before: the metric follows a repair at once, not a whole round later."""
+"""Rows of each page that must find themselves in the vector index."""
+RECHECKED_DOCUMENTS = 10
+"""Documents that differed before and are compared again with each page: the metric follows a repair at once, not a
+whole round later."""
 SUSPECTS_A_PAGE = 1_000
 """Most documents of a page that get a second look, which the page's transaction waits for. Only a flood of documents
-that the ledger never heard of is more: the next round names the next ones."""
+that the ledger never heard of exceeds it: the next round reports the next ones."""
 IDLE_SECONDS = 5.0
-"""Between two looks whether it is our turn."""
+"""Between two attempts to become the leader."""
 
 
 class BackgroundAudit:
@@ -73,7 +74,7 @@ class BackgroundAudit:
         self._again_after: UUID | None = None
 
     async def run(self) -> BaseException:
-        """Audit until cancelled; a world that is down is waited for."""
+        """Audit until cancelled. Outages are waited for."""
         while True:
             wait = IDLE_SECONDS
             try:
@@ -84,7 +85,7 @@ class BackgroundAudit:
             await asyncio.sleep(wait)
 
     async def turn(self) -> float:
-        """Read a page if one is due and no other worker is at it; returns the seconds until there may be another.
+        """Read a page if one is due and no other worker does; returns the seconds until there may be another.
         Raises Retryable, Misconfigured."""
         with translated("background audit"):
             async with self._pool.connection() as connection, connection.transaction():
@@ -123,7 +124,7 @@ class BackgroundAudit:
         return (examiner, later, findings), wait
 
     async def _mend(self, examiner: Examiner, run: Run, findings: list[Finding]) -> None:
-        """Once the page is saved: say what was found, repair it if that is wanted, and look again at what differed."""
+        """After the page is saved: log the findings, repair them if settings say so, and compare them again."""
         for finding in findings:
             log.warning(
                 "divergent_document",
@@ -138,8 +139,8 @@ class BackgroundAudit:
             unreachable = {f.document for f in findings if f.kind == "unreachable"}
             await mender.doubt({f.document for f in findings}, unreachable, embed=self._settings.repair == "all")
         async with self._pool.connection() as connection:
-            again = await runs.differing(connection, run.id, self._again_after, LOOKED_AT_AGAIN)
-        self._again_after = again[-1] if len(again) == LOOKED_AT_AGAIN else None
+            again = await runs.differing(connection, run.id, self._again_after, RECHECKED_DOCUMENTS)
+        self._again_after = again[-1] if len(again) == RECHECKED_DOCUMENTS else None
         if again:
             await mender.look_again(run.id, again)
 

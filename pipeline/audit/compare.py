@@ -118,13 +118,13 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Desired:
     """The desired state of one document in one generation, as of one snapshot of the ledger."""
 
     identity: Identity
     seq: int
     """The document's newest sequence number, over all stores."""
-    wanted: bool
+    searchable: bool
     """Alive and readable by somebody."""
     access_id: int | None
     states: Mapping[Store, State]
@@ -169,17 +169,19 @@ def describe(
     *,
     alive: bool,
     building: bool,
-) -> Wanted:
+) -> Desired:
     """Ledger rows of one document as what its entries are made of."""
     rotten = alive and (body is None or content_hash(body) != w.content_hash)
     stale = w.needs_chunking
     chunks: dict[UUID, Print] = {}
-    if w.wanted and not stale:
+    if w.searchable and not stale:
         chunks = {chunk: Print.of(entry) for chunk, entry in entries(w, body or "", metadata or {})}
         if not rotten and w.manifest is not None:
             texts = [cut(body or "", spans) for spans in w.manifest.spans]
             stale = chunk_ids(w.identity.id, texts) != w.manifest.chunk_ids
-    return Wanted(w.identity, seq, w.wanted, w.access_id, states, chunks, rotten=rotten, stale=stale, building=building)
+    return Desired(
+        w.identity, seq, w.searchable, w.access_id, states, chunks, rotten=rotten, stale=stale, building=building
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,72 +193,72 @@ class Difference:
     chunks: tuple[UUID, ...] = ()
 
 
-def compare(wanted: Wanted, rows: Sequence[Row], held: Sequence[Entry]) -> list[Difference]:
+def compare(desired: Desired, rows: Sequence[Row], held: Sequence[Entry]) -> list[Difference]:
     """Every difference of one document the ledger knows, in the stores that say they are settled: what is pending
     will be made right anyway, and is no difference."""
-    found: list[Difference] = []
-    if wanted.rotten:
-        found.append(Difference("ledger", "rotten_body"))
-    found += [
+    differences: list[Difference] = []
+    if desired.rotten:
+        differences.append(Difference("ledger", "rotten_body"))
+    differences += [
         Difference(store, "no_state")
         for store in STORES
-        if wanted.seq > 0 and store not in wanted.states and not wanted.building
+        if desired.seq > 0 and store not in desired.states and not desired.building
     ]
-    if wanted.stale:
-        if not wanted.pending and not wanted.rotten:
-            found.append(Difference("ledger", "stale_manifest"))
-        return found  # which chunks it wants is unknown
-    if _comparable(wanted, "vectors"):
-        found += _vectors(wanted, rows)
-    if _comparable(wanted, "keywords"):
-        found += _keywords(wanted, held)
-    return found
+    if desired.stale:
+        if not desired.pending and not desired.rotten:
+            differences.append(Difference("ledger", "stale_manifest"))
+        return differences  # which chunks it wants is unknown
+    if _comparable(desired, "vectors"):
+        differences += _vectors(desired, rows)
+    if _comparable(desired, "keywords"):
+        differences += _keywords(desired, held)
+    return differences
 
 
-def _comparable(wanted: Wanted, store: Store) -> bool:
-    state = wanted.states.get(store)
-    return state.settled if state is not None else wanted.seq == 0
+def _comparable(desired: Desired, store: Store) -> bool:
+    state = desired.states.get(store)
+    return state.settled if state is not None else desired.seq == 0
 
 
-def _vectors(wanted: Wanted, rows: Sequence[Row]) -> list[Difference]:
-    state = wanted.states.get("vectors")
+def _vectors(desired: Desired, rows: Sequence[Row]) -> list[Difference]:
+    state = desired.states.get("vectors")
     refused = state.refused if state is not None else frozenset()
-    mine = [r for r in rows if r.id in wanted.chunks]
+    mine = [r for r in rows if r.id in desired.chunks]
     return _named(
         "vectors",
         {
-            **_presence(wanted, {r.id for r in rows}, refused),
-            "wrong_access": [r.id for r in mine if r.access_id != wanted.access_id],
-            "wrong_text": [r.id for r in mine if not wanted.rotten and r.text != wanted.chunks[r.id].text],
+            **_presence(desired, {r.id for r in rows}, refused),
+            "wrong_access": [r.id for r in mine if r.access_id != desired.access_id],
+            "wrong_text": [r.id for r in mine if not desired.rotten and r.text != desired.chunks[r.id].text],
         },
     )
 
 
-def _keywords(wanted: Wanted, held: Sequence[Entry]) -> list[Difference]:
-    mine = [(e, wanted.chunks[e.id]) for e in held if e.id in wanted.chunks]
+def _keywords(desired: Desired, held: Sequence[Entry]) -> list[Difference]:
+    mine = [(e, desired.chunks[e.id]) for e in held if e.id in desired.chunks]
     return _named(
         "keywords",
         {
-            **_presence(wanted, {e.id for e in held}, frozenset()),
+            **_presence(desired, {e.id for e in held}, frozenset()),
             "wrong_access": [e.id for e, shall in mine if e.print.access != shall.access],
-            "wrong_text": [e.id for e, shall in mine if not wanted.rotten and e.print.text != shall.text],
+            "wrong_text": [e.id for e, shall in mine if not desired.rotten and e.print.text != shall.text],
             "wrong_entry": [
                 e.id
                 for e, shall in mine
-                if e.print.rest != shall.rest or (not wanted.rotten and e.print.derived != shall.derived)
+                if e.print.rest != shall.rest or (not desired.rotten and e.print.derived != shall.derived)
             ],
-            "ahead": [e.id for e, _ in mine if e.version > wanted.seq],
+            "ahead": [e.id for e, _ in mine if e.version > desired.seq],
         },
     )
 
 
-def _presence(wanted: Wanted, held: set[UUID], refused: frozenset[UUID]) -> dict[Kind, Iterable[UUID]]:
-    surplus = held - wanted.chunks.keys()
+def _presence(desired: Desired, held: set[UUID], refused: frozenset[UUID]) -> dict[Kind, Iterable[UUID]]:
+    surplus = held - desired.chunks.keys()
     return {
-        "missing": [i for i in wanted.chunks if i not in held and i not in refused],
-        "orphan" if wanted.wanted else "unknown_document": sorted(surplus),
+        "missing": [i for i in desired.chunks if i not in held and i not in refused],
+        "orphan" if desired.searchable else "unknown_document": sorted(surplus),
     }
 
 
 def _named(store: Store, ids: Mapping[Kind, Iterable[UUID]]) -> list[Difference]:
-    return [Difference(store, kind, found) for kind, chunks in ids.items() if (found := tuple(chunks))]
+    return [Difference(store, kind, ids_of_kind) for kind, chunks in ids.items() if (ids_of_kind := tuple(chunks))]

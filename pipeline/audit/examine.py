@@ -10,7 +10,7 @@ from uuid import UUID
 from elasticsearch import AsyncElasticsearch
 
 from pipeline.audit import reading as ledger
-from pipeline.audit.compare import Difference, Kind, Place, Wanted, compare
+from pipeline.audit.compare import Desired, Difference, Kind, Place, compare
 from pipeline.audit.reading import Limits, Range, Scope, Stream, entries, rows
 from pipeline.core.model import Generation
 from pipeline.stores.elasticsearch import translated as es_translated
@@ -30,10 +30,10 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One document as it was met: known to the ledger (``wanted``), or only to a store."""
+    """One document of a page: known to the ledger (``desired``), or only to a store."""
 
     document: UUID
-    wanted: Wanted | None
+    desired: Desired | None
     differences: Sequence[Difference] = ()
     strangers: dict[Place, int] = field(default_factory=dict)
     """How many chunks a store holds of a document that the ledger does not know."""
@@ -48,7 +48,7 @@ class Verdict:
 
     @property
     def findings(self) -> list[Finding]:
-        name = self.wanted.identity.external_id if self.wanted is not None else None
+        name = self.desired.identity.external_id if self.desired is not None else None
         return [Finding(self.document, d.store, d.kind, len(d.chunks), name) for d in self.differences] + [
             Finding(self.document, store, "unknown_document", n) for store, n in self.strangers.items()
         ]
@@ -126,7 +126,7 @@ class Examiner:
                 async with self.pool.connection() as connection:
                     now = await ledger.standings(connection, self.generation, [v.document for v in differing])
             for verdict in differing:
-                before = verdict.wanted.standing if verdict.wanted is not None else None
+                before = verdict.desired.standing if verdict.desired is not None else None
                 if now.get(verdict.document) == before:
                     yield verdict
 

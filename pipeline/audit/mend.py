@@ -13,7 +13,7 @@ from psycopg import sql
 
 from pipeline.audit import reading as ledger
 from pipeline.audit import runs
-from pipeline.audit.compare import NOWHERE, Kind, Place, Wanted
+from pipeline.audit.compare import NOWHERE, Desired, Kind, Place
 from pipeline.audit.examine import Examiner, Finding, Verdict
 from pipeline.audit.sample import reach
 from pipeline.core.model import Lane, Store
@@ -38,13 +38,13 @@ Ids = Collection[UUID]
 class Mended:
     """The result of a repair."""
 
-    asked: int = 0
-    """Documents for which something was done."""
+    requested: int = 0
+    """Documents for which a repair was requested."""
     waited_seconds: float = 0.0
     unsettled: int = 0
     """Documents that the sinks have not settled yet."""
     idle: bool = False
-    """Not one was settled while we waited: nobody is working."""
+    """No document was settled during the wait: no worker is running."""
 
 
 class Mender:
@@ -71,16 +71,18 @@ class Mender:
         deadline = loop.time() + wait_seconds
         total = Mended()
         for _ in range(ROUNDS):
-            asked = unsettled = 0
+            requested = unsettled = 0
             idle = False
             async for documents in self._left(run):
-                asked += await self.doubt(documents, await self._unreachable(run, documents))
-            if asked:
+                requested += await self.doubt(documents, await self._unreachable(run, documents))
+            if requested:
                 unsettled, idle = await self._settled(run, deadline, progress)
             async for documents in self._left(run):
                 await self.look_again(run, documents)
-            total = Mended(max(total.asked, asked), wait_seconds - max(0.0, deadline - loop.time()), unsettled, idle)
-            if not asked or unsettled or not await self._mendable(run):
+            total = Mended(
+                max(total.requested, requested), wait_seconds - max(0.0, deadline - loop.time()), unsettled, idle
+            )
+            if not requested or unsettled or not await self._mendable(run):
                 break
         return total
 
@@ -123,15 +125,15 @@ class Mender:
             done += await self._insert_again(document)
         async with aclosing(self._examiner.confirmed(d for d in documents if d != NOWHERE)) as verdicts:
             async for verdict in verdicts:
-                if verdict.wanted is None:
+                if verdict.desired is None:
                     done += await self._remove([verdict.document], verdict.strangers)
-                elif await self._doubt(verdict, verdict.wanted, embed=embed):
+                elif await self._doubt(verdict, verdict.desired, embed=embed):
                     done += verdict.document not in unreachable
-                    hints.append((verdict.wanted.identity, self._generation.name, LANE))
+                    hints.append((verdict.desired.identity, self._generation.name, LANE))
         await send_hints(self._producer, hints)
         return done
 
-    async def _doubt(self, verdict: Verdict, wanted: Wanted, *, embed: bool) -> bool:
+    async def _doubt(self, verdict: Verdict, desired: Desired, *, embed: bool) -> bool:
         """Returns whether a sink has something to do now."""
         ids = {(d.store, d.kind): d.chunks for d in verdict.differences}
         if not embed:
@@ -141,15 +143,15 @@ class Mender:
         with translated("repair"):
             async with self._pool.connection() as connection, connection.transaction():
                 now = await ledger.standings(connection, self._generation, [verdict.document], lock=True)
-                if now.get(verdict.document) != wanted.standing:
+                if now.get(verdict.document) != desired.standing:
                     return False  # it moved: the sinks see to it
                 if ("ledger", "rotten_body") in ids:
                     await repair.forget_content(connection, verdict.document)
                 if ("ledger", "stale_manifest") in ids:
                     await repair.forget_manifest(connection, self._generation.name, verdict.document)
-                for store in _doubted(ids, wanted):
+                for store in _doubted(ids, desired):
                     await self._converge_again(connection, verdict, store, ids)
-        return bool(_doubted(ids, wanted))
+        return bool(_doubted(ids, desired))
 
     async def _converge_again(
         self, connection: Connection, verdict: Verdict, store: Store, ids: dict[tuple[Place, Kind], tuple[UUID, ...]]
@@ -182,7 +184,7 @@ class Mender:
             await self._remove(documents[first : first + MEND_DOCUMENTS], ("keywords",))
 
     async def _remove(self, documents: Sequence[UUID], strangers: Collection[str]) -> bool:
-        """Documents that the ledger never heard of: take their chunks out of the stores. Returns whether there were
+        """Delete the chunks of documents that the ledger never heard of from the stores. Returns whether there were
         any."""
         with translated("repair"):
             async with self._pool.connection() as connection, repair.unheard_of(connection, documents) as unknown:
@@ -265,9 +267,9 @@ _MAY_EMBED: Collection[tuple[Place, Kind]] = {
 }
 
 
-def _doubted(ids: Collection[tuple[Place, Kind]], wanted: Wanted) -> list[Store]:
+def _doubted(ids: Collection[tuple[Place, Kind]], desired: Desired) -> list[Store]:
     """The stores that have to converge again. A rotten body is in no store, and nothing can be made from it."""
-    if wanted.rotten and wanted.wanted:
+    if desired.rotten and desired.searchable:
         return []
     both: list[Store] = ["vectors", "keywords"]
     if ("ledger", "stale_manifest") in ids:

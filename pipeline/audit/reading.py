@@ -14,7 +14,7 @@ from elasticsearch import AsyncElasticsearch
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from pipeline.audit.compare import NOWHERE, Entry, Print, Row, Standing, State, Wanted, describe
+from pipeline.audit.compare import NOWHERE, Desired, Entry, Print, Row, Standing, State, describe
 from pipeline.core.model import STORES, Generation, Store
 from pipeline.ledger.work import lock_wants, work_of
 from pipeline.stores.elasticsearch import translated as es_translated
@@ -99,7 +99,7 @@ _EXPECTED = f"""
 """  # noqa: S608 — constants of this module
 
 
-async def load(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, Wanted]:
+async def load(connection: Connection, generation: Generation, ids: Sequence[UUID]) -> dict[UUID, Desired]:
     """The desired state of these documents; one that the ledger does not know is absent. One statement: all of it
     belongs together. A thread cuts and hashes."""
     cursor = connection.cursor(row_factory=dict_row)
@@ -108,7 +108,7 @@ async def load(connection: Connection, generation: Generation, ids: Sequence[UUI
     return await asyncio.to_thread(lambda: {row["id"]: _expected(row, generation) for row in rows})
 
 
-def _expected(row: Mapping[str, Any], generation: Generation) -> Wanted:
+def _expected(row: Mapping[str, Any], generation: Generation) -> Desired:
     seq, alive = row["seq"], row["alive"]
     work, building = work_of(row, want_seq=seq), generation.state == "building"
     return describe(work, seq, _states(row), row["text"], row["metadata"], alive=alive, building=building)

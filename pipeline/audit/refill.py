@@ -1,5 +1,5 @@
-"""Brings a keyword index that changed behind the ledger's back after the ledger again: deleted and made anew, restored
-from a snapshot, promoted from a stale copy. Nothing is embedded. See docs/adr/0043-a-keyword-index-that-changed.md."""
+"""Makes a keyword index equal to the ledger again that changed without it: recreated, restored from a snapshot, or
+promoted from a stale copy. Nothing is embedded. See docs/adr/0043-a-keyword-index-that-changed.md."""
 
 from __future__ import annotations
 
@@ -33,22 +33,23 @@ from pipeline.stores.postgres import INDEX_LOCK, Connection, Pool, translated
 log = structlog.get_logger()
 
 LOOK_SECONDS = 20.0
-"""Between two looks at each index. A minute is promised."""
+"""Between two checks of each index. The documentation promises that a change is noticed within a minute."""
 CONFIRM_SECONDS = 2.0
-"""Between the look that finds a change and the one that confirms it: a node that was cut off may answer with the past
-for a moment."""
+"""Between the check that finds a change and the one that confirms it: a node that was cut off may answer with an old
+state for a moment."""
 TURN_SECONDS = 1.0
-"""Between two looks whether it is our turn, or whether what was doubted has been written."""
+"""Between two attempts to become the leader, or two checks whether the doubted entries have been written."""
 PROCESSOR_SHARE = 0.5
-"""Share of one processor, of all servers and this worker together: as in pipeline.audit.background, which has time,
-while here half of every search is missing."""
+"""Share of one processor, of all servers and this worker together. Higher than in pipeline.audit.background, because
+half of every search is missing meanwhile."""
 _STATES = ("active", "previous", "building")
-"""Whose documents an index is compared with, where several generations share it: their entries are the same."""
+"""The order in which the generation is chosen whose documents an index is compared with, where several share it: their
+entries are the same."""
 
 
 class IndexGuard:
     """Law: an index that is not the one that the ledger filled is searched again only after every document was compared
-    with it since that was noticed, and whatever was not right, or was on its way, has been written anew."""
+    with it since the change was noticed, and every wrong or pending entry has been written again."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class IndexGuard:
         look_seconds: float = LOOK_SECONDS,
         confirm_seconds: float = CONFIRM_SECONDS,
     ) -> None:
-        """repairs: else it only looks."""
+        """repairs: False: changes are only reported."""
         self._pool = pool
         self._es = es
         self._keywords = keywords
@@ -75,7 +76,7 @@ class IndexGuard:
             metrics.index_changes.labels(kind)
 
     async def run(self) -> BaseException:
-        """Until cancelled; a world that is down is waited for."""
+        """Guard the indexes until cancelled. Outages are waited for."""
         while True:
             wait = self._look_seconds
             try:
@@ -86,7 +87,7 @@ class IndexGuard:
             await asyncio.sleep(wait)
 
     async def look(self) -> list[Known]:
-        """Look at the index of every generation; returns those that must not be searched. Raises Retryable,
+        """Check the index of every generation; returns those that must not be searched. Raises Retryable,
         Misconfigured."""
         with translated("keyword index"):
             async with self._pool.connection() as connection:
@@ -108,7 +109,8 @@ class IndexGuard:
         return fenced
 
     async def _compare(self, index: str, *, confirming: Change | None = None) -> Change | None:
-        """Why it is another one, and what it is then is remembered if that was seen before."""
+        """How the index differs from the remembered one; None: it does not, or the change was recorded now. A change is
+        recorded only if ``confirming``, after it was seen before."""
         with translated("keyword index"):
             async with self._pool.connection() as connection:
                 known = await index_fence.load(connection, index)
@@ -128,7 +130,7 @@ class IndexGuard:
         return None
 
     async def turn(self) -> float:
-        """Compare a page of documents with an index that changed, if no other worker is at it, or accept the index.
+        """Compare a page of documents with an index that changed, unless another worker does, or accept the index.
         Returns the seconds until there may be another turn. Raises Retryable, Misconfigured."""
         began = monotonic()
         with translated("keyword index"):
@@ -154,7 +156,7 @@ class IndexGuard:
         return TURN_SECONDS
 
     async def _require_unchanged(self, known: Known) -> None:
-        """Raises Retryable when the index changed again, or is not there as a whole."""
+        """Raises Retryable when the index changed again, or some of its shards are missing."""
         with es_translated(f"look at index {known.index}"):
             now = await index_fence.look(self._es, known.index)
         index_fence.require_all(known, now)
@@ -162,7 +164,7 @@ class IndexGuard:
             raise Retryable(f"look at index {known.index}: it changed again ({why})", service="elasticsearch")
 
     async def _page(self, connection: Connection, known: Known) -> None:
-        """connection: in the transaction that remembers how far it came."""
+        """Compare one page. connection: in the transaction that records the position."""
         using = [g for g in await generations.writable(connection) if g.keyword_index == known.index]
         if not using:
             return  # retired meanwhile
@@ -176,7 +178,7 @@ class IndexGuard:
         strangers: list[UUID] = []
         async with aclosing(examiner.examine(ranges_end(documents, known.position), documents)) as verdicts:
             async for verdict in verdicts:
-                if verdict.wanted is None:
+                if verdict.desired is None:
                     if "keywords" in verdict.strangers and verdict.document != NOWHERE:
                         strangers.append(verdict.document)
                 elif not _is_right(verdict):
@@ -187,8 +189,8 @@ class IndexGuard:
         await index_fence.compared(connection, known, documents[-1] if documents else None)
 
     async def _doubt(self, generation: Generation, verdicts: list[Verdict]) -> None:
-        """A document that has moved since it was examined is doubted as well: what a sink then wrote was only what it
-        took for new."""
+        """Doubt these documents' entries. A document that has changed since it was examined is doubted as well: its
+        sink wrote only the entries that it took for new."""
         with translated("keyword index"):
             async with self._pool.connection() as connection, connection.transaction():
                 await ledger.standings(connection, generation, [v.document for v in verdicts], lock=True)
@@ -196,12 +198,12 @@ class IndexGuard:
                     connection, generation.name, [(v.document, v.highest, v.entries) for v in verdicts]
                 )
         await send_hints(
-            self._producer, [(v.wanted.identity, generation.name, LANE) for v in verdicts if v.wanted is not None]
+            self._producer, [(v.desired.identity, generation.name, LANE) for v in verdicts if v.desired is not None]
         )
 
     async def finish(self, wait_seconds: float) -> bool:
-        """Compare everything with what changed, and wait for the sinks as long as that. Returns whether every index is
-        searched again. Raises Retryable, Misconfigured."""
+        """Compare everything with the changed indexes, and wait up to ``wait_seconds`` for the sinks. Returns whether
+        every index is searched again. Raises Retryable, Misconfigured."""
         waited_since: float | None = None
         while fenced := await self.look():
             if all(known.compared for known in fenced):
@@ -213,13 +215,13 @@ class IndexGuard:
 
 
 def _is_right(verdict: Verdict) -> bool:
-    """Whether the index holds what the ledger holds to be settled in it. A document that is on its way is not: its sink
-    would write only what differs from what was confirmed before the index changed. One without a state has nothing
-    confirmed."""
-    wanted = verdict.wanted
-    assert wanted is not None
-    state = wanted.states.get("keywords")
+    """Whether the index holds the settled entries of a document. A pending document is not right: its sink would write
+    only what differs from the entries that were confirmed before the index changed. A document without a state has
+    nothing confirmed."""
+    desired = verdict.desired
+    assert desired is not None
+    state = desired.states.get("keywords")
     if state is None:
         return not verdict.entries
-    settled = state.settled and not wanted.stale
+    settled = state.settled and not desired.stale
     return settled and not any(difference.store == "keywords" for difference in verdict.differences)

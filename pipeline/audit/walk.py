@@ -143,10 +143,10 @@ class Walk:
 
 def note(verdict: Verdict, page: Page) -> None:
     """Count one document of the ledger."""
-    wanted = verdict.wanted
-    if wanted is None:
+    desired = verdict.desired
+    if desired is None:
         return
     page.documents += 1
-    page.chunks += len(wanted.chunks)
-    if wanted.pending:
-        page.pending.append(Pending(verdict.document, wanted.identity.external_id, wanted.reason))
+    page.chunks += len(desired.chunks)
+    if desired.pending:
+        page.pending.append(Pending(verdict.document, desired.identity.external_id, desired.reason))

@@ -62,7 +62,7 @@ class State:
         return self.version is not None and self.deleted_at is None
 
     @property
-    def desired(self) -> bool:
+    def searchable(self) -> bool:
         """Whether the stores shall hold its chunks: it is alive, and somebody may read it."""
         return self.alive and bool(self.acl_tags)
 

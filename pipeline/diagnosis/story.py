@@ -28,7 +28,7 @@ from pipeline.diagnosis.story_model import (
     StoreState,
     Story,
 )
-from pipeline.ledger.documents import EVENTS_KEPT, Identity
+from pipeline.ledger.documents import EVENTS_PER_DOCUMENT, Identity
 from pipeline.stores.postgres import Connection
 
 MAX_CANDIDATES = 20
@@ -146,7 +146,7 @@ async def _events(connection: Connection, document: UUID, event_count: int) -> t
     cursor = await connection.execute(
         "SELECT at, kind, outcome, version, observed_at, seq, lane FROM document_events WHERE document_id = %s"
         " ORDER BY (slot - %s + %s) %% %s",  # a ring: the slot after the newest one's is the oldest
-        [document, event_count % EVENTS_KEPT, EVENTS_KEPT, EVENTS_KEPT],
+        [document, event_count % EVENTS_PER_DOCUMENT, EVENTS_PER_DOCUMENT, EVENTS_PER_DOCUMENT],
     )
     return tuple(Event(*row) for row in await cursor.fetchall())
 

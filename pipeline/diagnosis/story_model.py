@@ -123,7 +123,7 @@ class Story:
     """None: no event about it was ever accepted; there may be dead letters."""
     access: Access = field(default_factory=Access)
     events: tuple[Event, ...] = ()
-    """The newest EVENTS_KEPT, oldest first."""
+    """The newest EVENTS_PER_DOCUMENT, oldest first."""
     generations: tuple[GenerationProgress, ...] = ()
     """The active one first."""
     dead: tuple[DeadLetter, ...] = ()

@@ -52,8 +52,14 @@ def settings_of(generation: Generation, settings: EmbeddingSettings) -> Embeddin
     was built), else with what its row says in their place. Raises Misconfigured where that says nothing."""
     service = generation.service
     provider = service.provider if service else settings.provider
-    wanted = provider, generation.model, generation.dimensions, generation.document_prefix, generation.query_prefix
-    if (settings.provider, *_named(settings), settings.document_prefix, settings.query_prefix) == wanted:
+    generation_model = (
+        provider,
+        generation.model,
+        generation.dimensions,
+        generation.document_prefix,
+        generation.query_prefix,
+    )
+    if (settings.provider, *_named(settings), settings.document_prefix, settings.query_prefix) == generation_model:
         return settings
     if service is None:
         model, dimensions = _named(settings)
@@ -83,7 +89,7 @@ def settings_of(generation: Generation, settings: EmbeddingSettings) -> Embeddin
 
 
 def service_of(settings: EmbeddingSettings) -> EmbeddingService | None:
-    """What may be written down of where the settings' model is. None: its address holds a secret."""
+    """The address of the settings' model as it may be stored, without its key. None: its address holds a secret."""
     parts = urlsplit(settings.base_url or "")
     if parts.username or parts.password or parts.query:
         return None

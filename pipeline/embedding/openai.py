@@ -33,8 +33,8 @@ PATIENCE_SECONDS = 20.0
 """How long one call tries again before it raises Retryable; its caller waits on in its own lane."""
 QUERY_PATIENCE_SECONDS = 2.0
 """A person waits for a query: give up early, keyword search answers without us."""
-KEPT_VECTORS = 4_096
-"""Most that are kept of calls that failed, 25 MB at 1,536 dimensions; the oldest go first."""
+MAX_CACHED_VECTORS = 4_096
+"""Most vectors that are cached of calls that failed: 25 MB at 1,536 dimensions. The oldest are dropped first."""
 LETTERS_AT_ONCE, BYTES_AT_ONCE = 2**18, 2**20
 """Texts to count and an answer to read that take the event loop about a millisecond; what is larger goes to a thread
 (which costs a third of one)."""
@@ -82,14 +82,14 @@ class OpenAIEmbedder:
         self._settings = settings
         self._tokens = tokens
         self._patience = patience_seconds
-        self._kept: dict[str, Vectors] = {}
-        """Text → what arrived for it in a call that failed: paid for, and asked for again in a moment."""
+        self._cached: dict[str, Vectors] = {}
+        """Text → its vector from a call that failed: it is paid for, and will be requested again in a moment."""
         self._pace = Pace(parallel=settings.parallel_requests, base_seconds=backoff_base_seconds)
         self._server = Endpoint(settings.base_url or OPENAI_URL, _key(settings), settings.timeout_seconds)
         self._host = self._server.host
-        self._asked: dict[str, str | int] = {"model": self.model, "encoding_format": settings.encoding_format}
+        self._parameters: dict[str, str | int] = {"model": self.model, "encoding_format": settings.encoding_format}
         if settings.send_dimensions:
-            self._asked["dimensions"] = self.dimensions
+            self._parameters["dimensions"] = self.dimensions
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         return self._tokens.count(texts)
@@ -100,12 +100,12 @@ class OpenAIEmbedder:
         if truncated:
             self.on_truncated(truncated)
         call = self._call(fitted, self._patience)
-        missing = self._take_kept(call)
+        missing = self._take_cached(call)
         batches = batched([sizes[n] for n in missing], self._settings.batch_inputs, self._settings.batch_tokens)
         try:
             await self._all(call, [[missing[n] for n in batch] for batch in batches])
         except PenstockError:
-            self._keep(call)
+            self._cache(call)
             raise
         vectors = call.vectors
         if refused:
@@ -130,22 +130,22 @@ class OpenAIEmbedder:
     def _call(self, texts: list[str], patience: float) -> _Call:
         return _Call(texts, time.monotonic() + patience, self._zeros(len(texts)))
 
-    def _take_kept(self, call: _Call) -> list[int]:
+    def _take_cached(self, call: _Call) -> list[int]:
         """Fill in what an earlier call left; returns the indexes that are missing."""
         missing = []
         for index, text in enumerate(call.texts):
-            if (row := self._kept.pop(text, None)) is None:
+            if (row := self._cached.pop(text, None)) is None:
                 missing.append(index)
             else:
                 call.vectors[index] = row
         return missing
 
-    def _keep(self, call: _Call) -> None:
+    def _cache(self, call: _Call) -> None:
         """A row that arrived has unit length, the others are zeros."""
         for index in np.flatnonzero(call.vectors.any(axis=1)):
-            self._kept[call.texts[index]] = call.vectors[index].copy()
-        while len(self._kept) > KEPT_VECTORS:
-            del self._kept[next(iter(self._kept))]
+            self._cached[call.texts[index]] = call.vectors[index].copy()
+        while len(self._cached) > MAX_CACHED_VECTORS:
+            del self._cached[next(iter(self._cached))]
 
     def _zeros(self, rows: int) -> Vectors:
         return np.zeros((rows, self.dimensions), dtype=np.float32)
@@ -221,7 +221,7 @@ class OpenAIEmbedder:
 
     async def _ask(self, texts: list[str], deadline: float) -> Answer:
         size, inputs = sum(map(len, texts)), len(texts)
-        body = to_json({"input": texts, **self._asked})  # before there is a place: a megabyte takes a millisecond
+        body = to_json({"input": texts, **self._parameters})  # before there is a place: a megabyte takes a millisecond
         return await self._pace.run(lambda place: self._measured(body, inputs, place), size=size, deadline=deadline)
 
     async def _measured(self, body: bytes, inputs: int, place: Place) -> Answer:

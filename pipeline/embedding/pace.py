@@ -1,5 +1,5 @@
-"""One client's manners towards its server: so many requests at once; when one is sent away, all of them wait, and from
-then on they come no faster than the server was seen to answer."""
+"""The request rate of one client: a limited number at once; when one is throttled, all of them wait, and from then on
+they start no faster than the server was measured to answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.core.retry import backoff
 
 CAP_SECONDS = 8.0
 LEAST_SECONDS = 0.01
-"""Added at most to the first wait that a server tells; twice that to the next, and so on."""
+"""The most that is added to the first wait that a server asks for; twice that to the next, and so on."""
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Throttled(Deferred):
 
 
 class Place:
-    """One of the requests that may be under way at once."""
+    """One of the requests that may run at once."""
 
     def __init__(self, places: asyncio.Semaphore) -> None:
         self._places = places
@@ -104,10 +104,10 @@ class Pace:
                 self._rate.start(at, size)
             await asyncio.sleep(at - now)
 
-    def _beyond(self, told: float, attempt: int) -> float:
-        """Most seconds to wait beyond what the server told. Short waits are told by servers that count in them: half a
-        second more would waste what they allow. One that says "now" again and again is asked less and less."""
-        return min(self._base, told / 4 + LEAST_SECONDS * 2.0 ** min(attempt, 16))
+    def _beyond(self, retry_after: float, attempt: int) -> float:
+        """Most seconds to wait beyond what the server asked for. Servers that ask for short waits count in them: half a
+        second more would waste what they allow. A server that says "now" again and again gets ever fewer requests."""
+        return min(self._base, retry_after / 4 + LEAST_SECONDS * 2.0 ** min(attempt, 16))
 
     def _pause(self, failure: Retryable, attempt: int) -> float:
         """Seconds until this request may try again; where the server meant the whole client, nobody starts before."""
@@ -137,17 +137,18 @@ DOUBLED_SECONDS_UNSURE = 5.0
 SURE = 2.0
 """A rate that is refused before it has grown so much was about right."""
 ONE_SECOND = 1.0
-"""A shorter wait was told by a server that counts in less, and is about what one request costs. Most round up."""
+"""A server that asks for a shorter wait counts in fractions of a second, and the wait is about what one request costs.
+Most servers round up."""
 BACK, BACK_UNSURE = 0.9, 0.8
-"""Of the rate at which a server refused, what is tried next, unless it was measured to answer more; a rate that grows
-fast has gone further beyond the limit before it is refused."""
+"""The share of a refused rate that is tried next, unless the server was measured to answer more; a rate that grows fast
+has gone further beyond the limit before it is refused."""
 
 
 class Rate:
     """When the next request may start. No limit until a server refuses one; from then on about as fast as it was
     measured to answer, waiting times included, and carefully faster.
 
-    A limit may be of requests or of what is in them, and the two are not told apart: both are measured, and each
+    A limit may be of requests or of what is in them, and the two are not retry_after apart: both are measured, and each
     request is spaced by what allows more. Were that too much, it is learned again.
     """
 
@@ -163,19 +164,19 @@ class Rate:
         self._idle_from = float("-inf")
 
     def wakes(self, now: float) -> None:
-        """Somebody wants something, and nobody did before."""
+        """The first request starts after none was running."""
         if now - self._idle_from > IDLE_SECONDS:
             self._measure_from(now)
 
     def rests(self, now: float) -> None:
-        """Nobody wants anything any more."""
+        """The last running request has ended."""
         self._idle_from = max(self._idle_from, now)
 
     def next(self, now: float) -> float:
         return max(now, self._next)
 
     def start(self, at: float, size: int) -> None:
-        """One is taken: a request of that size starts then."""
+        """A request of this size takes the turn at ``at``."""
         spacing = min(self._seconds_per_request, size * self._seconds_per_size)
         self._next = at + spacing / self._grown(at)
 
@@ -183,9 +184,9 @@ class Rate:
         self._requests += 1
         self._size += size
 
-    def refused(self, now: float, until: float, told: float | None = None) -> None:
-        """One was, and none starts before ``until``. Those that were under way with it only make the wait longer.
-        told: seconds to wait, in the server's own words."""
+    def refused(self, now: float, until: float, retry_after: float | None = None) -> None:
+        """A request was refused, and none starts before ``until``. Further refusals of requests that ran at the same
+        time only make the wait longer. retry_after: seconds that the server asked to wait."""
         if now >= self._refused_until:
             grown = self._grown(now)
             slower = 1 / ((BACK if self._sure else BACK_UNSURE) * grown)
@@ -197,8 +198,8 @@ class Rate:
                 self._seconds_per_request = _shorter(self._seconds_per_request, seconds / self._requests)
                 self._seconds_per_size = _shorter(self._seconds_per_size, seconds / self._size)
                 self._measure_from(until)
-            elif not self._seconds_per_request and told is not None and 0 < told < ONE_SECOND:
-                self._seconds_per_request, self._seconds_per_size = told, inf
+            elif not self._seconds_per_request and retry_after is not None and 0 < retry_after < ONE_SECOND:
+                self._seconds_per_request, self._seconds_per_size = retry_after, inf
         self._refused_until = max(self._refused_until, until)
         self._next = max(self._next, until)
         self._idle_from = max(self._idle_from, until)
@@ -213,5 +214,5 @@ class Rate:
 
 
 def _shorter(learned: float, measured: float) -> float:
-    """learned: 0 where nothing is."""
+    """The shorter of two spacings. learned: 0 where nothing was learned."""
     return min(learned, measured) if learned else measured

@@ -1,4 +1,4 @@
-"""What the pipeline asks of an embedding model."""
+"""The interface of an embedding model."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Embedder(Protocol):
     document_prefix: str
     query_prefix: str
     on_truncated: Callable[[int], None]
-    """Told how many passages of a call were longer than the window and lost their end."""
+    """Called with the number of passages of a call that were longer than the window and lost their end."""
     on_request: Callable[[EmbeddingOutcome, float], None]
-    """Told of every request to the model what became of it, and its seconds."""
+    """Called for every request to the model with its outcome and its duration in seconds."""
 
     on_question: Callable[[int, float], None]
-    """Told what a question cost: tokens, as the server counts them, and money."""
+    """Called with the cost of a question: tokens, as the server counts them, and money."""
 
     def count_tokens(self, texts: Sequence[str]) -> list[int]:
         """Token counts as this model counts them, special tokens not counted. CPU work: long texts go to a thread."""
@@ -69,7 +69,7 @@ class Embedder(Protocol):
 
 
 class Models(Protocol):
-    """Which model embeds for which generation."""
+    """The embedding model of each generation."""
 
     async def of(self, generation: Generation) -> Embedder:
         """Raises Misconfigured (service "embedding") when it cannot be had, Retryable when it does not answer."""

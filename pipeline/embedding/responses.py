@@ -1,4 +1,4 @@
-"""What an OpenAI-compatible embeddings server answers: JSON → rows. Pure."""
+"""Parses the responses of an OpenAI-compatible embeddings server: JSON → rows. Pure."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def _error(body: bytes) -> Mapping[str, Any]:
     """The error's ``code``, ``type`` and ``message``, as far as they are there: under "error" as OpenAI writes it, or
     bare; a body that is no JSON (a proxy's page) is all message."""
     try:
-        told = from_json(body)
+        parsed = from_json(body)
     except ValueError:
         return {"message": body[:1_000].decode(errors="replace")}
-    error = told.get("error", told) if isinstance(told, dict) else told
+    error = parsed.get("error", parsed) if isinstance(parsed, dict) else parsed
     return error if isinstance(error, dict) else {"message": error}

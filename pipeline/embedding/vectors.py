@@ -1,4 +1,4 @@
-"""What both embedders do with texts and rows of numbers: which texts are never sent, and unit length."""
+"""Functions that both embedders share: refuse texts that are never sent, and scale rows to unit length."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def triage(texts: Sequence[str]) -> tuple[list[int], dict[int, str]]:
 
 
 def usable(rows: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Which rows can be brought to unit length: finite and not zero."""
+    """A mask of the rows that can be scaled to unit length: finite and not zero."""
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = _lengths(rows)
     return np.asarray(np.isfinite(lengths) & (lengths > 0), dtype=np.bool_)

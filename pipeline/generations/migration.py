@@ -19,7 +19,7 @@ from pipeline.generations.building import Builder, holds_entries
 from pipeline.generations.limits import Feed, Limits
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
-from pipeline.ledger.generation_tables import wanted, written
+from pipeline.ledger.generation_tables import desired_counts, written
 from pipeline.runtime.settings import EmbeddingSettings
 from pipeline.stages.manifests import build_manifest
 from pipeline.stores.elasticsearch import create_index
@@ -120,7 +120,7 @@ class Migration:
                 await builder.complete(build)
                 await builder.converge(build)
                 await builds.ready(self._connection, build)
-            documents, chunks, _ = await wanted(self._connection, build.generation)
+            documents, chunks, _ = await desired_counts(self._connection, build.generation)
             embedded = await written(self._connection, build.generation, "vectors")
             tokens = await builds.tokens(self._connection, build)
         return Result(new.name, active.name, wait, documents, chunks, embedded, tokens, round(monotonic() - start, 3))
@@ -291,7 +291,7 @@ async def estimate(
     connection: Connection, origin: Generation, new: Generation, count_tokens: CountTokens, *, price: float
 ) -> Estimate:
     """price: of a million tokens."""
-    documents, chunks, tokens = await wanted(connection, origin)
+    documents, chunks, tokens = await desired_counts(connection, origin)
     cursor = await connection.execute(
         "SELECT d.id, b.text, coalesce(d.media_type, 'text/plain'), d.content_hash, m.chunk_ids,"
         " (SELECT sum(t) FROM unnest(m.token_counts) t)"

@@ -357,11 +357,11 @@ _COPY_MANIFESTS = """
     FROM manifests WHERE generation = %(old)s AND document_id = ANY(%(ids)s)
     ON CONFLICT DO NOTHING
 """
-_WANTED = "d.deleted_at IS NULL AND d.version IS NOT NULL AND coalesce(cardinality(a.acl_tags), 0) > 0"
+_SEARCHABLE = "d.deleted_at IS NULL AND d.version IS NOT NULL AND coalesce(cardinality(a.acl_tags), 0) > 0"
 _WANT = f"""
     INSERT INTO index_state (document_id, generation, store, want_seq, seq, settled_at, pending_since, next_at)
-    SELECT d.id, %(new)s, %(store)s, d.seq, CASE WHEN {_WANTED} THEN 0 ELSE d.seq END,
-        CASE WHEN {_WANTED} THEN NULL ELSE clock_timestamp() END, clock_timestamp(),
+    SELECT d.id, %(new)s, %(store)s, d.seq, CASE WHEN {_SEARCHABLE} THEN 0 ELSE d.seq END,
+        CASE WHEN {_SEARCHABLE} THEN NULL ELSE clock_timestamp() END, clock_timestamp(),
         clock_timestamp() + make_interval(secs => %(grace)s)
     FROM documents d LEFT JOIN access_sets a ON a.id = d.access_id
     WHERE d.id = ANY(%(ids)s) AND d.seq > 0
@@ -396,7 +396,7 @@ async def _copy_vectors(connection: Connection, build: Build, ids: list[UUID], f
     tables = {
         "new": sql.Identifier(build.generation.chunk_table),
         "old": sql.Identifier(build.origin.chunk_table),
-        "wanted": sql.SQL(_WANTED),
+        "wanted": sql.SQL(_SEARCHABLE),
     }
     names = {"ids": ids, "fresh": fresh, "generation": build.generation.name}
     await connection.execute(

@@ -35,10 +35,10 @@ class OpenBulk(NamedTuple):
 
 
 class Unwanted(NamedTuple):
-    """The entries of an open bulk that the ledger does not want in the index."""
+    """The entries of an open bulk that the index shall not hold."""
 
     entries: Sequence[Entry]
-    """Each with a version at which the ledger does not want it; what is wanted later has a higher one."""
+    """Each with a version at which the index shall not hold it; if it is desired later, that has a higher one."""
     complete: bool
     """False: a document's chunks are not known yet, so its entries could not be judged."""
     confirmed: Sequence[Entry]
@@ -117,9 +117,9 @@ async def user_of(connection: Connection, index: str) -> str | None:
 
 
 async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
-    """Compare an open bulk with the ledger, in one statement: what is wanted and its sequence number belong together.
+    """Compare an open bulk with the ledger, in one statement: a desired state and its sequence number belong together.
 
-    An index may be shared by several generations: an entry is unwanted when none of them wants it. Law, where the
+    An index may be shared by several generations: an entry is unwanted when none of them desires it. Law, where the
     caller has locked the documents' states: nothing newer is accepted before its transaction ends.
     """
     cursor = await connection.execute(
@@ -138,20 +138,20 @@ async def unwanted(connection: Connection, bulk: OpenBulk) -> Unwanted:
         [bulk.keyword_index, list({entry.document for entry in bulk.entries})],
     )
     wants: dict[UUID, int] = {}
-    wanted: set[UUID] = set()
+    desired: set[UUID] = set()
     unknown: set[UUID] = set()
     confirmed: set[UUID] = set()
-    for document, want_seq, is_wanted, chunks, is_cut, stands in await cursor.fetchall():
+    for document, want_seq, is_desired, chunks, is_cut, stands in await cursor.fetchall():
         confirmed.update(stands)
         wants[document] = max(want_seq, wants.get(document, 0))
-        if is_wanted and not is_cut:
+        if is_desired and not is_cut:
             unknown.add(document)
-        elif is_wanted:
-            wanted.update(chunks)
+        elif is_desired:
+            desired.update(chunks)
     entries = [
         Entry(entry.document, entry.chunk, max(entry.seq, wants.get(entry.document, 0)))
         for entry in bulk.entries
-        if entry.chunk not in wanted and entry.document not in unknown
+        if entry.chunk not in desired and entry.document not in unknown
     ]
     return Unwanted(entries, not unknown, [entry for entry in entries if entry.chunk in confirmed])
 

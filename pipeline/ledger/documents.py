@@ -18,8 +18,8 @@ from pipeline.core.identity import access_digest
 from pipeline.core.model import STORES, Generation, Lane, Manifest
 from pipeline.stores.postgres import Connection
 
-EVENTS_KEPT = 16
-"""Ring size of document_events."""
+EVENTS_PER_DOCUMENT = 16
+"""The size of the ring in which document_events holds a document's newest events."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Known:
     media_type: str | None = None
     access_id: int | None = None
     pending: bool = False
-    """Some store has not reached what was wanted last: an unchanged event hints again."""
+    """Some store has not reached the last desired state: an unchanged event hints again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +148,10 @@ async def draw_seqs(connection: Connection, befores: Sequence[Known]) -> list[in
 
 
 async def intern_access(
-    connection: Connection, wanted: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
+    connection: Connection, access_sets: Sequence[tuple[str, tuple[str, ...], tuple[str, ...]]]
 ) -> dict[tuple[str, tuple[str, ...], tuple[str, ...]], int]:
     """Ids of the access sets (tenant, acl_tags, required_tags), inserted where new."""
-    keyed = sorted({(tenant, access_digest(acl, req)): (tenant, acl, req) for tenant, acl, req in wanted}.items())
+    keyed = sorted({(tenant, access_digest(acl, req)): (tenant, acl, req) for tenant, acl, req in access_sets}.items())
     if not keyed:
         return {}
     await connection.cursor().executemany(
@@ -208,9 +208,9 @@ async def write(
                 ],
             )
         history = [
-            (a.identity.id, (a.before.event_count + n) % EVENTS_KEPT, *_event_row(h, seqs.get(a.identity.id)))
+            (a.identity.id, (a.before.event_count + n) % EVENTS_PER_DOCUMENT, *_event_row(h, seqs.get(a.identity.id)))
             for a in accepted
-            for n, h in list(enumerate(a.history))[-EVENTS_KEPT:]
+            for n, h in list(enumerate(a.history))[-EVENTS_PER_DOCUMENT:]
         ]
         await cursor.executemany(_UPSERT_EVENT, history)
     return seqs
@@ -345,10 +345,10 @@ async def load_superseded(connection: Connection, ids: Collection[UUID]) -> dict
         " source_modified_at, metadata, text FROM superseded WHERE document_id = ANY(%s)",
         [list(ids)],
     )
-    found: dict[UUID, list[Superseded]] = {}
+    by_document: dict[UUID, list[Superseded]] = {}
     for id_, *rest in await cursor.fetchall():
-        found.setdefault(id_, []).append(_superseded(rest))
-    return found
+        by_document.setdefault(id_, []).append(_superseded(rest))
+    return by_document
 
 
 def _superseded(row: Sequence[Any]) -> Superseded:
@@ -366,12 +366,13 @@ async def load_current(connection: Connection, ids: Collection[UUID]) -> dict[UU
 
 
 async def keep_current(connection: Connection, ids: Collection[UUID]) -> None:
-    """Keep what the ledger holds of these documents now, before something else is written over it."""
+    """Store the present revisions of these documents as superseded, before others are written over them."""
     if ids:
         await connection.execute(f"INSERT INTO superseded AS s SELECT {_CURRENT} {_GREATER_STAYS}", [list(ids)])
 
 
-async def keep_superseded(connection: Connection, kept: Mapping[UUID, Sequence[Superseded]]) -> None:
+async def keep_superseded(connection: Connection, revisions: Mapping[UUID, Sequence[Superseded]]) -> None:
+    """Store these revisions as superseded."""
     rows = [
         (
             id_,
@@ -387,7 +388,7 @@ async def keep_superseded(connection: Connection, kept: Mapping[UUID, Sequence[S
             Jsonb(dict(s.fields.metadata)),
             s.text,
         )
-        for id_, several in kept.items()
+        for id_, several in revisions.items()
         for s in several
     ]
     if rows:
@@ -415,9 +416,10 @@ _GREATER_STAYS = """
 
 
 async def prune_superseded(connection: Connection, ids: Collection[UUID]) -> int:
-    """Forget what no delete can bring back any more, after the documents' rows were written: an upsert that another one
-    of no lower version was observed with or after. What is left of a document falls in version as it rises in
-    observed_at. Returns how many more were forgotten because a document had more than KEPT."""
+    """Delete the superseded revisions that no late delete can make current again, after the documents' rows were
+    written: those for which another revision of no lower version was observed with or after them. The remaining ones
+    of a document fall in version as they rise in observed_at. Returns how many more were deleted because a document
+    had more than MAX_SUPERSEDED."""
     cursor = await connection.execute(
         """
         WITH judged AS (

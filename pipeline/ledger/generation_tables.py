@@ -20,8 +20,8 @@ GRAPH_BYTES_A_ROW = 500
 """Memory that HNSW (m = 16) takes for a row, without its vector, while it is built."""
 
 
-async def wanted(connection: Connection, generation: Generation) -> tuple[int, int, int]:
-    """(documents, chunks, tokens) that shall stand in this generation's stores."""
+async def desired_counts(connection: Connection, generation: Generation) -> tuple[int, int, int]:
+    """(documents, chunks, tokens) that this generation's stores shall hold."""
     cursor = await connection.execute(
         "SELECT count(*), coalesce(sum(cardinality(m.chunk_ids)), 0)::bigint,"
         " coalesce(sum((SELECT sum(t) FROM unnest(m.token_counts) t)), 0)::bigint"
@@ -44,7 +44,7 @@ async def rows(connection: Connection, table: str) -> int:
 
 
 async def written(connection: Connection, generation: Generation, store: Store) -> int:
-    """Chunks embedded, or entries written, since it was begun."""
+    """Chunks embedded, or entries written, since the generation was begun."""
     cursor = await connection.execute(
         "SELECT coalesce(sum(written), 0)::bigint FROM index_state WHERE generation = %s AND store = %s",
         [generation.name, store],

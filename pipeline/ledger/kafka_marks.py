@@ -1,4 +1,4 @@
-"""The marks: what each consumer group last handled of each partition, and who may say so."""
+"""The marks: the records of each partition that a consumer group handled last, and the owner that may update them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Place = tuple[str, int]
 
 
 async def claim(connection: Connection, group: str, places: Collection[Place]) -> dict[Place, tuple[int, Mark | None]]:
-    """Become the owner of the marks of these partitions: whoever was it before can store none any more. Returns a
-    number, greater than that of any owner before, and the mark; None: nothing was handled yet."""
+    """Become the owner of the marks of these partitions, so that earlier owners can store none any more. Returns the
+    owner's number, greater than that of any owner before, and the mark; None: nothing was handled yet."""
     cursor = await connection.execute(
         "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, log_id, offsets, sent_ms, digests, owner)"
         " SELECT %s, topic, partition, '', '{}', '{}', '{}', 1 FROM unnest(%s::text[], %s::integer[])"
@@ -32,8 +32,8 @@ async def claim(connection: Connection, group: str, places: Collection[Place]) -
 
 
 async def save(connection: Connection, group: str, marks: Mapping[Place, tuple[int, Mark]]) -> set[Place]:
-    """Replace the marks of these partitions, each in the name of an owner. Returns those that were stored: not those
-    that have another owner by now."""
+    """Replace the marks of these partitions, each for an owner. Returns the partitions whose marks were stored; those
+    that have another owner by now are left out."""
     cursor = connection.cursor()
     await cursor.executemany(
         "INSERT INTO kafka_marks AS m (consumer_group, topic, partition, owner, log_id, offsets, sent_ms, digests)"

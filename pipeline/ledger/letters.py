@@ -58,7 +58,7 @@ class Letter:
 
     @property
     def waits(self) -> bool:
-        """For somebody to replay or dismiss it."""
+        """It waits for an operator to replay or dismiss it."""
         return self.replayed_at is None and self.dismissed_at is None
 
 

@@ -475,10 +475,10 @@ async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[
     """Rows erased, by table; those without any are absent. A source's, tenant's and person's access sets are not among
     them. The caller holds a transaction."""
     counts: dict[str, int] = {}
-    given = scope.parameters()
+    parameters = scope.parameters()
     for place in PLACES:
         if (statement := place.erase.get(subject)) is not None:
-            done = await connection.execute(statement, given)
+            done = await connection.execute(statement, parameters)
             if done.rowcount > 0:
                 counts[place.table] = done.rowcount
     if subject == "document":
@@ -487,7 +487,7 @@ async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[
             known = await (await connection.execute("SELECT to_regclass(quote_ident(%s))", [table])).fetchone()
             if known and known[0] is not None:
                 done = await connection.execute(
-                    sql.SQL("DELETE FROM {} WHERE document_id = ANY(%(ids)s)").format(sql.Identifier(table)), given
+                    sql.SQL("DELETE FROM {} WHERE document_id = ANY(%(ids)s)").format(sql.Identifier(table)), parameters
                 )
                 if done.rowcount > 0:
                     counts[table] = done.rowcount
@@ -495,8 +495,8 @@ async def erase(connection: Connection, subject: Subject, scope: Scope) -> dict[
 
 
 async def lock_deleted(connection: Connection, ids: Sequence[UUID]) -> list[UUID]:
-    """Those of these documents that are deleted, and that both stores and the announcement have followed: until the
-    caller's transaction ends they stay so."""
+    """Lock the documents among these that are deleted, and that both stores and the announcement have followed: they
+    stay so until the caller's transaction ends. Returns their ids."""
     cursor = await connection.execute(
         "SELECT id FROM documents d WHERE id = ANY(%s) AND (deleted_at IS NOT NULL OR version IS NULL)"
         " AND announced_seq >= seq AND NOT EXISTS (SELECT FROM index_state s WHERE s.document_id = d.id"
@@ -508,9 +508,9 @@ async def lock_deleted(connection: Connection, ids: Sequence[UUID]) -> list[UUID
 
 
 async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
-    """Those of them that no document uses any more, in a transaction for each SETS_AT_ONCE: whoever accepts events
-    waits meanwhile, since between looking a set up and using it nobody may take it away. Raises LockNotAvailable when
-    the table is never free."""
+    """Erase the access sets that no document uses any more, in a transaction for each SETS_AT_ONCE. Workers that accept
+    events wait meanwhile, because a set must not vanish between its look-up and its use. Returns how many were erased.
+    Raises LockNotAvailable when the table is never free."""
     count = 0
     for start in range(0, len(ids), SETS_AT_ONCE):
         for attempt in range(1, LOCK_ATTEMPTS + 1):
@@ -526,7 +526,9 @@ async def erase_access_sets(connection: Connection, tenant: str, ids: Sequence[i
 
 async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -> int:
     async with connection.transaction():
-        await connection.execute("SET LOCAL lock_timeout = '200ms'")  # who waits for a lock holds up all behind it
+        await connection.execute(
+            "SET LOCAL lock_timeout = '200ms'"
+        )  # a statement that waits for a lock blocks all behind it
         await connection.execute("LOCK TABLE access_sets IN SHARE ROW EXCLUSIVE MODE")
         done = await connection.execute(
             "DELETE FROM access_sets a WHERE a.id = ANY(%(ids)s) AND a.tenant = %(tenant)s AND NOT EXISTS"
@@ -538,7 +540,7 @@ async def _erase_sets(connection: Connection, tenant: str, ids: Sequence[int]) -
 
 async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[str, Any]]]:
     """Everything that is stored about a person, by table: rows, whole but for embeddings."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    rows_by_table: dict[str, list[dict[str, Any]]] = {}
     for place in PLACES:
         if place.of_person is None:
             continue
@@ -549,5 +551,5 @@ async def export(connection: Connection, scope: Scope) -> dict[str, list[dict[st
                 scope.parameters(),
             )
             if rows := [row["row"] for row in await cursor.fetchall()]:
-                found[place.table] = rows
-    return found
+                rows_by_table[place.table] = rows
+    return rows_by_table

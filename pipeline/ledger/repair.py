@@ -1,4 +1,4 @@
-"""How the audit asks for a repair: it makes the ledger doubt a store, and the sink converges again.
+"""How the audit requests a repair: it makes the ledger doubt a store, and the sink converges again.
 
 Every function here belongs in a transaction that has locked the document's row and its states (``standings`` of
 pipeline.audit.reading with ``lock``): then nothing newer can be accepted, and no sink can settle, between the look and

@@ -13,7 +13,7 @@ from psycopg.errors import InsufficientPrivilege
 from pipeline.stores.postgres import Connection
 
 MOST_COUNTED = 10_000
-"""They are counted no further."""
+"""Documents are counted up to this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ async def page(
                 " ORDER BY tenant, source, external_id LIMIT %(limit)s".encode(),
                 values,
             )
-            found = [Skipped(*row) for row in await cursor.fetchall()]
+            skipped = [Skipped(*row) for row in await cursor.fetchall()]
             cursor = await connection.execute(
                 f"SELECT count(*) FROM (SELECT FROM connector_items WHERE {chosen} LIMIT %(most)s) few".encode(),  # noqa: S608 — literals of this function
                 values,
@@ -60,7 +60,7 @@ async def page(
             [total] = await cursor.fetchone() or (0,)
     except InsufficientPrivilege:
         return [], 0
-    return found, int(total)
+    return skipped, int(total)
 
 
 async def by_source(connection: Connection) -> list[dict[str, Any]] | None:

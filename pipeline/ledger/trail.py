@@ -217,13 +217,13 @@ class Examined:
 
 
 async def examine(
-    connection: Connection, keys: Keys, *, days_kept: float, since: datetime | None, noted: Mapping[int, bytes]
+    connection: Connection, keys: Keys, *, retention_days: float, since: datetime | None, noted: Mapping[int, bytes]
 ) -> Examined:
-    """Read all of it and compare. days_kept: what retention leaves; 0: everything. since: records of that day and later
-    ones alone. noted: heads that were kept elsewhere, number → code. Raises psycopg.Error."""
+    """Read the whole trail and check it. retention_days: the age up to which records must exist; 0: any. since: check
+    only records of that day and later. noted: heads that were stored elsewhere, number → code. Raises psycopg.Error."""
     now = datetime.now(UTC)
     known = await heads(connection)  # before the records: these only become more
-    oldest = (now - timedelta(days=days_kept)).date() if days_kept else None
+    oldest = (now - timedelta(days=retention_days)).date() if retention_days else None
     first = since.astimezone(UTC).date() if since else date.min
     findings = [*check_heads(keys, known, oldest=oldest), *check_noted(known, noted)]
     present = await days(connection)
@@ -288,20 +288,21 @@ def _sealed(row: Sequence[Any]) -> Sealed:
 
 
 def as_json(sealed: Sealed) -> dict[str, Any]:
-    one = sealed.record
+    """A record as JSON, without its code."""
+    record = sealed.record
     return {
-        "at": one.at.isoformat(),
-        "tenant": one.tenant,
-        "actor": one.actor,
-        "credential": one.credential,
-        "access": list(one.access),
-        "action": one.action,
-        "object": one.object or None,
-        "documents": [str(id_) for id_ in one.documents],
-        "decision": one.decision,
-        "reason": one.reason or None,
-        "address": one.address or None,
-        "request": one.request or None,
+        "at": record.at.isoformat(),
+        "tenant": record.tenant,
+        "actor": record.actor,
+        "credential": record.credential,
+        "access": list(record.access),
+        "action": record.action,
+        "object": record.object or None,
+        "documents": [str(id_) for id_ in record.documents],
+        "decision": record.decision,
+        "reason": record.reason or None,
+        "address": record.address or None,
+        "request": record.request or None,
         "process": sealed.process,
         "chain": str(sealed.chain),
         "number": sealed.number,

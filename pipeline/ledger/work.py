@@ -1,4 +1,4 @@
-"""The sinks' side of the ledger: what is wanted now, and saying how far a store has come."""
+"""The sinks' side of the ledger: the desired state of documents, and recording how far a store has come."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pipeline.stores.postgres import GENERATIONS_LOCK, Connection
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One document as a sink meets it: what shall be (as of ``want_seq``) and what this store confirmed before."""
+    """One document for a sink: its desired state (as of ``want_seq``) and what this store confirmed before."""
 
     identity: Identity
     want_seq: int
-    wanted: bool
-    """Alive and readable by somebody; otherwise nothing of it shall stand in the store."""
+    searchable: bool
+    """It is alive and readable by somebody; otherwise the store shall hold nothing of it."""
     content_hash: bytes | None
     access_id: int | None
     acl_tags: tuple[str, ...]
@@ -42,18 +42,18 @@ class Work:
 
     @property
     def chunk_ids(self) -> tuple[UUID, ...]:
-        """The chunks that shall stand in the store, in reading order."""
-        return self.manifest.chunk_ids if self.wanted and self.manifest else ()
+        """The chunks that the store shall hold, in reading order."""
+        return self.manifest.chunk_ids if self.searchable and self.manifest else ()
 
     @property
     def spans(self) -> dict[UUID, tuple[Span, ...]]:
-        """Where each wanted chunk stands in the text."""
-        return dict(zip(self.chunk_ids, self.manifest.spans, strict=True)) if self.wanted and self.manifest else {}
+        """The spans of each desired chunk in the text."""
+        return dict(zip(self.chunk_ids, self.manifest.spans, strict=True)) if self.searchable and self.manifest else {}
 
     @property
     def needs_chunking(self) -> bool:
         """The manifest is missing or was cut from another text."""
-        return self.wanted and (self.manifest is None or self.manifest.content_hash != self.content_hash)
+        return self.searchable and (self.manifest is None or self.manifest.content_hash != self.content_hash)
 
 
 _WORK = """
@@ -72,8 +72,8 @@ _WORK = """
 
 
 async def load(connection: Connection, generation: str, store: Store, ids: Collection[UUID]) -> list[Work]:
-    """The work still to do for these documents, in the order of their ids; settled ones are absent, and of a retired
-    generation all are. One statement, so that what is wanted and want_seq belong together."""
+    """The work still to do for these documents, in the order of their ids; settled ones are absent, and so are all of a
+    retired generation. One statement, so that the desired state and want_seq belong together."""
     cursor = await connection.cursor(row_factory=dict_row).execute(_WORK, [generation, store, list(ids)])
     return [
         work_of(
@@ -110,7 +110,7 @@ def work_of(
     return Work(
         identity=Identity(row["id"], row["tenant"], row["source"], row["external_id"]),
         want_seq=want_seq,
-        wanted=bool(row["alive"] and row["acl_tags"]),
+        searchable=bool(row["alive"] and row["acl_tags"]),
         content_hash=row["content_hash"],
         access_id=row["access_id"],
         acl_tags=tuple(row["acl_tags"] or ()),
@@ -198,12 +198,12 @@ async def claim(
     return {id_ for id_, _ in still}
 
 
-_KEPT = """SELECT coalesce(array_agg(c.{column} ORDER BY c.n), '{{}}')
+_REMAINING = """SELECT coalesce(array_agg(c.{column} ORDER BY c.n), '{{}}')
     FROM unnest(s.confirmed, s.confirmed_hashes) WITH ORDINALITY AS c (id, hash, n)
     WHERE c.id <> ALL (%(ids)s::uuid[])"""
 _CLAIMED = f"""
     claimed = ARRAY(SELECT unnest(s.claimed) UNION SELECT unnest(%(ids)s::uuid[])),
-    confirmed = ({_KEPT.format(column="id")}), confirmed_hashes = ({_KEPT.format(column="hash")})
+    confirmed = ({_REMAINING.format(column="id")}), confirmed_hashes = ({_REMAINING.format(column="hash")})
 """
 _OF_ALL = f"WHERE s.document_id = %(document)s AND s.store = 'keywords' AND s.generation IN ({_SHARING})"
 """The entries that may stand in an index are known to every generation that shares it: one of them goes on when the

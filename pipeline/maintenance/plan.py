@@ -16,16 +16,16 @@ GB = 10**9
 SECONDS_A_MONTH = 730 * 3600
 
 PAGE_BYTES = 8152
-"""Of a Postgres page of 8,192, behind its header and pgvector's own words."""
+"""Usable bytes of a Postgres page of 8,192, without its header and pgvector's own fields."""
 GRAPH_BYTES = 290
-"""Of a graph's entry beside the vector at m = 16: two tuples' headers, 10 heap pointers, 32 neighbours of 6 bytes.
+"""A graph's entry without its vector at m = 16: two tuples' headers, 10 heap pointers, 32 neighbours of 6 bytes.
 An entry never crosses a page. sized: within 3 %."""
 STORED_OUT_OF_LINE_BYTES = 2000
 """Postgres keeps longer values in TOAST, taking half as much again (sized)."""
 ROW_BYTES = 250
-"""Of a chunk's row beside text and vector, and of its three small indexes (sized)."""
+"""A chunk's row without text and vector, and its entries in three small indexes (sized)."""
 BODY_SHARE = 0.46
-"""Of a document's text, as Postgres compresses it (sized)."""
+"""The share of a document's text that is left when Postgres compresses it (sized)."""
 LEDGER_DOCUMENT_BYTES, LEDGER_CHUNK_BYTES = 2_700, 150
 """documents, manifests, index_state, document_events with their indexes (sized)."""
 KEYWORD_SHARE = 1.83
@@ -41,26 +41,26 @@ KEYWORDS_CHUNKS_PER_SECOND = 1_050.0
 VECTORS_ROWS_PER_SECOND = 118.0
 """One process into a graph that stands: 8.4 ms of a processor a row (sized)."""
 BUILT_ROWS_PER_SECOND = 850.0
-"""Into a graph that is built over rows that are there, by one processor (sized)."""
+"""Building a graph over existing rows, by one processor (sized)."""
 CHUNKS_PER_CHANGE = 3.0
-"""Embedded again for an edit, at p95 (the third law)."""
+"""Chunks that are embedded again for an edit, at p95 (the third law)."""
 PEAK = 3.0
 """The busiest hour against the mean. An assumption."""
 SERVICE_SECONDS_PER_QUERY = 0.027
 """Processor time of the query service, with the second look (docs/load.md; 0.0125 without)."""
 STORES_SECONDS_PER_QUERY = 0.06
-"""Of both stores together, at most: two cores that did nothing else, clients included, gave 46 searches/s of one look
-(load), which is 43 ms each; two looks are twice that, less what the service took."""
+"""Processor time of both stores together, at most: two idle cores, clients included, gave 46 searches/s without the
+second look (load), which is 43 ms each; with it, twice that, less what the service took."""
 BUSY = 0.6
 """How busy a processor may be in the mean, so that queues stay short."""
 SMALLEST_PARTITIONS = 8
 """topics/registry.py."""
 RETAINED_DAYS = 14
-"""Of documents' topics."""
+"""The retention of the documents' topics."""
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Workload:
     documents: int
     chunks_per_document: float = 25.0
     chunk_characters: int = 1_600
@@ -71,7 +71,7 @@ class Wanted:
     changes_per_hour: float = 1_000.0
     queries_per_second: float = 10.0
     load_hours: float = 168.0
-    """In which everything is to be read for the first time."""
+    """Hours in which everything is to be read for the first time."""
     replication: int = 3
     keyword_replicas: int = 1
     node_memory_gb: float = 256.0
@@ -122,7 +122,7 @@ class Plan:
 
 
 def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
-    """Of one chunk in the HNSW index. Raises ValueError where pgvector cannot index so many dimensions."""
+    """Bytes of one chunk in the HNSW index. Raises ValueError where pgvector cannot index so many dimensions."""
     most = {"halfvec": 4_000, "binary": 64_000}[quantisation]
     if not 1 <= dimensions <= most:
         raise ValueError(f"{dimensions} dimensions: pgvector indexes 1 to {most:,} as {quantisation}")
@@ -131,39 +131,39 @@ def graph_bytes(dimensions: int, quantisation: Quantisation) -> float:
 
 
 def row_bytes(characters: int, dimensions: int) -> float:
-    """Of one chunk in its table: always with the whole halfvec, which a quantised graph's finds are scored by again."""
+    """Bytes of one chunk in its table: always with the whole halfvec, which scores the results of a quantised graph."""
     vector = 2 * dimensions + 8
     return ROW_BYTES + characters + vector * (1.5 if vector > STORED_OUT_OF_LINE_BYTES else 1)
 
 
-def plan(wanted: Wanted, prices: Prices | None = None) -> Plan:
-    """Raises ValueError for what cannot be."""
+def plan(workload: Workload, prices: Prices | None = None) -> Plan:
+    """The machines that a workload needs, and their cost. Raises ValueError for an impossible workload."""
     prices = prices or Prices()
-    if min(wanted.documents, wanted.chunks_per_document, wanted.load_hours, wanted.node_memory_gb) <= 0:
+    if min(workload.documents, workload.chunks_per_document, workload.load_hours, workload.node_memory_gb) <= 0:
         raise ValueError("documents, chunks per document, hours and memory must be more than nothing")
-    chunks = ceil(wanted.documents * wanted.chunks_per_document)
-    text = chunks * wanted.chunk_characters
-    graph = chunks * graph_bytes(wanted.dimensions, wanted.quantisation)
-    rows = chunks * row_bytes(wanted.chunk_characters, wanted.dimensions)
-    ledger = wanted.documents * LEDGER_DOCUMENT_BYTES + chunks * LEDGER_CHUNK_BYTES + text * BODY_SHARE
+    chunks = ceil(workload.documents * workload.chunks_per_document)
+    text = chunks * workload.chunk_characters
+    graph = chunks * graph_bytes(workload.dimensions, workload.quantisation)
+    rows = chunks * row_bytes(workload.chunk_characters, workload.dimensions)
+    ledger = workload.documents * LEDGER_DOCUMENT_BYTES + chunks * LEDGER_CHUNK_BYTES + text * BODY_SHARE
     postgres_memory = graph * GRAPH_HEADROOM
     keyword = text * KEYWORD_SHARE
-    changes = wanted.changes_per_hour / 3600
-    load = chunks / (wanted.load_hours * 3600)
+    changes = workload.changes_per_hour / 3600
+    load = chunks / (workload.load_hours * 3600)
     touched = changes * PEAK * CHUNKS_PER_CHANGE  # chunks a second at the peak
-    read = changes * PEAK * wanted.chunks_per_document  # detect cuts a changed document whole
+    read = changes * PEAK * workload.chunks_per_document  # detect cuts a changed document whole
     workers = {
         "detect": max(1, ceil(max(load, read) / DETECT_CHUNKS_PER_SECOND)),
         "vectors": max(1, ceil(max(load, touched) / VECTORS_ROWS_PER_SECOND)),
         "keywords": max(1, ceil(max(load, touched) / KEYWORDS_CHUNKS_PER_SECOND)),
     }
-    document = text / wanted.documents
-    kafka = wanted.replication * document * (wanted.documents + wanted.changes_per_hour * 24 * RETAINED_DAYS)
-    query = ceil(wanted.queries_per_second * SERVICE_SECONDS_PER_QUERY / BUSY)
-    stores = ceil(wanted.queries_per_second * STORES_SECONDS_PER_QUERY / BUSY)
-    load_tokens = chunks * wanted.chunk_tokens
-    month_tokens = ceil(changes * SECONDS_A_MONTH * CHUNKS_PER_CHANGE * wanted.chunk_tokens)
-    disk = 2 * (graph + rows) + ledger + 2 * keyword * (1 + wanted.keyword_replicas) + kafka
+    document = text / workload.documents
+    kafka = workload.replication * document * (workload.documents + workload.changes_per_hour * 24 * RETAINED_DAYS)
+    query = ceil(workload.queries_per_second * SERVICE_SECONDS_PER_QUERY / BUSY)
+    stores = ceil(workload.queries_per_second * STORES_SECONDS_PER_QUERY / BUSY)
+    load_tokens = chunks * workload.chunk_tokens
+    month_tokens = ceil(changes * SECONDS_A_MONTH * CHUNKS_PER_CHANGE * workload.chunk_tokens)
+    disk = 2 * (graph + rows) + ledger + 2 * keyword * (1 + workload.keyword_replicas) + kafka
     processors = (query + stores + sum(workers.values())) * prices.processor
     memory = postgres_memory / GB * prices.memory_gb
     disks = disk / GB * prices.disk_gb
@@ -174,8 +174,8 @@ def plan(wanted: Wanted, prices: Prices | None = None) -> Plan:
         graph_hours=chunks / BUILT_ROWS_PER_SECOND / 3600,
         postgres_disk_gb=(2 * (graph + rows) + ledger) / GB,
         postgres_memory_gb=postgres_memory / GB,
-        postgres_nodes=max(1, ceil(postgres_memory / GB / wanted.node_memory_gb)),
-        keyword_disk_gb=2 * keyword * (1 + wanted.keyword_replicas) / GB,
+        postgres_nodes=max(1, ceil(postgres_memory / GB / workload.node_memory_gb)),
+        keyword_disk_gb=2 * keyword * (1 + workload.keyword_replicas) / GB,
         keyword_shards=max(1, ceil(keyword / KEYWORD_SHARD_BYTES)),
         kafka_disk_gb=kafka / GB,
         **workers,

@@ -12,7 +12,7 @@ from pipeline.core.model import Store
 from pipeline.generations.building import Builder, OnProgress, holds_entries, open_builder, patiently
 from pipeline.ledger import builds, generation_tables, generations
 from pipeline.ledger.builds import Build
-from pipeline.ledger.generation_tables import rows, wanted, written
+from pipeline.ledger.generation_tables import desired_counts, rows, written
 from pipeline.runtime.settings import Settings
 from pipeline.stores.elasticsearch import create_index
 from pipeline.stores.postgres import Connection, create_chunk_table, translated
@@ -59,7 +59,7 @@ class Rebuild:
         with translated("rebuild"):
             build = await _same_kind(self._connection, store)
             active = await generations.active(self._connection)
-            documents, chunks, tokens = await wanted(self._connection, active)
+            documents, chunks, tokens = await desired_counts(self._connection, active)
             present = min(chunks, await rows(self._connection, active.chunk_table))
         missing = chunks - present
         resumes = build.generation.name if build else None
@@ -79,7 +79,7 @@ class Rebuild:
             await builder.converge(build)
             await builder.complete(build)
             await self._swap(build)
-            documents, _, _ = await wanted(self._connection, build.generation)
+            documents, _, _ = await desired_counts(self._connection, build.generation)
             made = await written(self._connection, build.generation, store)
             await builder.clear(after_queries=True)
         return Result(store, build.generation.name, build.origin.name, documents, made, round(monotonic() - start, 3))

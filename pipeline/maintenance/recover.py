@@ -156,13 +156,13 @@ class Recovery:
         return Raised(before, after)
 
     async def strays(self) -> list[str]:
-        """Indexes under our names that no generation knows: made after the backup, and of no use now."""
+        """Indexes with our names that belong to no generation: created after the backup, and unused now."""
         with translated("recover"):
             async with self._pool.connection() as connection:
                 known = {g.keyword_index for g in await generations.every(connection)}
         with es_translated("list the indexes"):
-            found = await self._es.indices.get(index=f"{self._index_prefix}chunks-g*")
-        return sorted(set(found.body) - known)
+            response = await self._es.indices.get(index=f"{self._index_prefix}chunks-g*")
+        return sorted(set(response.body) - known)
 
     async def rewind(self, since: datetime) -> Rewound:
         """Take detect back to ``since``, or further where it lagged behind at the backup, and identities to the start
@@ -196,7 +196,7 @@ class Recovery:
     async def replayed(self, rewound: Rewound, idle: Callable[[], None]) -> None:
         """Wait until detect and identities have come back to where the topics ended. ``idle`` is called once when no
         worker is there to do it."""
-        told, looked, total = False, 0.0, rewound.records
+        reported, looked, total = False, 0.0, rewound.records
         while True:
             left = 0
             with translate_offset_errors():
@@ -206,10 +206,10 @@ class Recovery:
                 self._progress("replaying", max(0, total - left), max(total, left))
                 if not left:
                     return
-                if not told and monotonic() - looked > LOOK_SECONDS:
+                if not reported and monotonic() - looked > LOOK_SECONDS:
                     looked = monotonic()
                     if not await self._consumers.members(group(Detect.name)):
-                        told = True
+                        reported = True
                         idle()
             await asyncio.sleep(POLL_SECONDS)
 
@@ -267,13 +267,13 @@ def _targets(logs: Mapping[Partition, Log], committed: Mapping[Partition, int]) 
 
 
 def _missing(logs: Mapping[Partition, Log], moment: datetime, since: datetime) -> list[str]:
-    """Partitions whose oldest record is younger than what is asked for, and that had older ones."""
-    wanted = max(moment, since) if moment == BEGINNING else moment
+    """Lines about partitions whose oldest record is younger than the requested moment, and that had older ones."""
+    first = max(moment, since) if moment == BEGINNING else moment
     return [
         f"{topic}/{n} keeps nothing sent before {log.oldest:%Y-%m-%d %H:%M:%S} UTC: events of the"
-        f" {_span((log.oldest - wanted).total_seconds())} before that may be missing"
+        f" {_span((log.oldest - first).total_seconds())} before that may be missing"
         for (topic, n), log in sorted(logs.items())
-        if log.begin > 0 and log.oldest is not None and log.oldest > wanted
+        if log.begin > 0 and log.oldest is not None and log.oldest > first
     ]
 
 
@@ -295,9 +295,9 @@ async def _floors(connection: Connection, since: datetime) -> dict[Lane, datetim
         " WHERE e.at >= last.at - make_interval(secs => %s) GROUP BY e.lane",
         [LAG_WINDOW_SECONDS],
     )
-    found: dict[str, datetime] = dict(await cursor.fetchall())
+    observed: dict[str, datetime] = dict(await cursor.fetchall())
     lanes: tuple[Lane, Lane] = ("live", "backfill")
-    return {lane: min(since, found.get(lane, BEGINNING)) for lane in lanes}
+    return {lane: min(since, observed.get(lane, BEGINNING)) for lane in lanes}
 
 
 async def _pending(connection: Connection, until: datetime) -> tuple[dict[Store, int], int]:
@@ -351,7 +351,7 @@ _DELETE_AGAIN = """
     WHERE i.gone AND d.deleted_at IS NULL AND d.version IS NOT NULL
         AND (d.tenant, d.source, d.external_id) = (i.tenant, i.source, i.external_id)
 """
-"""The next sweep lacks it, asks the source, and publishes the delete anew."""
+"""The next sweep misses the document, asks the source, and publishes the delete again."""
 _REMEMBER_AGAIN = """
     INSERT INTO connector_items (tenant, source, scope, external_id, version, swept_at, in_doubt_since)
     SELECT d.tenant, d.source, '', d.external_id, d.version, '-infinity', clock_timestamp()

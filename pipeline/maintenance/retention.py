@@ -16,7 +16,7 @@ from pipeline.stores.postgres import RETENTION_LOCK, Pool, translated
 log = structlog.get_logger()
 
 MOST = 500
-"""Rows of one table at once: some tens of milliseconds."""
+"""Rows of one table that are erased at once, in some tens of milliseconds."""
 IDLE_SECONDS = 60.0
 BUSY_SECONDS = 1.0
 """Between two batches while there is more: 500 rows of each table a second at most."""

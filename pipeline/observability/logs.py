@@ -1,4 +1,5 @@
-"""The log: one JSON object a line on stderr, whoever speaks; of an exception its types and places, never its words."""
+"""The log: one JSON object a line on stderr, from our code and from libraries. An exception appears as its types and
+places, never with its text, which may quote content."""
 
 from __future__ import annotations
 
@@ -18,39 +19,40 @@ import structlog
 from pipeline.core.errors import PenstockError
 from pipeline.observability.traced_records import in_log
 
-CAUSES_SHOWN, FRAMES_SHOWN = 5, 8
-"""Of an exception."""
+MAX_CAUSES, MAX_FRAMES = 5, 8
+"""How many causes of an exception, and frames of each, a line holds."""
 
 
-def _without_words(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """An exception as its types and places, the deepest cause last. Its words may quote a row, a request or a key."""
+def _without_texts(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace an exception by its types and places, the deepest cause last. Its text may quote a row, a request or a
+    key."""
     if line.get("logger") == "asyncio":
         line["event"] = str(line["event"]).partition("\n")[0]  # what follows is the task, which quotes its exception
-    given = line.pop("exc_info", None)
-    if given:
-        error = given if isinstance(given, BaseException) else sys.exc_info()[1] if given is True else given[1]
-        told: list[dict[str, Any]] = []
-        while error is not None and len(told) < CAUSES_SHOWN:
-            told.append(_cause(error))
+    info = line.pop("exc_info", None)
+    if info:
+        error = info if isinstance(info, BaseException) else sys.exc_info()[1] if info is True else info[1]
+        causes: list[dict[str, Any]] = []
+        while error is not None and len(causes) < MAX_CAUSES:
+            causes.append(_cause(error))
             error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-        line["exception"] = told
+        line["exception"] = causes
     return line
 
 
 def _cause(error: BaseException) -> dict[str, Any]:
-    """Ours say what is wrong, for people; of others a code, which quotes nothing."""
-    frames = extract_tb(error.__traceback__)[-FRAMES_SHOWN:]
-    told: dict[str, Any] = {"type": type(error).__name__}
+    """One exception. Our own errors show their text, which quotes no content; others show their code, if any."""
+    frames = extract_tb(error.__traceback__)[-MAX_FRAMES:]
+    cause: dict[str, Any] = {"type": type(error).__name__}
     if isinstance(error, PenstockError):
-        told["reason"] = str(error)[:300]
+        cause["reason"] = str(error)[:300]
     elif (code := getattr(error, "sqlstate", None) or getattr(error, "errno", None)) is not None:
-        told["code"] = code
-    return told | {"at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]}
+        cause["code"] = code
+    return cause | {"at": [f"{Path(f.filename).name}:{f.lineno}" for f in frames]}
 
 
 def _arguments_by_type(record: logging.LogRecord) -> bool:
-    """A filter: exceptions among a library's arguments ("Crashed reason=%r") by their types, before they are written
-    into the message."""
+    """A filter that replaces exceptions among a library's arguments ("Crashed reason=%r") by their types, before they
+    are written into the message."""
     if isinstance(record.args, Mapping):
         record.args = {name: _by_type(value) for name, value in record.args.items()}
     elif record.args:
@@ -62,13 +64,13 @@ def _by_type(value: object) -> object:
     return type(value).__name__ if isinstance(value, BaseException) and not isinstance(value, PenstockError) else value
 
 
-def _named(value: object) -> str:
-    """Of what JSON has no form for: what is known to be short and no content."""
+def _as_json(value: object) -> str:
+    """A value that JSON has no form for: its text where that is short and no content, else its type."""
     return str(value) if isinstance(value, UUID | date | Path) else type(value).__name__
 
 
-def _said(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """What nobody caught, as a line of the log like any other."""
+def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """Log an exception that nobody caught."""
     if error is None or not issubclass(kind, Exception):
         sys.__excepthook__(kind, error or kind(), trace)
         return
@@ -76,7 +78,7 @@ def _said(kind: type[BaseException], error: BaseException | None, trace: Traceba
 
 
 def configure_logging(*, level: int = logging.INFO) -> None:
-    """structlog and the libraries' loggers as one JSON object a line on stderr."""
+    """Write the lines of structlog and of the libraries' loggers as JSON objects to stderr."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -96,8 +98,8 @@ def configure_logging(*, level: int = logging.INFO) -> None:
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                _without_words,
-                structlog.processors.JSONRenderer(default=_named),
+                _without_texts,
+                structlog.processors.JSONRenderer(default=_as_json),
             ],
         )
     )
@@ -105,7 +107,7 @@ def configure_logging(*, level: int = logging.INFO) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
-    sys.excepthook = _said
-    threading.excepthook = lambda told: _said(told.exc_type, told.exc_value, told.exc_traceback)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda raised: _log_uncaught(raised.exc_type, raised.exc_value, raised.exc_traceback)
     for noisy in ("faust", "aiokafka", "mode", "elastic_transport", "httpx", "httpx2", "kafka"):
         logging.getLogger(noisy).setLevel(logging.WARNING)

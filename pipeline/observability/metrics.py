@@ -17,13 +17,12 @@ WORK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 EmbeddingOutcome = Literal["answered", "throttled", "unavailable", "misconfigured", "rejected"]
-"""What became of one request to the model; rejected: it will not take the content."""
+"""The outcome of one request to the model; rejected: it does not accept the content."""
 
 EXTRACTION_STATES = ("confined", "refused", "unconfined", "unreachable")
 
 Purpose = Literal["document", "conversation"]
-"""What the workers embed."""
-
+"""The kinds of text that the workers embed."""
 
 PortRefusal = Literal[
     "connections",
@@ -40,7 +39,7 @@ PortRefusal = Literal[
 
 
 class PortMetrics:
-    """Of a process; ``port`` is the name of one of its ports."""
+    """The HTTP ports of a process; ``port`` is the name of one of them."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str = "penstock") -> None:
         self.refused = Counter(
@@ -165,7 +164,7 @@ class Metrics:
         self.embedding_spent: dict[Purpose, tuple[int, float]] = dict.fromkeys(get_args(Purpose), (0, 0.0))
         """Purpose → tokens and money, as ``penstock_embedding_tokens`` and ``penstock_embedding_cost`` show them."""
         self.embedding_price = 0.0
-        """Of a million tokens; no metric."""
+        """The price of a million tokens. It is no metric."""
         self.truncated = Counter(
             "penstock_truncated_chunks", "Chunks that lost their end at the model's window", registry=r
         )
@@ -357,7 +356,7 @@ class Metrics:
         self.embedding_seconds.observe(seconds)
 
     def embedding_billed(self, tokens: int, price: float | None = None, *, purpose: Purpose = "document") -> None:
-        """price: of a million tokens, where the model is not the settings' own."""
+        """Count billed tokens and their cost. price: of a million tokens, where the model is not the settings' own."""
         cost = tokens * (self.embedding_price if price is None else price) / 1_000_000
         spent_tokens, spent_cost = self.embedding_spent[purpose]
         self.embedding_spent[purpose] = spent_tokens + tokens, spent_cost + cost

@@ -11,15 +11,15 @@ from pipeline.observability import tracing
 from pipeline.observability.tracing import HEADER
 
 TRACE_ID = "trace-id"
-"""The header of an answer by which a person can name what happened."""
+"""The response header with the id of the request's trace, which a person can quote."""
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class Traced:
-    """ASGI middleware, the outermost. Paths are named as they are declared: what stands in them are ids."""
+    """The outermost ASGI middleware. Spans have the declared path, because the values in a path are ids."""
 
     def __init__(self, app: ASGIApp, *, quiet: Collection[str] = ()) -> None:
-        """quiet: paths that machines ask for every few seconds."""
+        """quiet: paths that machines request every few seconds, which get no span."""
         self._app = app
         self._quiet = quiet
 

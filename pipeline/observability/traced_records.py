@@ -1,4 +1,4 @@
-"""The traces of Kafka's records: the context goes with a message in its header, and on from what it led to.
+"""The traces of Kafka's records: a message carries the trace context in a header, and its consequences continue it.
 
 Each document has a trace of its own, from the source to both stores. A batch of many is one piece of work, in a trace
 of its own, linked to each of theirs.
@@ -24,9 +24,9 @@ from topics.messages import AnyMessage, DocumentMessage
 from topics.registry import DOCUMENTS_BACKFILL, DOCUMENTS_LIVE, INDEX_BACKFILL, INDEX_LIVE
 
 OF_DOCUMENTS = tuple(topic.name for topic in (DOCUMENTS_LIVE, DOCUMENTS_BACKFILL, INDEX_LIVE, INDEX_BACKFILL))
-"""Topics whose keys name a document. Those of the others name people."""
+"""Topics whose keys name a document. The keys of the other topics name people."""
 _KEY = re.compile(r"([\w.:@ -]{1,200})/([\w.:@ -]{1,200})/.", re.DOTALL)
-"""Tenant, source and something more. What has another key is no document's record, and is not quoted."""
+"""Tenant, source and something more. A record with another key is no document's, and its key is not quoted."""
 
 
 class Received(Protocol):
@@ -60,8 +60,8 @@ _BATCH: ContextVar[_Batch] = ContextVar("batch", default=_NONE)
 
 @contextmanager
 def batch(stage: str, records: Sequence[Received], *, tries: int) -> Iterator[Span]:
-    """A stage's work on these records, current inside. Of one record it is part of that record's trace. tries: that
-    failed before."""
+    """A stage's work on these records as the current span. The span of a single record is part of that record's trace.
+    tries: the number of attempts that failed before."""
     with structlog.contextvars.bound_contextvars(**_shared(records)):
         if not tracing.on():
             yield OFF
@@ -136,13 +136,13 @@ def _one(record: Received, about: Attributes, many: Span) -> Span:
 
 
 def of(record: Received) -> Span | str:
-    """The span that works on a record, or what its header says: the parent of what becomes of it."""
+    """The parent of a record's consequences: the span that works on it, else the context in its header."""
     spans = _BATCH.get().by_key.get(_key(record))
     return spans[-1] if spans else _header(record)
 
 
 def note(document: UUID, attributes: Attributes) -> None:
-    """Say in a document's own trace what became of it in this batch."""
+    """Add attributes to a document's own span in this batch."""
     for span in _BATCH.get().by_document.get(document, ()):
         span.note(attributes)
 
@@ -165,8 +165,8 @@ class Sending:
 
 
 def sending(topic: str, message: AnyMessage) -> Sending | None:
-    """Of one message: it continues the trace of the record that it follows from; where several were folded, the last
-    one's, linked to the others'."""
+    """The span of sending one message: it continues the trace of the record that the message follows from; where
+    several were folded, the last one's, linked to the others'."""
     if not tracing.on():
         return None
     attributes: dict[str, str] = {
@@ -188,18 +188,18 @@ def sending(topic: str, message: AnyMessage) -> Sending | None:
 
 
 def in_log(_: Any, __: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """structlog's: a line that is written while something is done names its trace; one about a document, that one's."""
+    """A structlog processor that adds the current trace id to a line; to a line about a document, that document's."""
     if tracing.on():
-        spans = _of_named(line.get("document")) or [tracing.current()]
+        spans = _spans_of(line.get("document")) or [tracing.current()]
         if (trace := spans[-1].trace_id) is not None:
             line.setdefault("trace_id", trace)
     return line
 
 
-def _of_named(document: object) -> list[Span] | None:
-    found = _BATCH.get().by_document
+def _spans_of(document: object) -> list[Span] | None:
+    by_document = _BATCH.get().by_document
     try:
-        return found.get(UUID(document)) if found and isinstance(document, str) else None
+        return by_document.get(UUID(document)) if by_document and isinstance(document, str) else None
     except ValueError:
         return None
 
@@ -221,16 +221,16 @@ def _document(record: Received) -> UUID | None:
 
 
 def _names(record: Received) -> Mapping[str, str]:
-    """Which document's it is, and whose; nothing where the key names none."""
-    found = _KEY.match(_key(record)) if _is_of_document(record) else None
-    if found is None:
+    """Attributes that name the record's document, tenant and source; empty where the key names no document."""
+    key = _KEY.match(_key(record)) if _is_of_document(record) else None
+    if key is None:
         return {}
     document = str(uuid5(DOCUMENTS, _key(record)))
-    return {"penstock.tenant": found[1], "penstock.source": found[2], "penstock.document.id": document}
+    return {"penstock.tenant": key[1], "penstock.source": key[2], "penstock.document.id": document}
 
 
 def _shared(records: Sequence[Received]) -> dict[str, str]:
-    """What every log line of a batch may say: the tenant that all of its records name, and the document of one."""
+    """The fields of every log line of a batch: the tenant that all records share, and the document of a single one."""
     first = _names(records[0])
     if not first:
         return {}

@@ -35,9 +35,9 @@ Kind = Literal["internal", "server", "client", "producer", "consumer"]
 HEADER = "traceparent"
 """The W3C's, in Kafka as in HTTP. What vendors put into ``tracestate`` is not carried."""
 FLUSH_SECONDS = 1.5
-"""What a process that stops waits for its last spans at most: a collector that is away holds up nobody."""
+"""How long a stopping process waits for its last spans at most, even if the collector has an outage."""
 COMPLAIN_SECONDS = 60.0
-"""A collector that is away is one line a minute."""
+"""An outage of the collector is logged once a minute."""
 MOST_LINKS = 128
 """OpenTelemetry's own limit."""
 _TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
@@ -46,28 +46,28 @@ _tracer: Tracer | None = None
 
 
 class Span(AbstractContextManager["Span"]):
-    """Something that is being done; current, and the parent of what is done meanwhile, inside a ``with``. This one is
-    for when nothing is recorded: it does nothing."""
+    """An operation; inside a ``with`` it is the current span and the parent of others. This base class is used when
+    nothing is recorded: it does nothing."""
 
     traceparent: str | None = None
-    """As a header says it."""
+    """The value of the header."""
     trace_id: str | None = None
     recorded = False
     gathers = False
-    """What is sent meanwhile begins traces of its own, linked to this one: a page of a hundred documents is no story of
-    one of them."""
+    """Messages that are sent meanwhile begin traces of their own, linked to this one: a page of a hundred documents
+    does not belong to the trace of one of them."""
 
     def note(self, attributes: Attributes) -> None:
-        """Add to what is known of it."""
+        """Add attributes."""
 
     def rename(self, name: str) -> None:
-        """Once more is known."""
+        """Change the name, once more is known."""
 
     def failed(self, error: BaseException | str) -> None:
-        """By its type: an exception's text may quote content."""
+        """Record a failure by its type: an exception's text may quote content."""
 
     def end(self) -> None:
-        """It is over. Repeats are harmless."""
+        """End the operation. Repeats are harmless."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -114,12 +114,12 @@ class _Open(Span):
     ) -> None:
         if isinstance(error, Exception):
             self.failed(error)
-        elif error is not None:  # somebody left: nothing is wrong
+        elif error is not None:  # a cancellation is no failure
             self.note({"penstock.outcome": "cancelled"})
         if self._token is not None:
             try:
                 _CURRENT.reset(self._token)
-            except ValueError:  # a generator that is closed by another task than it ran in: that one's is not ours
+            except ValueError:  # a generator was closed by another task than it ran in, whose current span is not ours
                 log.debug("span_closed_elsewhere")
         self.end()
 
@@ -145,8 +145,8 @@ def begin(
     attributes: Attributes | None = None,
     gathers: bool = False,
 ) -> Span:
-    """A span that the caller ends, by a ``with`` or by ``end``. parent: a span, or what a ``traceparent`` header says;
-    None: the current one; what is no context (``""``) begins a trace. links: what else led to it."""
+    """A span that the caller ends, by a ``with`` or by ``end``. parent: a span, or the value of a ``traceparent``
+    header; None: the current one; an invalid value (``""``) begins a trace. links: further causes of it."""
     if _tracer is None:
         return OFF
     from opentelemetry import trace
@@ -167,16 +167,16 @@ def _context(of: Span | str) -> SpanContext | None:
 
     if isinstance(of, _Open):
         return of.context
-    found = _TRACEPARENT.fullmatch(of.strip()) if isinstance(of, str) else None
-    if found is None or (found[1] == "00" and found[5]):
+    match = _TRACEPARENT.fullmatch(of.strip()) if isinstance(of, str) else None
+    if match is None or (match[1] == "00" and match[5]):
         return None
-    return SpanContext(int(found[2], 16), int(found[3], 16), is_remote=True, trace_flags=TraceFlags(int(found[4], 16)))
+    return SpanContext(int(match[2], 16), int(match[3], 16), is_remote=True, trace_flags=TraceFlags(int(match[4], 16)))
 
 
 def _links(of: Iterable[Span | str]) -> list[Link]:
     from opentelemetry.trace import Link
 
-    return [Link(context) for one in of if (context := _context(one)) is not None][:MOST_LINKS]
+    return [Link(context) for cause in of if (context := _context(cause)) is not None][:MOST_LINKS]
 
 
 # A process
@@ -184,8 +184,9 @@ def _links(of: Iterable[Span | str]) -> list[Link]:
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
-    """By OpenTelemetry's own variables. Spans leave by OTLP over HTTP, protobuf; another way is said not to exist."""
+def is_enabled(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether OpenTelemetry's own variables ask for traces. Spans leave by OTLP over HTTP with protobuf; another
+    protocol is refused with a line in the log."""
     exporters = environment.get("OTEL_TRACES_EXPORTER", "otlp").split(",")
     is_off = environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or "otlp" not in exporters
     if is_off or not any(environment.get(name, "").strip() for name in _VARIABLES):
@@ -199,11 +200,12 @@ def is_wanted(environment: Mapping[str, str] = os.environ) -> bool:
 
 @contextmanager
 def running(process: str) -> Iterator[None]:
-    """Trace inside, where that is wanted. process: names it (``penstock-PROCESS``, unless ``OTEL_SERVICE_NAME`` does).
+    """Record traces inside, where ``is_enabled``. process: its name in traces (``penstock-PROCESS``, unless
+    ``OTEL_SERVICE_NAME`` is set).
 
-    Leaving hands over the last spans, for FLUSH_SECONDS at most. Nothing raises here, whatever a collector does.
+    On leaving, the last spans are sent for FLUSH_SECONDS at most. Nothing raises here, whatever a collector does.
     """
-    made = _sending(process) if _tracer is None and is_wanted() else None
+    made = _sending(process) if _tracer is None and is_enabled() else None
     if made is None:
         yield
         return
@@ -219,7 +221,8 @@ def running(process: str) -> Iterator[None]:
 
 
 def _sending(process: str) -> tuple[BatchSpanProcessor, Tracer] | None:
-    """What hands spans to the collector; None, and a line in the log, where a variable is none for the library."""
+    """The processor that sends spans to the collector; None, and a line in the log, where the library refuses one of
+    its variables."""
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     processor: BatchSpanProcessor | None = None
@@ -302,15 +305,15 @@ def _exporter() -> SpanExporter:
 
 
 class Call:
-    """What is learned of a call while it lasts."""
+    """The measurements of a running call."""
 
     def __init__(self) -> None:
         self.sent: int | None = None
-        """Bytes of the request's body, as far as is known …"""
+        """Bytes of the request's body; None: not known."""
         self.received: int | None = None
-        """… and of the answer's."""
+        """Bytes of the response's body; None: not known."""
         self.facts: dict[str, str | int | float | bool] = {}
-        """By the names of OpenTelemetry's conventions where they have one."""
+        """Further attributes, by their names in OpenTelemetry's conventions where there is one."""
 
 
 @contextmanager
@@ -322,7 +325,7 @@ def trace_call(service: str, name: str, attributes: Attributes, *, kind: Kind = 
     began, outcome = perf_counter(), "ok"
     try:
         yield call
-    except GeneratorExit:  # whoever read the answer has left
+    except GeneratorExit:  # the reader of the response has left
         outcome = "cancelled"
         raise
     except Exception as error:
@@ -392,7 +395,7 @@ def _model(operation: str, model: str, host: str | None) -> dict[str, str | int 
 
 
 def trace_statement(operation: str, table: str, rows: int) -> Span:
-    """Of Postgres; a span alone, for the database has a log of its own."""
+    """The span of a statement in Postgres. It leaves no line in our log, because the database has its own."""
     about: Attributes = {
         "db.system.name": "postgresql",
         "db.operation.name": operation,

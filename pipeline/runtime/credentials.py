@@ -62,12 +62,12 @@ class SecretFilesSource(SecretsSettingsSource):
 
 
 def environment() -> dict[str, str]:
-    """What the environment says, and what secret files say besides: for names that no part knows (a connector's own).
-    Raises Misconfigured."""
-    found: dict[str, str] = {}
+    """The variables of the environment and of secret files, for names that no part of the settings knows (a
+    connector's own). The environment wins. Raises Misconfigured."""
+    secrets: dict[str, str] = {}
     if folder := os.environ.get(SECRETS_DIR):
         try:
-            found = {
+            secrets = {
                 file.name.upper(): file.read_text("utf-8").strip()
                 for file in Path(folder).iterdir()
                 if file.name.upper().startswith("PENSTOCK_") and file.is_file()
@@ -75,12 +75,12 @@ def environment() -> dict[str, str]:
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "a file in it is not UTF-8"
             raise Misconfigured(f"{SECRETS_DIR} names {folder}: {why}; mount it, or unset it") from error
-    return found | os.environ
+    return secrets | os.environ
 
 
 def whole_dsn(dsn: SecretStr, username: str | None, password: SecretStr | None) -> SecretStr:
     """The connection string with the login in it, if one is given. Raises ValueError, which does not quote it."""
-    from psycopg import ProgrammingError  # not for whoever wants another part alone
+    from psycopg import ProgrammingError  # here: processes that need only another part do not import psycopg
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
     try:

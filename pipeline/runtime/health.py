@@ -30,7 +30,8 @@ class Measured(Protocol):
 async def health(
     settings: Settings, metrics: Measured, is_ready: Callable[[], bool], report: Callable[[], Any]
 ) -> AsyncIterator[None]:
-    """Serves them on settings.stream.health_host. report: a JSON object. Raises Misconfigured: the port is taken."""
+    """Serve the endpoints on settings.stream.health_host. report: returns the JSON object of /status. Raises
+    Misconfigured when the port is taken."""
 
     async def live(_: Request) -> Response:
         return PlainTextResponse("ok\n")

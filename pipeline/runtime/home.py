@@ -1,5 +1,5 @@
-"""Where this installation keeps its state. Apart from the settings: a command that only asks the running service needs
-no more than this."""
+"""The state folder of this installation. It is separate from the settings, because a command that only calls the
+running service needs nothing else."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tempfile import mkstemp
 from pipeline.core.errors import Misconfigured
 
 ENDPOINTS_FILE = "endpoints.json"
-"""In the state folder: where the running local stack's services are."""
+"""A file in the state folder with the addresses of the running local stack's services."""
 
 DEVELOPMENT_FILE = "development-token"
-"""In the state folder: what proves to a query service in development mode that its own user calls, as a header's line
-(``curl -H @FILE``), because what stands on a command line can be read by everybody on the machine."""
+"""A file in the state folder with the header line (``curl -H @FILE``) that proves to a query service in development
+mode that its own user calls. A token on a command line could be read by everybody on the machine."""
 
 FEEDBACK_FILE = "feedback-key"
-"""In the state folder: the key under which a service in development mode stores who gave feedback."""
+"""A file in the state folder with the key under which a service in development mode stores the author of feedback."""
 
 BEARER = "Authorization: Bearer "
 SHORTEST_SECRET = 32
-"""Characters. Nothing slows down guessing one."""
+"""Characters. Guesses are not slowed down."""
 
 
 def home() -> Path:
@@ -33,8 +33,8 @@ def home() -> Path:
 
 
 def made_secret(file: Path, before: str = "") -> None:
-    """Make a secret, for this user alone, unless there is one. Several processes may do so at the same time. before:
-    what stands before it in the file."""
+    """Create a secret that this user alone can read, unless there is one. Several processes may do so at the same time.
+    before: text in front of it in the file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     text = f"{before}{token_urlsafe(32)}\n"
     descriptor, name = mkstemp(dir=file.parent, prefix=f".{file.name}.")  # of this user alone from the beginning
@@ -54,8 +54,8 @@ def made_secret(file: Path, before: str = "") -> None:
 
 
 def secret(file: Path) -> str:
-    """What ``made_secret`` wrote. Raises FileNotFoundError, and Misconfigured if it cannot be read or somebody else may
-    know it."""
+    """The secret that ``made_secret`` wrote. Raises FileNotFoundError, and Misconfigured if it cannot be read or other
+    users can read it."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -66,10 +66,10 @@ def secret(file: Path) -> str:
         status = os.fstat(opened.fileno())
         if status.st_uid != os.geteuid() or status.st_mode & 0o077 or not stat.S_ISREG(status.st_mode):
             raise Misconfigured(f"{file} must be a file that its owner alone can read: delete it, and it is made anew")
-        found = opened.read().strip()
-    if len(found) < SHORTEST_SECRET:
+        text = opened.read().strip()
+    if len(text) < SHORTEST_SECRET:
         raise Misconfigured(f"{file} holds no secret: delete it, and it is made anew")
-    return found
+    return text
 
 
 def made_development_token(file: Path) -> None:
@@ -82,9 +82,10 @@ def development_token(file: Path) -> str:
 
 
 def page_address(url: str, file: Path) -> str | None:
-    """The page of a service in development mode, so that it knows its user; None: the token cannot be read.
+    """The address of the page of a service in development mode, with the token that proves the user; None: the token
+    cannot be read.
 
-    The token is the fragment: browsers send it to nobody, and the page takes it out of the address at once.
+    The token is the fragment, which browsers do not send, and the page removes it from the address at once.
     """
     try:
         return f"{url.rstrip('/')}/#token={development_token(file)}"

@@ -1,5 +1,5 @@
-"""An ASGI application served by this process, in its own event loop: the one place where HTTP ports are opened, and
-what a client may take of one before anybody knows who it is (ADR 50)."""
+"""Serves an ASGI application in this process and its event loop. This is the only module that opens HTTP ports, and it
+limits the resources that a client may use before it is authenticated (ADR 50)."""
 
 from __future__ import annotations
 
@@ -27,32 +27,36 @@ from pipeline.observability.metrics import PortMetrics, PortRefusal
 from pipeline.runtime.settings import PortSettings
 
 INVALID = "Invalid HTTP request received."
-"""What the server would log of each of them: strangers would fill the log with it. They are counted."""
+"""The server's log message for each malformed request. It is suppressed, because strangers could fill the log with it;
+the metric counts them."""
 logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != INVALID)
 STOP_SECONDS = 5
 IDLE_SECONDS = 5
-"""For which a connection is kept between two requests."""
+"""How long an idle connection stays open between two requests."""
 MAX_HEAD_BYTES = 24 * 1024
-"""Of a request line and its headers: a token may have 16 KiB."""
+"""The largest request line with its headers: a token may have 16 KiB."""
 PIECE_BYTES = 4 * 1024
-"""What is parsed before it is measured: a hundred thousand tiny chunks in one read stopped everybody for seconds."""
+"""The bytes that are parsed before they are measured: a hundred thousand tiny chunks in one read blocked the event loop
+for seconds."""
 CHUNK_SLACK_BYTES = 4 * 1024
-"""What the frames of a chunked body may have beyond an eighth of it: reading a frame costs as much as reading 4 KiB."""
+"""The bytes that the frames of a chunked body may have beyond an eighth of it: reading a frame costs as much as reading
+4 KiB."""
 PROBES = frozenset({"/livez", "/readyz"})
-"""Answered also when no more connections are taken."""
+"""Paths that are also answered when no more connections are accepted."""
 RESERVED, RESERVED_PER_ADDRESS = 128, 32
-"""Connections beyond the limit, on which a health check may come; of more, the oldest is closed: of the same address
-if that has its part, so that one which opens them faster than they can be read closes no other's."""
+"""Connections beyond the limit, on which a health check may come. Of more, the oldest is closed, and one of the same
+address if that has its share, so that an address which opens many connections closes nobody else's."""
 RESERVED_SECONDS = 2.0
-"""For a request on one of them to arrive."""
+"""How long a reserved connection waits for its request."""
 LINGER_SECONDS = 2.0
 LINGER_BYTES = 1024 * 1024
-"""What is still taken, and thrown away, of a body that was refused: who is cut off while sending never reads why."""
+"""The bytes of a refused body that are still read and discarded: a client whose connection is reset while it sends
+never reads the response."""
 RETRY_SECONDS = 2
 
 
 class KeyedLimit:
-    """So much of something in all, and so much of that for each key. Of one event loop."""
+    """A limit on the total of something, and on the amount of each key. Belongs to one event loop."""
 
     def __init__(self, total: int, each: int) -> None:
         self.total, self.each = total, each
@@ -60,7 +64,7 @@ class KeyedLimit:
         self._by_key: Counts[str] = Counts()
 
     def lacks(self, key: str | None, amount: int = 1) -> Literal["connections", "address"] | None:
-        """What there is too little of; None: it can be taken. A key that is None has no share of its own."""
+        """The exceeded limit; None: the amount can be taken. A key that is None has no limit of its own."""
         if key is not None and self._by_key[key] + amount > self.each:
             return "address"
         return "connections" if self.taken + amount > self.total else None
@@ -79,7 +83,7 @@ class KeyedLimit:
 
 
 def address_key(host: str) -> str:
-    """Who has one IPv6 address has all of its network."""
+    """The key of a client's address. An IPv6 address stands for its /64 network, which one client may own."""
     try:
         address = ip_address(host.partition("%")[0])
     except ValueError:
@@ -92,7 +96,7 @@ def address_key(host: str) -> str:
 
 
 class _Server(uvicorn.Server):
-    """Signals are the process's business, not the server's."""
+    """A server that leaves signals to the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -110,8 +114,9 @@ async def served(
     metrics: PortMetrics | None = None,
     name: str = "http",
 ) -> AsyncIterator[str]:
-    """Yields the address, ``http://host:port``; port 0 finds a free one. tls: files of a certificate and its key, for
-    https. bounds: the settings' by default. name: of the port, in metrics. Raises OSError when the port is taken."""
+    """Serve the application. Yields the address, ``http://host:port``; port 0 finds a free one. tls: files of a
+    certificate and its key, for https. bounds: the settings' by default. name: the name of the port in metrics. Raises
+    OSError when the port is taken."""
     bounds = bounds or PortSettings()
     metrics = metrics or PortMetrics(CollectorRegistry())
     door = _Door(bounds, metrics, name)
@@ -152,21 +157,21 @@ async def served(
 
 
 def _limit_unread(listening: socket.socket, seconds: float) -> None:
-    """An answer that the application has handed over waits in the transport for as long as its reader likes, and so
-    does the connection: only the kernel can end that. Connections inherit it. Not every system has it."""
+    """Let the kernel close connections whose client does not read its response: otherwise it would wait in the
+    transport without end. Accepted connections inherit the option, which not every system has."""
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(seconds * 1000))
 
 
 class _Door:
-    """Who is let in. Of one port."""
+    """Admission to one port: counts connections and requests, and refuses those beyond the limits."""
 
     def __init__(self, bounds: PortSettings, metrics: PortMetrics, name: str) -> None:
         self.bounds = bounds
         self.connections = KeyedLimit(bounds.connections, bounds.connections_per_address)
         self.requests = KeyedLimit(bounds.connections + RESERVED, bounds.connections_per_address)
         self._reserved: dict[str, dict[_Connection, None]] = {}
-        """By address, the oldest first."""
+        """Reserved connections by address, the oldest first."""
         self._refused, self._name = metrics.refused, name
         self._proxies = [ip_network(network) for network in bounds.trusted_proxies]
         self.open = metrics.connections.labels(name)
@@ -198,13 +203,13 @@ class _Door:
         self._refused.labels(self._name, reason).inc()
 
     def patience(self, size: int) -> float:
-        """Seconds for so many bytes to arrive, or to be taken."""
+        """Seconds in which so many bytes must arrive or be read."""
         return self.bounds.body_seconds + size / self.bounds.bytes_per_second
 
 
 class _Connection(H11Protocol):
-    """The server's own protocol waits for a request's head for ever, whoever it is that sends it byte by byte, and
-    counts nobody's connections."""
+    """uvicorn's protocol with limits: the original waits for ever for a request's head that arrives byte by byte, and
+    does not count connections."""
 
     def __init__(self, door: _Door, **server: Any) -> None:
         super().__init__(**server)
@@ -214,7 +219,7 @@ class _Connection(H11Protocol):
         self._timers: dict[Literal["head", "reader", "linger"], asyncio.TimerHandle] = {}
         self._head_bytes = self._frame_bytes = self._body_bytes = 0
         self._discarded: int | None = None
-        """Not None: the answer is out, and what still comes of the request is thrown away."""
+        """Not None: the response was sent, and the rest of the request is discarded."""
 
     # What the event loop calls
 
@@ -294,7 +299,7 @@ class _Connection(H11Protocol):
             self._door.unreserve(self, address_key(self.client[0] if self.client else ""))
 
     def _should_upgrade(self) -> bool:
-        return False  # there are no websockets, and no line in the log for who wants one
+        return False  # there are no websockets, and a request for one leaves no line in the log
 
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
@@ -306,7 +311,7 @@ class _Connection(H11Protocol):
             self._limit("head", self._door.bounds.head_seconds, self._late)
 
     def _measure(self, size: int, before: int) -> None:
-        """before: bytes of the body that waited to be read before these came."""
+        """Refuse a body whose chunks are too small. before: bytes of the body that waited to be read before these."""
         if self.cycle is None or not self.cycle.more_body or self.transport.is_closing():
             return
         body = len(self.cycle.body) - before
@@ -328,7 +333,7 @@ class _Connection(H11Protocol):
         self._hang_up()
 
     def _refuse(self, status: int, reason: PortRefusal | None, detail: str) -> None:
-        """Answer, if no answer has begun, and close."""
+        """Respond, if no response has begun, and close."""
         if reason is not None:
             self._door.refused(reason)
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE) or self.transport.is_closing():
@@ -349,7 +354,7 @@ class _Connection(H11Protocol):
     # Its end
 
     def is_sending(self) -> bool:
-        """Whether the client is in the middle of a request, or of what was none."""
+        """Whether the client is in the middle of a request, or of malformed bytes."""
         return self.conn.their_state in (h11.SEND_BODY, h11.ERROR)
 
     def is_lingering(self) -> bool:
@@ -376,7 +381,7 @@ class _Connection(H11Protocol):
             self._hang_up()
 
     def _hang_up(self) -> None:
-        """What is still to be sent is sent, to a client that takes it."""
+        """Close the connection after the rest of the response, for a client that reads it."""
         self._real.close()
         self._watch_reader()
 
@@ -410,8 +415,9 @@ class _Connection(H11Protocol):
 
 
 class _Polite:
-    """The connection's transport. Its ``close`` reads on for a moment when the client is still sending a request that
-    was answered: otherwise the kernel would reset the connection, and the answer with it (RFC 9112, section 9.6)."""
+    """The connection's transport. Its ``close`` continues to read for a moment when the client is still sending a
+    request that was answered: otherwise the kernel would reset the connection, and the response would be lost
+    (RFC 9112, section 9.6)."""
 
     def __init__(self, transport: asyncio.Transport, connection: _Connection) -> None:
         self.transport, self._connection = transport, connection
@@ -430,7 +436,7 @@ class _Polite:
 
 
 async def _probes_alone(app: Any, scope: Scope, receive: Receive, send: Send) -> None:
-    """What a connection beyond the limit is answered."""
+    """Respond to a connection beyond the limit: health checks are served, all others get 503."""
 
     async def last(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -444,9 +450,8 @@ async def _probes_alone(app: Any, scope: Scope, receive: Receive, send: Send) ->
 
 
 class _Requests:
-    """ASGI middleware, inside of what reads the proxies' headers: each address's share of requests at once, and the
-    time that bodies take to arrive. That is time in which the application waits for the client: if it is the
-    application that is slow, nobody is cut off."""
+    """ASGI middleware, inside the one that reads the proxies' headers: limits each address's concurrent requests, and
+    the time in which the application waits for a body. A slow application cuts nobody off."""
 
     def __init__(self, app: ASGIApp, door: _Door) -> None:
         self._app, self._door = app, door
@@ -474,7 +479,7 @@ class _Requests:
 
 
 class _Body:
-    """A request's body as it arrives, and the answer if it does not."""
+    """A request's body as it arrives, and the response if it does not arrive in time."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, door: _Door) -> None:
         self._receive, self._send, self._door = receive, send, door
@@ -526,7 +531,7 @@ class _Body:
 
 
 def _problem(status: int, detail: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """As RFC 9457 has it, for a connection that is closed then."""
+    """The headers and body of a problem (RFC 9457), for a connection that is closed afterwards."""
     title = HTTPStatus(status).phrase
     body = json.dumps({"type": "about:blank", "title": title, "status": status, "detail": detail}).encode()
     headers = [

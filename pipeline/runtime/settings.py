@@ -51,7 +51,7 @@ class _EndpointsSource(PydanticBaseSettingsSource):
 
 
 _PREFIXES: dict[str, str] = {}
-"""By the name of a part's class: how its variables begin."""
+"""The prefix of a part's variables, by the name of its class."""
 
 
 class Part(BaseSettings):
@@ -88,11 +88,12 @@ class KafkaSettings(Part):
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
     ssl_cafile: str | None = None
-    """Who signed the brokers' certificates. Default: whom this machine trusts."""
+    """A file with the authorities (PEM) that signed the brokers' certificates. Default: those that this machine
+    trusts."""
     ssl_certfile: str | None = None
-    """A certificate of ours (PEM), for brokers that want one …"""
+    """Our client certificate (PEM), for brokers that require one."""
     ssl_keyfile: str | None = None
-    """… and its key."""
+    """The key of our client certificate (PEM)."""
     ssl_key_password: SecretStr | None = None
     signing_key_file: str | None = None
     """An Ed25519 private key (PEM) with which this process signs what it publishes: `penstock producer add`."""
@@ -108,17 +109,17 @@ class PostgresSettings(Part):
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_POSTGRES_", frozen=True, extra="forbid")
 
     dsn: SecretStr = SecretStr("postgresql://postgres@127.0.0.1:5432/penstock")
-    """Where it is, and how: ``…?sslmode=verify-full&sslrootcert=FILE``, with ``sslcert`` and ``sslkey`` for a
-    certificate of ours."""
+    """The address of the server and TLS options: ``…?sslmode=verify-full&sslrootcert=FILE``, with ``sslcert`` and
+    ``sslkey`` for a client certificate."""
     username: str | None = None
     password: SecretStr | None = None
-    """Take the place of what ``dsn`` says."""
+    """The login, instead of the one in ``dsn``."""
     pool_max_size: int = 10
     statement_timeout_seconds: float = 60.0
 
     @model_validator(mode="after")
     def _with_login(self) -> Self:
-        """``dsn`` is whole from here on: nobody else puts one together."""
+        """Put the login into ``dsn``, so that no other code has to."""
         object.__setattr__(self, "dsn", whole_dsn(self.dsn, self.username, self.password))
         return self
 
@@ -133,11 +134,12 @@ class ElasticsearchSettings(Part):
     password: SecretStr | None = None
     api_key: SecretStr | None = None
     ca_certs: str | None = None
-    """Who signed the server's certificate. Default: whom this machine trusts."""
+    """A file with the authorities (PEM) that signed the server's certificate. Default: those that this machine
+    trusts."""
     client_cert: str | None = None
-    """A certificate of ours (PEM), for a server that wants one …"""
+    """Our client certificate (PEM), for a server that requires one."""
     client_key: str | None = None
-    """… and its key."""
+    """The key of our client certificate (PEM)."""
     request_timeout_seconds: float = 30.0
     shards: int = 1
     replicas: int = 0
@@ -157,7 +159,7 @@ class EmbeddingSettings(Part):
     base_url: str | None = None
     api_key: SecretStr | None = None
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    """Of other services, while generations of several models are kept: JSON, ``{"host:port": "key"}`` (the port only
+    """Keys of other services, while generations of several models exist: JSON, ``{"host:port": "key"}`` (the port only
     where the address names it). Each is sent to its host alone."""
     input_window: int | None = None
     """Most tokens of one input. Default: 254 (local: 256 with its two special tokens), 8191 (openai)."""
@@ -171,7 +173,7 @@ class EmbeddingSettings(Part):
     batch_inputs: int = 512
     batch_tokens: int = 250_000
     price_per_million_tokens: float = Field(0.0, ge=0)
-    """What the provider charges, in any currency: makes ``penstock_embedding_cost_total`` say money."""
+    """The provider's price, in any currency, from which ``penstock_embedding_cost_total`` is computed."""
     daily_budget: float = Field(0.0, ge=0)
     """More than that in a day raises the alert on spending; 0: none."""
     threads: int | None = None
@@ -194,21 +196,22 @@ class StreamSettings(Part):
     lane_queue: int = 64
     """Records waiting in a lane, for each of live and backfill, before its topic is held back."""
     backfill_share: float = 0.1
-    """Of the time, in which a worker does backfill while live records wait too long: so that neither starves."""
+    """The share of its time in which a worker does backfill while live records wait too long, so that neither
+    starves."""
     dead_letters_per_minute: int = 60
     """Where no other source gets through (a bad deploy), bad records beyond so many a minute and stage wait instead of
     becoming dead letters. 0: they always do."""
     live_documents_per_second: float = Field(200.0, ge=0)
-    """Of one source and detect worker, with ten seconds' worth at once, and five times as many of all sources of one
-    tenant or producer: what is sent live beyond that waits with the backfill, so that it delays nobody else. Deletes
-    and access changes never wait. 0: no limit."""
+    """The live documents of one source that a detect worker handles, with ten seconds' worth at once, and five times as
+    many of all sources of one tenant or producer. Live documents beyond that wait with the backfill, so that they delay
+    nobody else. Deletes and access changes never wait. 0: no limit."""
     session_timeout_seconds: float = 45.0
-    """How long Kafka waits for a worker that gives no sign before its partitions go to another one."""
+    """How long Kafka waits for a silent worker before its partitions go to another one."""
     sweep_interval_seconds: float = 1.0
     sweep_after_seconds: float = 30.0
     """How long live work may stay pending before the sweeper hints again (backfill: ten times as long)."""
     vitals_seconds: float = Field(15.0, gt=0)
-    """Between two looks at what waits and how far behind the stages are: about a scrape."""
+    """Between two measurements of the backlog and the lag of the stages: about one a scrape."""
     health_port: int = 0
     """Port of /livez, /readyz, /status and /metrics on health_host; 0 finds a free one."""
     health_host: str = "127.0.0.1"
@@ -220,27 +223,28 @@ def _network(value: str) -> str:
 
 
 class PortSettings(Part):
-    """What a client may take of any HTTP port before it is authenticated (``pipeline.runtime.http_server``)."""
+    """Limits of a client on any HTTP port before it is authenticated (``pipeline.runtime.http_server``)."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_PORTS_", frozen=True, extra="forbid")
 
     connections: int = Field(512, ge=1)
-    """Of all clients at once, of one port. More are answered 503, health checks excepted."""
+    """Connections of all clients of one port at once. More are answered 503, health checks excepted."""
     connections_per_address: int = Field(128, ge=1)
-    """Of one address (of IPv6: one /64 network), for its requests to share; of a trusted proxy's clients: requests."""
+    """Connections of one address (of IPv6: one /64 network), and requests of one client of a trusted proxy, at once."""
     trusted_proxies: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
-    """Addresses or networks of proxies whose ``X-Forwarded-For`` names the client. They have no limit of an address."""
+    """Addresses or networks of proxies whose ``X-Forwarded-For`` names the client. The limit of an address does not
+    apply to them."""
     head_seconds: float = Field(10.0, gt=0)
-    """For a request's head to arrive."""
+    """How long a request's head may take to arrive."""
     body_seconds: float = Field(10.0, gt=0)
-    """For which we wait in all while a body arrives, and for an answer to be taken, besides a second for each
+    """How long a body may take to arrive, or a response to be read, in addition to a second for each
     ``bytes_per_second`` of it."""
     bytes_per_second: int = Field(4_096, ge=1)
-    """Who is slower in sending or taking is cut off."""
+    """Clients that send or read more slowly are cut off."""
 
 
 def _repair(value: object) -> object:
-    """As it could be said before there was a third choice."""
+    """Accept the two values that were possible before there was a third choice."""
     return {"true": "all", "1": "all", "false": "none", "0": "none"}.get(str(value).lower(), value)
 
 
@@ -251,8 +255,8 @@ class AuditSettings(Part):
     """Most that the continuous audit in the workers reads, over all of them: a million documents in an hour. It reads
     less where that would take more than a quarter of a processor; 0 turns it off."""
     repair: Annotated[Literal["none", "without_embedding", "all"], BeforeValidator(_repair)] = "without_embedding"
-    """What the continuous audit mends of what it finds. Nothing: it only reports; ``false`` says the same, ``true``
-    stands for all."""
+    """The differences that the continuous audit repairs. none: it only reports; ``false`` means the same, and ``true``
+    means all."""
 
 
 class ConversationSettings(Part):
@@ -269,9 +273,9 @@ class ConnectorSettings(Part):
 
     http_host: str = "127.0.0.1"
     http_port: int = Field(0, ge=0, le=65535)
-    """Where events, uploads and conversations come in; 0 finds a free port (`penstock connector status` shows it)."""
+    """The port for events, uploads and conversations; 0 finds a free one (`penstock connector status` shows it)."""
     events_url: str | None = None
-    """``https://host`` under which sources reach that from outside. Without it they are polled."""
+    """``https://host`` under which sources reach that port from outside. Without it they are polled."""
 
 
 class CanarySettings(Part):
@@ -299,7 +303,7 @@ Days = Annotated[float, Field(ge=0, le=36_500)]
 """0: for ever."""
 TRAIL_KEY_CHARACTERS = 32
 TRAIL_DAYS = 30
-"""The audit trail is kept for so long at least, whoever asks for less (migration 0039)."""
+"""The audit trail is retained for at least so long, whatever the settings say (migration 0039)."""
 DEAD_LETTER_DAYS = 90
 """As long as Kafka keeps dead letters (topics.registry; a test compares them)."""
 
@@ -311,7 +315,7 @@ def _not_fewer(days: float) -> float:
 
 
 class RetentionSettings(Part):
-    """How many days what may be personal data is kept; 0: for ever. docs/retention.md says what each is about."""
+    """How many days possibly personal data is retained; 0: for ever. docs/retention.md explains each setting."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_RETENTION_", frozen=True, extra="forbid")
 
@@ -344,16 +348,16 @@ Trail = Literal["off", "on", "required"]
 
 
 class TrailSettings(Part):
-    """Of the audit trail (docs/trail.md)."""
+    """The keys of the audit trail (docs/trail.md)."""
 
     model_config = SettingsConfigDict(env_prefix="PENSTOCK_TRAIL_", frozen=True, extra="forbid")
 
-    key: Annotated[SecretStr | None, BeforeValidator(lambda given: given or None)] = None
-    """What its records are chained with, at least 32 characters. Without one, whoever may write its tables can make a
-    chain anew."""
+    key: Annotated[SecretStr | None, BeforeValidator(lambda value: value or None)] = None
+    """The key that chains its records, at least 32 characters. Without one, anybody who may write its tables can forge
+    a chain."""
     previous_keys: tuple[SecretStr, ...] = ()
-    """Those that older records were chained with, for `penstock trail verify`: JSON, ``["KEY"]``;
-    ``""`` stands for those that were made without any."""
+    """The keys that chained older records, for `penstock trail verify`: JSON, ``["KEY"]``; ``""`` stands for records
+    that were chained without a key."""
 
     @model_validator(mode="after")
     def _is_long(self) -> Self:
@@ -379,9 +383,9 @@ class Settings(Part):
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     ports: PortSettings = Field(default_factory=PortSettings)
     producers: Producers = "off"
-    """What happens to records that no enrolled producer has signed for its own tenant and source."""
+    """The treatment of records that no enrolled producer has signed for its own tenant and source."""
     trail: Trail = "on"
-    """Who searched, read, was shown, changed or inspected what is recorded (docs/trail.md)."""
+    """The record of who searched, read, was shown, changed or inspected what (docs/trail.md)."""
     trail_keys: TrailSettings = Field(default_factory=TrailSettings)
 
 

@@ -49,7 +49,7 @@ async def gather_or_cancel(*works: Coroutine[Any, Any, T]) -> list[T]:
 
 @asynccontextmanager
 async def time_limit(seconds: float, what: str) -> AsyncIterator[None]:
-    """Raises Retryable when the body takes longer."""
+    """Raises Retryable when the body takes longer than ``seconds``. what: the subject of its message."""
     try:
         async with asyncio.timeout(seconds):
             yield

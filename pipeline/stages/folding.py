@@ -121,9 +121,9 @@ def _revived(identity: Identity, stored: Superseded) -> Arrival:
 
 def withdrawal(before: State, after: State) -> Literal["retired", "revoked"] | None:
     """Whether somebody who could read the document may no longer."""
-    if not before.desired:
+    if not before.searchable:
         return None
-    if not after.desired:
+    if not after.searchable:
         return "retired"
     lost = set(before.acl_tags) - set(after.acl_tags) or set(after.required_tags) - set(before.required_tags)
     return "revoked" if lost else None

@@ -29,7 +29,7 @@ def folded(events: list[Event]) -> tuple[object, ...] | None:
     """As one batch makes of them; across batches it is the scenarios' business."""
     [document] = fold_batch([arrival(event) for event in events], {}).values()
     state = document.state
-    if not state.desired:
+    if not state.searchable:
         return None
     return state.version, state.observed_at, state.content_hash, state.meta_hash, state.acl_tags, state.required_tags
 

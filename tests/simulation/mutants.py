@@ -292,7 +292,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "ANSWERED_SECONDS = 86_400.0",
         (_SAFEGUARDS,),
     ),
-    Mutant("what is wanted of a late bulk is deleted too", _BULKS, "if entry.chunk not in wanted and", "if True and"),
+    Mutant("what is wanted of a late bulk is deleted too", _BULKS, "if entry.chunk not in desired and", "if True and"),
     Mutant(
         "what nobody can judge of a late bulk is deleted",
         _BULKS,
@@ -439,7 +439,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "recover forgets that detect lagged",
         _RECOVER,
-        "min(since, found.get(lane, BEGINNING))",
+        "min(since, observed.get(lane, BEGINNING))",
         "since",
         (
             "tests/contract/pipeline/maintenance/test_recover.py::test_where_detect_lagged_at_the_backup_it_goes_back_further",

@@ -23,14 +23,7 @@ CLEAN: tuple[str, ...] = (
     "connectors/slack",
     "connectors/uploads",
     "deploy",
-    "pipeline/core",
-    "pipeline/diagnosis",
-    "pipeline/generations",
-    "pipeline/kafka",
-    "pipeline/stages",
-    "pipeline/stores",
-    "pipeline/stream",
-    "pipeline/trail.py",
+    "pipeline",
 )
 """Folders and modules that follow the glossary already. When this holds all of PRODUCT, PRODUCT replaces it."""
 

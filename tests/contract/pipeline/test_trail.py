@@ -82,7 +82,7 @@ class Place:
 
 
 async def examined(connection: Connection, **fields: Any) -> Examined:
-    asked: dict[str, Any] = {"days_kept": 0, "since": None, "noted": {}, **fields}
+    asked: dict[str, Any] = {"retention_days": 0, "since": None, "noted": {}, **fields}
     return await table.examine(connection, KEYS, **asked)
 
 
@@ -403,7 +403,7 @@ async def test_a_day_that_was_dropped_before_its_time_is_found(place: Place) -> 
     today = datetime.now(UTC).date()
     async with tampering(place) as connection:
         await connection.execute(f"DROP TABLE trail.records_{today:%Y%m%d}".encode())
-        found = await examined(connection, days_kept=400)
+        found = await examined(connection, retention_days=400)
     assert ("day-removed", today.isoformat()) in {(finding.kind, finding.where) for finding in found.findings}
 
 
@@ -429,12 +429,12 @@ async def test_what_went_by_age_is_not_missed_and_what_did_not_is(place: Place) 
             old = seal(KEYS, record("old", long_ago), uuid4(), 1, "test", b"")
             await table.add(connection, [old])
             await table.add_head(connection, KEYS, long_ago, old)
-            assert (await examined(connection, days_kept=400)).findings == []
+            assert (await examined(connection, retention_days=400)).findings == []
             dropped = await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall()
             assert dropped == [(name,)]
             assert (await (await connection.execute("SELECT trail.expire(400, 500)")).fetchall()) == []
-            assert (await examined(connection, days_kept=400)).findings == [], "retention took it"
-            early = await examined(connection, days_kept=0)
+            assert (await examined(connection, retention_days=400)).findings == [], "retention took it"
+            early = await examined(connection, retention_days=0)
             assert [finding.kind for finding in early.findings] == ["day-removed"]
             today = datetime.now(UTC).date()
             await connection.execute("SELECT trail.expire(0.001, 500)")

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from cli.plan import plan as command
 from pipeline.maintenance import plan as capacity
-from pipeline.maintenance.plan import Prices, Wanted, graph_bytes, plan, row_bytes
+from pipeline.maintenance.plan import Prices, Workload, graph_bytes, plan, row_bytes
 
 GUIDE = Path(__file__).parents[3] / "docs" / "scaling.md"
-BIG = Wanted(2_000_000, changes_per_hour=10_000, queries_per_second=500)
+BIG = Workload(2_000_000, changes_per_hour=10_000, queries_per_second=500)
 
 
 RESULTS = Path(__file__).parents[3] / "bench" / "results"
@@ -48,7 +48,7 @@ def test_ledger_and_keyword_index_are_as_large_as_they_became() -> None:
 
 def test_rates_are_those_that_were_measured() -> None:
     """Texts of a chunk were shorter there: what counts is characters a second."""
-    shorter = SIZED["library"]["text_bytes_per_chunk"] / Wanted(1).chunk_characters
+    shorter = SIZED["library"]["text_bytes_per_chunk"] / Workload(1).chunk_characters
     detect, keywords = (LOAD["chunks"] / LOAD["seconds_to_load"][one] * shorter for one in ("detect", "keywords"))
     assert pytest.approx(detect, rel=0.05) == capacity.DETECT_CHUNKS_PER_SECOND
     assert pytest.approx(keywords, rel=0.05) == capacity.KEYWORDS_CHUNKS_PER_SECOND
@@ -77,21 +77,21 @@ def test_fifty_million_chunks() -> None:
 
 @given(
     st.builds(
-        Wanted,
+        Workload,
         documents=st.integers(1, 10**8),
         chunks_per_document=st.floats(0.1, 1_000),
         changes_per_hour=st.floats(0, 10**6),
         queries_per_second=st.floats(0, 10**4),
     )
 )
-def test_twice_as_much_never_needs_less(wanted: Wanted) -> None:
-    less = plan(wanted)
+def test_twice_as_much_never_needs_less(workload: Workload) -> None:
+    less = plan(workload)
     more = plan(
         replace(
-            wanted,
-            documents=wanted.documents * 2,
-            changes_per_hour=wanted.changes_per_hour * 2,
-            queries_per_second=wanted.queries_per_second * 2,
+            workload,
+            documents=workload.documents * 2,
+            changes_per_hour=workload.changes_per_hour * 2,
+            queries_per_second=workload.queries_per_second * 2,
         )
     )
     for field in less.__slots__:  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def test_cost_is_what_the_prices_make_of_it() -> None:
 
 
 @pytest.mark.parametrize("wrong", [replace(BIG, dimensions=4_001), replace(BIG, documents=0)])
-def test_what_cannot_be_is_refused(wrong: Wanted) -> None:
+def test_what_cannot_be_is_refused(wrong: Workload) -> None:
     with pytest.raises(ValueError, match=r"dimensions|more than nothing"):
         plan(wrong)
 

@@ -64,7 +64,7 @@ async def test_a_tenth_lost_from_each_store_is_named_and_restored_without_embedd
     lost = {(n, "vectors", "missing") for n in vectors_lost} | {(n, "keywords", "missing") for n in keywords_lost}
     assert found == lost
     mended = await audited.mend(run)
-    assert (mended.asked, mended.unsettled) == (7, 0)
+    assert (mended.requested, mended.unsettled) == (7, 0)
     assert set(audited.waking.hinted) == {id_of(n) for n in vectors_lost | keywords_lost}
     assert await audited.found(run, left=True) == set()
     assert len(audited.embedder.texts) - before <= len(vectors_lost), "keyword entries come from stored bodies"
@@ -399,7 +399,7 @@ async def test_without_workers_the_repair_is_written_down_and_done_later(audited
     run, _ = await audited.audit()
     audited.waking.asleep = True
     mended = await audited.mend(run, wait_seconds=0.5)
-    assert (mended.asked, mended.unsettled, mended.idle) == (1, 1, True)
+    assert (mended.requested, mended.unsettled, mended.idle) == (1, 1, True)
     assert await audited.found(run, left=True) == {("a", "vectors", "missing")}
     await audited.library.converge(id_of("a"))
     assert (await audited.audit())[1] == set()

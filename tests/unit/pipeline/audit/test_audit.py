@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cli.moment import past_moment
 from pipeline.audit.background import rest_seconds
-from pipeline.audit.compare import KINDS, MEANING, Difference, Entry, Print, Row, State, Wanted, compare, describe
+from pipeline.audit.compare import KINDS, MEANING, Desired, Difference, Entry, Print, Row, State, compare, describe
 from pipeline.audit.mend import without_embedding
 from pipeline.core.identity import chunk_ids, content_hash, document_id
 from pipeline.core.model import Manifest
@@ -59,7 +59,7 @@ def work(**changes: Any) -> Work:
     )
 
 
-def wanted(w: Work | None = None, body: str | None = BODY, **states: State) -> Wanted:
+def wanted(w: Work | None = None, body: str | None = BODY, **states: State) -> Desired:
     return describe(
         w or work(), 5, states or {"vectors": SETTLED, "keywords": SETTLED}, body, {"k": 1}, alive=True, building=False
     )  # type: ignore[arg-type]  # keyword names are stores
@@ -131,7 +131,7 @@ def test_refused_chunks_are_not_missing() -> None:
 
 
 def test_the_rest_of_a_withdrawn_document_is_unknown_and_not_an_orphan() -> None:
-    nobody = wanted(work(acl_tags=(), wanted=False))
+    nobody = wanted(work(acl_tags=(), searchable=False))
     found = compare(nobody, rows()[:1], held()[:2])
     assert [(d.store, d.kind, len(d.chunks)) for d in found] == [
         ("vectors", "unknown_document", 1),

@@ -35,7 +35,7 @@ def test_a_new_document_is_created() -> None:
     step = fold(State(), upsert(1, 1))
     assert step.outcome == "created"
     assert step.changes == {"content", "metadata", "access"}
-    assert step.state.desired
+    assert step.state.searchable
 
 
 def test_a_late_older_version_loses_even_after_an_unchanged_newer_one() -> None:
@@ -119,7 +119,7 @@ def test_empty_tags_mean_nobody_at_once() -> None:
     step = fold(run(upsert(1, 1)), Access(at(2), (), ()))
     assert step.changes == {"access"}
     assert step.state.alive
-    assert not step.state.desired
+    assert not step.state.searchable
 
 
 def test_a_stale_upsert_still_brings_newer_access() -> None:

@@ -426,7 +426,7 @@ async def test_what_arrived_beside_a_failure_is_not_bought_twice(fake: FakeOpenA
 
 
 async def test_what_is_kept_of_failures_is_bounded(fake: FakeOpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.embedding.openai.KEPT_VECTORS", 20)
+    monkeypatch.setattr("pipeline.embedding.openai.MAX_CACHED_VECTORS", 20)
     fake.faults = Faults(errors=1)
     async with connected(fake, batch_inputs=16, patience=0) as embedder:
         with pytest.raises(Retryable):

@@ -182,11 +182,11 @@ def test_small_requests_do_not_wait_for_what_large_ones_cost() -> None:
 def test_a_wait_told_in_less_than_a_second_is_about_what_one_request_costs() -> None:
     rate = Rate()
     rate.wakes(0.0)
-    rate.refused(0.1, 0.15, told=0.05)
+    rate.refused(0.1, 0.15, retry_after=0.05)
     rate.start(0.15, 1_000)
     assert rate.next(0.15) - 0.15 == pytest.approx(0.05)
     of_whole_seconds = Rate()
     of_whole_seconds.wakes(0.0)
-    of_whole_seconds.refused(0.1, 1.1, told=1.0)
+    of_whole_seconds.refused(0.1, 1.1, retry_after=1.0)
     of_whole_seconds.start(1.1, 1_000)
     assert of_whole_seconds.next(1.1) == 1.1

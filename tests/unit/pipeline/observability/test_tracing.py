@@ -124,7 +124,7 @@ def test_off_is_off_the_sdk_is_not_even_imported(imports: str, environment: dict
     ],
 )
 def test_it_is_on_where_the_standard_variables_name_a_collector(environment: dict[str, str], *, wanted: bool) -> None:
-    assert tracing.is_wanted(environment) is wanted
+    assert tracing.is_enabled(environment) is wanted
 
 
 @pytest.mark.parametrize(
