@@ -88,6 +88,14 @@ _SOURCE: LiteralString = "tenant = %(tenant)s AND source = %(source)s"
 _OF_SOURCE: LiteralString = f"WHERE {_SOURCE}"
 _CALLS: LiteralString = "tenant = %(tenant)s AND caller IN ('token:' || %(person)s, 'development:' || %(person)s)"
 _TAGGED: LiteralString = "tenant = %(tenant)s AND (acl_tags || required_tags) @> ARRAY['user:' || %(person)s::text]"
+_HELD: LiteralString = (
+    "tenant = %(tenant)s AND (members @> ARRAY[%(person)s::text] OR of @> ARRAY['user:' || %(person)s::text])"
+)
+"""A source may list a person among a group's members, or by their own tag among the tags whose holders hold it."""
+_ASKED_AS: LiteralString = (
+    "tenant = %(tenant)s AND (principals @> ARRAY[%(person)s::text] OR EXISTS (SELECT FROM unnest(tags) tag"
+    " WHERE tag = 'user:' || %(person)s OR right(tag, length(%(person)s) + 6) = '/user:' || %(person)s))"
+)
 _OF_TENANT: LiteralString = "WHERE tenant = %(tenant)s"
 _NAMED: LiteralString = f"WHERE {_SOURCE} AND external_id = ANY(%(names)s)"
 ERASED: LiteralString = (
@@ -269,10 +277,10 @@ PLACES: tuple[Place, ...] = (
         erase={
             "source": f"DELETE FROM connector_groups {_OF_SOURCE}",
             "tenant": f"DELETE FROM connector_groups {_OF_TENANT}",
-            "person": "UPDATE connector_groups SET members = array_remove(members, %(person)s)"
-            " WHERE tenant = %(tenant)s AND members @> ARRAY[%(person)s::text]",
+            "person": "UPDATE connector_groups SET members = array_remove(members, %(person)s),"
+            f" of = array_remove(of, 'user:' || %(person)s) WHERE {_HELD}",
         },
-        of_person="tenant = %(tenant)s AND members @> ARRAY[%(person)s::text]",
+        of_person=_HELD,
     ),
     Place(
         "connector_principals",
@@ -402,9 +410,9 @@ PLACES: tuple[Place, ...] = (
             "source": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND id IN"
             " (SELECT query_id FROM eval_judgements WHERE source = %(source)s)",
             "tenant": f"DELETE FROM eval_queries {_OF_TENANT}",
-            "person": "DELETE FROM eval_queries WHERE tenant = %(tenant)s AND principals @> ARRAY[%(person)s::text]",
+            "person": f"DELETE FROM eval_queries WHERE {_ASKED_AS}",
         },
-        of_person="tenant = %(tenant)s AND principals @> ARRAY[%(person)s::text]",
+        of_person=_ASKED_AS,
         age=Age("golden_days", _by_owner("eval_queries")),
     ),
     Place("eval_judgements", personal="external_id anchor", free="query_id source gain"),

@@ -116,14 +116,21 @@ async def plant(space: Space) -> DocumentUpserted:
             NAME,
             f"about {NAME}",
         )
-    for principals, judged in (([], jane.external_id), ([PERSON], "rules.md")):
+    own = f"user:{PERSON}"
+    for principals, tags, judged in (
+        ([], [], jane.external_id),
+        ([PERSON], [], "rules.md"),
+        ([], [own], "rules.md"),
+        ([], [f"hr/{own}"], "rules.md"),
+    ):
         query = uuid4()
         await space.execute(
             "INSERT INTO eval_queries (id, tenant, text, principals, tags, reference)"
-            " VALUES (%s, 'acme', %s, %s, '{}', %s)",
+            " VALUES (%s, 'acme', %s, %s, %s, %s)",
             query,
-            f"Who is {NAME}? {len(principals)}",
+            f"Who is {NAME}? {principals} {tags}",
             principals,
+            tags,
             NAME,
         )
         await space.execute("INSERT INTO eval_judgements VALUES (%s, 'hr', %s, '', 1)", query, judged)
@@ -142,6 +149,7 @@ async def plant(space: Space) -> DocumentUpserted:
         [f"user:{PERSON}"],
     )
     await space.execute("INSERT INTO connector_groups VALUES ('acme', 'hr', 'staff', %s, '{}', now())", [PERSON])
+    await space.execute("INSERT INTO connector_groups VALUES ('acme', 'hr', 'owners', '{}', %s, now())", [own])
     await space.execute("INSERT INTO connector_principals VALUES ('acme', 'hr', %s, 'x', now())", PERSON)
     await space.execute(
         "INSERT INTO connector_asks (tenant, source, action, argument) VALUES ('acme', 'hr', 'document', %s)",
