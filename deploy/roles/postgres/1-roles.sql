@@ -28,23 +28,24 @@ END $$;
 -- pgvector is not a trusted extension: an owner of a database may not make it.
 CREATE EXTENSION IF NOT EXISTS vector;
 
--- Postgres lets every login take advisory locks, by which our processes wait for each other, and make large objects.
--- Readers by SQL (docs/readers.md) write nothing and hold nobody up. Only a superuser may say so: without one, give
--- readers a replica.
+-- Postgres lets every login take advisory locks, by which our processes wait for each other, make large objects, and
+-- write messages of any size into the log from which replicas follow and backups are restored. Readers by SQL
+-- (docs/readers.md) write nothing and hold nobody up. Only a superuser may say so: without one, give readers a replica.
 DO $$
 DECLARE
     given regprocedure;
 BEGIN
     IF NOT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) THEN
-        RAISE NOTICE 'not a superuser: readers by SQL can still take advisory locks and make large objects';
+        RAISE NOTICE 'not a superuser: readers by SQL can still take advisory locks, make large objects and write WAL';
         RETURN;
     END IF;
     FOR given IN
         SELECT oid FROM pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace
-        AND (proname ~ '^pg_(try_)?advisory_(xact_)?lock' OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea'))
+        AND (proname ~ '^pg_(try_)?advisory_(xact_)?lock'
+            OR proname IN ('lo_creat', 'lo_create', 'lo_from_bytea', 'pg_logical_emit_message'))
     LOOP
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %s FROM PUBLIC', given);
-        CONTINUE WHEN given::text LIKE 'lo\_%';
+        CONTINUE WHEN given::text !~ '^pg_(try_)?advisory';
         EXECUTE format(
             'GRANT EXECUTE ON FUNCTION %s TO penstock_owner, penstock_worker, penstock_connectors, penstock_query,'
             ' penstock_operator', given

@@ -553,6 +553,8 @@ async def test_a_reader_by_sql_stops_no_revocation_and_writes_nothing(place: Pla
                     f"SELECT pg_try_advisory_xact_lock({GENERATIONS_LOCK})",
                     "SELECT lo_from_bytea(0, 'x')",
                     "SELECT lo_create(0)",
+                    "SELECT pg_logical_emit_message(false, 'x', 'x')",
+                    "SELECT pg_logical_emit_message(true, 'x', 'x'::bytea)",
                 ):
                     with pytest.raises(psycopg.errors.InsufficientPrivilege):
                         await connection.execute(forbidden.encode())
